@@ -1,0 +1,155 @@
+"""Durable files: whole or not there, also after a kill, a full disk or a power cut.
+
+Temp file beside the target, fsync, rename, fsync of the folder. On shared file systems too: no
+locks, no modification times, and what must be unique is made by `link` or `mkdir`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tasuki.errors import NewerFormat, StoreError
+from tasuki.units import format_bytes
+
+FORMAT = 1
+"""Of every JSON file tasuki writes. A reader refuses a larger one by name."""
+
+FOLDER_MODE = 0o700
+FILE_MODE = 0o600
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+
+
+def make_folder(path: Path) -> Path:
+    """Make a folder and its parents, private to the user whatever the umask."""
+    with translated(path):
+        for folder in reversed([path, *path.parents]):
+            if not folder.is_dir():
+                with contextlib.suppress(FileExistsError):
+                    folder.mkdir(mode=FOLDER_MODE)
+    return path
+
+
+def fsync_folder(path: Path) -> None:
+    """Make the names in a folder durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_all(fd: int, data: bytes | memoryview) -> None:
+    """Write every byte: a single `write` may be short."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Replace a file by new content, durably."""
+    with translated(path, need=len(data)):
+        temp = _write_temp(path, data)
+        try:
+            temp.replace(path)
+        except BaseException:
+            temp.unlink(missing_ok=True)
+            raise
+        fsync_folder(path.parent)
+
+
+def write_json(path: Path, value: object) -> None:
+    """Replace a JSON file, durably."""
+    write_bytes(path, to_json(value))
+
+
+def create_exclusive(path: Path, data: bytes) -> bool:
+    """Create a file with its whole content, unless it exists. Exactly one of several callers wins."""
+    with translated(path, need=len(data)):
+        temp = _write_temp(path, data)
+        try:
+            os.link(temp, path)
+        except FileExistsError:
+            return False
+        finally:
+            temp.unlink(missing_ok=True)
+        fsync_folder(path.parent)
+        return True
+
+
+def to_json(value: object) -> bytes:
+    """One line of JSON. NaN and inf are refused: other readers of these files choke on them."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read one of our own JSON files; a newer format is refused by name."""
+    with translated(path):
+        raw = path.read_bytes()
+    try:
+        value = json.loads(raw)
+    except ValueError as error:
+        raise StoreError(f"{path} is damaged: {error}", hint="restore it from a copy") from error
+    if not isinstance(value, dict):
+        raise StoreError(f"{path} is damaged: it holds no JSON object")
+    if isinstance(found := value.get("format", FORMAT), int) and found > FORMAT:
+        raise NewerFormat(
+            f"{path} has format {found}; this tasuki reads up to {FORMAT}",
+            hint="use the tasuki that wrote it, or a newer one",
+        )
+    return value
+
+
+def read_json_or_none(path: Path) -> dict[str, Any] | None:
+    """As `read_json`, but a file that is not there is no error."""
+    return read_json(path) if path.exists() else None
+
+
+@contextlib.contextmanager
+def translated(path: Path, *, need: int | None = None) -> Iterator[None]:
+    """Turn an OSError into a StoreError that names errno, path, need and free space."""
+    try:
+        yield
+    except OSError as error:
+        raise _explain(error, path, need) from error
+
+
+def _explain(error: OSError, path: Path, need: int | None) -> StoreError:
+    name = errno.errorcode.get(error.errno or 0, "?")
+    words = f"{path}: {error.strerror or error} ({name})"
+    if error.errno in _FULL:
+        free = free_bytes(path)
+        wants = f"needs {format_bytes(need)}, " if need is not None else ""
+        return StoreError(
+            f"{words}: {wants}{format_bytes(free)} free",
+            hint="make room, or put `runs` on another disk; nothing that was committed is lost",
+        )
+    return StoreError(words)
+
+
+def free_bytes(path: Path) -> int:
+    """Free space for this user on the disk that holds, or would hold, `path`."""
+    folder = next((p for p in [path, *path.parents] if p.is_dir()), Path("/"))
+    return shutil.disk_usage(folder).free
+
+
+def _write_temp(path: Path, data: bytes) -> Path:
+    temp = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
+    try:
+        try:
+            write_all(fd, data)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    except BaseException:
+        temp.unlink(missing_ok=True)
+        raise
+    return temp

@@ -1,0 +1,126 @@
+"""The run folder: names of everything that belongs to one experiment's execution."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from tasuki.errors import UsageError
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", re.ASCII)
+
+
+def check_name(name: str, *, what: str) -> str:
+    """Names become folders, job names and arguments: letters, digits, `_`, `-` and `.` only."""
+    if not _NAME.fullmatch(name) or name.endswith(".tmp"):
+        raise UsageError(
+            f"{what} `{name[:100]}` cannot be a name",
+            hint="use letters, digits, `_`, `-` and `.`, at most 100, and begin with a letter or digit",
+        )
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """`runs/<experiment>`."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def spec(self) -> Path:
+        """The resolved experiment, frozen at the first start."""
+        return self.path / "spec.json"
+
+    @property
+    def frozen(self) -> Path:
+        """What exactness hangs on: threads, versions, device, ranks; written by the first attempt."""
+        return self.path / "frozen.json"
+
+    @property
+    def code(self) -> Path:
+        return self.path / "code"
+
+    @property
+    def claims(self) -> Path:
+        return self.path / "claims"
+
+    @property
+    def control(self) -> Path:
+        """What people and `relay` said about the run, numbered: cancel, hold, fail, lift."""
+        return self.path / "control"
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def stages(self) -> Path:
+        return self.path / "stages"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def training_state(self) -> Path:
+        return self.path / "training_state.json"
+
+    @property
+    def metrics_history(self) -> Path:
+        return self.path / "metrics_history.jsonl"
+
+    @property
+    def final_metrics(self) -> Path:
+        return self.path / "final_metrics.json"
+
+    @property
+    def final_results(self) -> Path:
+        return self.path / "final_results.json"
+
+    @property
+    def marker(self) -> Path:
+        """Exists when all the work is done, and only then."""
+        return self.path / "training_complete.marker"
+
+    def stage(self, name: str) -> StageFolder:
+        return StageFolder(self.stages / name)
+
+    def is_complete(self) -> bool:
+        return self.marker.exists()
+
+
+@dataclass(frozen=True, slots=True)
+class StageFolder:
+    """`runs/<experiment>/stages/<stage>`."""
+
+    path: Path
+
+    @property
+    def weights(self) -> Path:
+        return self.path / "weights.safetensors"
+
+    @property
+    def metrics(self) -> Path:
+        """Written last when the stage's training is done: it holds the weights' sha256."""
+        return self.path / "metrics.json"
+
+    @property
+    def evaluation(self) -> Path:
+        return self.path / "evaluation.json"
+
+    def best(self, checkpoint: str) -> Path:
+        """The best weights so far, named for the moment they were taken."""
+        return self.path / f"best-{checkpoint}.safetensors"
