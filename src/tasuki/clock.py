@@ -14,7 +14,7 @@ class Clock(Protocol):
         ...
 
     def monotonic(self) -> float:
-        """Seconds that never jump: for deadlines and durations. The same for all processes of a host."""
+        """Seconds that never jump: for deadlines and durations. One clock per host."""
         ...
 
     def sleep(self, seconds: float) -> None:

@@ -78,7 +78,8 @@ def parse_bytes(text: object) -> int:
         )
     number, prefix, suffix = match.groups()
     power = " kmgtp".index(prefix.lower() or " ")
-    return round(float(number) * (1000 if suffix.lower() == "b" else 1024) ** power)
+    base = 1000 if suffix.lower() == "b" else 1024
+    return round(float(number) * float(base**power))
 
 
 def format_bytes(count: float) -> str:

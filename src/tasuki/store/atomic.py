@@ -71,7 +71,7 @@ def write_json(path: Path, value: object) -> None:
 
 
 def create_exclusive(path: Path, data: bytes) -> bool:
-    """Create a file with its whole content, unless it exists. Exactly one of several callers wins."""
+    """Create a file with its whole content, unless it exists: one caller wins."""
     with translated(path, need=len(data)):
         temp = _write_temp(path, data)
         try:

@@ -2,23 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
-
-from tasuki.errors import UsageError
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", re.ASCII)
-
-
-def check_name(name: str, *, what: str) -> str:
-    """Names become folders, job names and arguments: letters, digits, `_`, `-` and `.` only."""
-    if not _NAME.fullmatch(name) or name.endswith(".tmp"):
-        raise UsageError(
-            f"{what} `{name[:100]}` cannot be a name",
-            hint="use letters, digits, `_`, `-` and `.`, at most 100, and begin with a letter or digit",
-        )
-    return name
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +23,7 @@ class RunFolder:
 
     @property
     def frozen(self) -> Path:
-        """What exactness hangs on: threads, versions, device, ranks; written by the first attempt."""
+        """What exactness hangs on: threads, versions, ranks; written by the first attempt."""
         return self.path / "frozen.json"
 
     @property
