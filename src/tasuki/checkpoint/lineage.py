@@ -1,0 +1,110 @@
+"""Which checkpoint is the latest? By lineage: from the highest claim to its parent, and so on.
+
+Never by number or time: an attempt that was thought dead may commit a higher step after its
+successor took over. Such a commit is not on the way from the highest claim down, so it is not seen.
+Called by whoever resumes, and by retention. Needs no torch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from tasuki.checkpoint.commit import Checkpoint
+from tasuki.checkpoint.manifest import ParsedName, parse_name
+from tasuki.checkpoint.verify import read_manifest, verify
+from tasuki.errors import CheckpointError, DamagedCheckpoint, StoreError
+from tasuki.store.atomic import translated
+from tasuki.store.claims import highest_claim, parent_of
+from tasuki.store.runs import RunFolder
+
+OnDamaged = Callable[[str, DamagedCheckpoint], None]
+
+
+def list_checkpoints(run: RunFolder) -> list[ParsedName]:
+    """All that are committed, in the lineage or not. Drafts and trash have other names."""
+    with translated(run.checkpoints):
+        try:
+            names = os.listdir(run.checkpoints)
+        except FileNotFoundError:
+            return []
+    return [parsed for name in names if (parsed := parse_name(name)) is not None]
+
+
+def lineage(run: RunFolder) -> list[str]:
+    """Names from newest to oldest, as the highest claim sees them."""
+    # Parents before checkpoints: a commit between the two reads is then seen or stale, never lost.
+    ancestry = _ancestry(run)
+    committed = list_checkpoints(run)
+    names: list[str] = []
+    for claim, newest in ancestry:
+        own = [
+            parsed
+            for parsed in committed
+            if parsed.claim == claim and (newest is None or parsed.order <= newest.order)
+        ]
+        names += [str(parsed) for parsed in sorted(own, key=lambda p: p.order, reverse=True)]
+    return names
+
+
+def find_latest(
+    run: RunFolder, on_damaged: OnDamaged, *, stage: str | None = None
+) -> Checkpoint | None:
+    """The newest checkpoint that verifies (of one stage, if given).
+
+    Each damaged one that is passed over is reported. None means that nothing was ever committed;
+    if something was and nothing verifies, that is an error: such a run must not start fresh.
+    """
+    num_damaged = 0
+    for name in lineage(run):
+        path = run.checkpoints / name
+        try:
+            if stage is not None and read_manifest(path).position.stage != stage:
+                continue
+            return Checkpoint(path, verify(path))
+        except DamagedCheckpoint as error:
+            num_damaged += 1
+            on_damaged(name, error)
+    if num_damaged:
+        raise _nothing_verifies(run, f"all {num_damaged} checkpoints there are damaged")
+    if stage is None and (parent := _recorded_parent(run)) is not None:
+        raise _nothing_verifies(run, f"it went on from {parent}, which is gone")
+    return None
+
+
+def _nothing_verifies(run: RunFolder, words: str) -> CheckpointError:
+    return CheckpointError(
+        f"nothing verifies any more in {run.checkpoints}: {words}",
+        hint="restore a checkpoint from a copy; to start from nothing, remove the run's folder",
+    )
+
+
+def _ancestry(run: RunFolder) -> list[tuple[int, ParsedName | None]]:
+    """The claims on the way down, each with the newest of its checkpoints that counts."""
+    steps: list[tuple[int, ParsedName | None]] = []
+    claim, newest = highest_claim(run), None
+    while claim > 0:
+        steps.append((claim, newest))
+        is_recorded, parent = parent_of(run, claim)
+        if not is_recorded:
+            claim, newest = claim - 1, None
+        elif parent is None:
+            break
+        else:
+            newest = _parse_parent(run, claim, parent)
+            claim = newest.claim
+    return steps
+
+
+def _recorded_parent(run: RunFolder) -> str | None:
+    return next((str(newest) for _, newest in _ancestry(run) if newest is not None), None)
+
+
+def _parse_parent(run: RunFolder, claim: int, parent: str) -> ParsedName:
+    parsed = parse_name(parent)
+    if parsed is None or parsed.claim >= claim:
+        raise StoreError(
+            f"claim {claim} of {run.path} names an impossible parent: {parent[:80]!r}",
+            hint=f"restore claims/{claim}/parent.json from a copy",
+        )
+    return parsed

@@ -1,0 +1,98 @@
+"""A part: one rank's share of a checkpoint, as a JSON tree and a safetensors file.
+
+Called by every rank with a draft folder, and again on restore. Files are written once and durably;
+the records that come back go into the manifest, without which none of them counts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load as load_safetensors
+from safetensors.torch import save as save_safetensors
+from torch import Tensor
+
+from tasuki.checkpoint.codec import Encoded, decode, encode
+from tasuki.checkpoint.manifest import part_files
+from tasuki.checkpoint.records import CHUNK_BYTES, FileRecord, damage, read_file, write_file
+from tasuki.errors import StateNotStorable
+from tasuki.store.atomic import FORMAT
+
+__all__ = ["CHUNK_BYTES", "FileRecord", "read_part", "write_encoded", "write_part"]
+
+
+def write_part(folder: Path, part: int, state: object) -> list[FileRecord]:
+    """Write one rank's state into a draft. Nothing stays behind if it fails."""
+    return write_encoded(folder, part, encode(state))
+
+
+def write_encoded(folder: Path, part: int, encoded: Encoded) -> list[FileRecord]:
+    """As `write_part`, of a snapshot that was taken before."""
+    tree_name, tensors_name = part_files(part)
+    tree = _to_json({"format": FORMAT, "part": part, "state": encoded.tree})
+    written = [write_file(folder / tree_name, tree)]
+    try:
+        written.append(write_file(folder / tensors_name, save_safetensors(encoded.tensors)))
+    except BaseException:
+        (folder / tree_name).unlink(missing_ok=True)
+        raise
+    return written
+
+
+def read_part(folder: Path, part: int, *, records: Iterable[FileRecord] = ()) -> object:
+    """One rank's state, in memory of its own.
+
+    With the manifest's `files` as `records` every byte is checked on the way: what another host
+    verified, this one may still read wrongly.
+    """
+    known = {record.name: record for record in records}
+    tree_name, tensors_name = part_files(part)
+    tree = _read_tree(folder / tree_name, part, known.get(tree_name))
+    return decode(tree, _read_tensors(folder / tensors_name, known.get(tensors_name)))
+
+
+def _to_json(value: object) -> bytes:
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except RecursionError as error:
+        raise StateNotStorable("the state is nested too deeply", hint="flatten it") from error
+    return text.encode() + b"\n"
+
+
+def _read_tree(path: Path, part: int, record: FileRecord | None) -> Any:
+    raw = read_file(path, record=record)
+    try:
+        value = json.loads(raw, parse_constant=_refuse_constant, object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise damage(path, f"is no tree of a state: {error}") from error
+    if not isinstance(value, dict) or set(value) != {"format", "part", "state"}:
+        raise damage(path, "is no tree of a state")
+    if value["format"] != FORMAT:
+        raise damage(path, f"has format {str(value['format'])[:40]}; known is {FORMAT}")
+    if value["part"] != part:
+        raise damage(path, f"is part {str(value['part'])[:40]}, not part {part}")
+    return value["state"]
+
+
+def _read_tensors(path: Path, record: FileRecord | None) -> dict[str, Tensor]:
+    raw = read_file(path, record=record)
+    try:
+        tensors: dict[str, Tensor] = load_safetensors(raw)
+    except (SafetensorError, KeyError, ValueError, AssertionError) as error:
+        raise damage(path, f"is no safetensors file of ours: {error}") from error
+    return tensors
+
+
+def _refuse_constant(text: str) -> object:
+    raise ValueError(f"{text} is not written by tasuki")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        raise ValueError("an object has the same key twice")
+    return value

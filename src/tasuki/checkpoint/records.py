@@ -1,0 +1,162 @@
+"""Files that are written once, with a checksum per chunk, and checked whenever they are read.
+
+A record stands in the manifest; damage is found before a byte is used, and its place is named.
+A chunk at a time, so that checking a file of many gigabytes needs 16 MiB. Called by `parts`,
+`commit` and `verify`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tasuki.errors import DamagedCheckpoint
+from tasuki.store.atomic import FILE_MODE, translated, write_all
+
+CHUNK_BYTES = 16 * 2**20
+_HINT = "use an older checkpoint; this one cannot be trusted"
+# These say that a file is not there as it was written. Any other error (EIO, ESTALE, EACCES) may
+# pass: to call it damage would let a run fall back behind a good checkpoint.
+_NOT_THERE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileRecord:
+    """What a file was when it was written."""
+
+    name: str
+    size: int
+    chunk_bytes: int = CHUNK_BYTES
+    crc32: tuple[int, ...]
+    """Of each chunk; the last one may be shorter."""
+
+    def __post_init__(self) -> None:
+        if self.size < 0 or self.chunk_bytes < 1:
+            raise DamagedCheckpoint(f"the record of {self.name!r} has impossible sizes")
+        if len(self.crc32) != -(-self.size // self.chunk_bytes):
+            raise DamagedCheckpoint(f"the record of {self.name!r} lacks checksums")
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "size": self.size,
+            "chunk_bytes": self.chunk_bytes,
+            "crc32": list(self.crc32),
+        }
+
+    @classmethod
+    def from_json(cls, value: object) -> FileRecord:
+        """Read a record; also one that another rank sent."""
+        if not isinstance(value, dict):
+            raise DamagedCheckpoint("a file record is no object")
+        name, sums = value.get("name"), value.get("crc32")
+        sizes = [value.get("size"), value.get("chunk_bytes")]
+        if not isinstance(name, str) or not isinstance(sums, list):
+            raise DamagedCheckpoint("a file record lacks its name or checksums")
+        if not all(type(number) is int for number in [*sizes, *sums]):
+            raise DamagedCheckpoint(f"the record of {name[:80]!r} holds no numbers")
+        return cls(name=name, size=sizes[0], chunk_bytes=sizes[1], crc32=tuple(sums))  # type: ignore[arg-type]
+
+
+def write_file(path: Path, data: bytes) -> FileRecord:
+    """Create a file, durably but for its name (fsync the folder for that). Never overwrites."""
+    view, sums = memoryview(data), []
+    with translated(path, need=len(data)):
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
+        try:
+            try:
+                for start in range(0, len(data), CHUNK_BYTES):
+                    chunk = view[start : start + CHUNK_BYTES]
+                    sums.append(zlib.crc32(chunk))
+                    write_all(fd, chunk)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        except BaseException:
+            # After a failed write or fsync nobody knows what the disk holds: a new try, a new file.
+            with contextlib.suppress(OSError):
+                path.unlink()
+            raise
+    return FileRecord(name=path.name, size=len(data), crc32=tuple(sums))
+
+
+def read_file(path: Path, *, record: FileRecord | None = None, limit: int | None = None) -> bytes:
+    """The whole file, checked against its record if there is one."""
+    with _opened(path) as fd:
+        size = os.fstat(fd).st_size
+        if limit is not None and size > limit:
+            raise damage(path, f"has {size} bytes; at most {limit} are expected")
+        with os.fdopen(fd, "rb", buffering=0, closefd=False) as file:
+            data = file.readall()
+    if record is not None:
+        _compare_sizes(path, len(data), record.size)
+        view = memoryview(data)
+        for number, start in enumerate(range(0, record.size, record.chunk_bytes)):
+            _compare_sums(path, number, view[start : start + record.chunk_bytes], record)
+    return data
+
+
+def check_file(path: Path, record: FileRecord) -> None:
+    """Read the whole file and compare it with its record."""
+    with _opened(path) as fd:
+        _compare_sizes(path, os.fstat(fd).st_size, record.size)
+        for number in range(len(record.crc32)):
+            expected = min(record.chunk_bytes, record.size - number * record.chunk_bytes)
+            _compare_sums(path, number, _read_up_to(fd, expected), record)
+
+
+def check_size(path: Path, record: FileRecord) -> None:
+    """The cheap check: it is there, a plain file, and as long as it was."""
+    with _opened(path) as fd:
+        _compare_sizes(path, os.fstat(fd).st_size, record.size)
+
+
+def damage(path: Path, words: str) -> DamagedCheckpoint:
+    """The error that names what is wrong with which file."""
+    return DamagedCheckpoint(f"{path} {words}", hint=_HINT)
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    """A plain file, never a link, a pipe or a device."""
+    with translated(path):
+        try:
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            fd = os.open(path, flags)
+        except OSError as error:
+            if error.errno in _NOT_THERE:
+                raise damage(path, "is missing or a link") from error
+            raise
+        try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise damage(path, "is not a plain file")
+            yield fd
+        finally:
+            os.close(fd)
+
+
+def _compare_sums(path: Path, number: int, chunk: bytes | memoryview, record: FileRecord) -> None:
+    if zlib.crc32(chunk) != record.crc32[number]:
+        start = number * record.chunk_bytes
+        raise damage(path, f"is damaged between bytes {start} and {start + len(chunk)}")
+
+
+def _read_up_to(fd: int, count: int) -> bytes:
+    """A single `read` may be short, and ends at the end of the file."""
+    pieces = []
+    while count and (piece := os.read(fd, min(count, CHUNK_BYTES))):
+        pieces.append(piece)
+        count -= len(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _compare_sizes(path: Path, found: int, expected: int) -> None:
+    if found != expected:
+        raise damage(path, f"has {found} bytes, but {expected} were written")

@@ -1,0 +1,159 @@
+"""`next_action`: what an attempt does next. `settle`: what becomes of its job.
+
+Called by the supervisor between phases and at a job's end. Never counts attempts itself: what
+happened before is in the RunView.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tasuki.errors import EXIT_DONE, EXIT_FAILED, EXIT_RESUME_ME
+from tasuki.relay.values import (
+    Action,
+    Cause,
+    Ending,
+    Evaluate,
+    Event,
+    Fail,
+    Finish,
+    HandOver,
+    Hold,
+    LaneEnd,
+    Leave,
+    PhaseEnded,
+    Retry,
+    RunView,
+    Settlement,
+    Started,
+    Train,
+    Verdict,
+)
+
+MAX_FAILURES = 3
+"""Attempts in a row without a new checkpoint after which a person must look."""
+
+_STATE_OF_WORD = {"cancel": "cancelled", "hold": "held", "fail": "failed"}
+
+
+def next_action(run: RunView, event: Event) -> Action:
+    """Decide from what is known; the caller acts."""
+    if run.is_complete:
+        return Leave("complete")
+    if run.word in _STATE_OF_WORD:
+        return Leave(_STATE_OF_WORD[run.word])
+    if isinstance(event, Started):
+        return _next_work(run, event.cause)
+    match event.ending:
+        case Ending.SUPERSEDED:
+            return Leave("superseded")
+        case Ending.MISTAKE:
+            return Fail(event.message, event.hint)
+        case Ending.STUCK:
+            return Hold(event.message, event.hint)
+        case Ending.DONE:
+            return _next_work(run, event.cause)
+        case Ending.HANDED_OVER:
+            return _after_handover(run, event)
+        case Ending.FAILED:
+            return _after_failure(run, event)
+
+
+def _next_work(run: RunView, cause: Cause) -> Action:
+    work = _first_work(run)
+    if work is None or cause is Cause.NONE or isinstance(work, Finish):
+        return work or Leave("done")
+    return _hand_over(run, cause)
+
+
+def _first_work(run: RunView) -> Train | Evaluate | Finish | None:
+    for stage in run.stages:
+        if not stage.is_trained:
+            return Train(stage.name)
+        if stage.wants_evaluation and not stage.is_evaluated:
+            return Evaluate(stage.name)
+        if stage.name == run.until and stage is not run.stages[-1]:
+            return None
+    return Finish()
+
+
+def _hand_over(run: RunView, cause: Cause) -> Action:
+    match cause:
+        case Cause.CANCELLED:
+            return Leave("cancelled")
+        case Cause.INTERRUPTED:
+            return HandOver(cause, is_resumed=False)
+        case Cause.PREEMPTED:
+            return HandOver(cause, is_resumed=_may_requeue(run))
+        case _:
+            # A planned handover never counts against the cap; `requeue: false` stops it, saved.
+            return HandOver(cause, is_resumed=run.requeue is not False)
+
+
+def _after_handover(run: RunView, event: PhaseEnded) -> Action:
+    if event.cause is Cause.LIMIT and not event.has_progressed and run.failures + 1 >= MAX_FAILURES:
+        return Hold(
+            f"{run.failures + 1} attempts in a row reached the time limit without a new checkpoint",
+            "ask for a longer `cluster.time_limit`: start-up, one step and one save must fit",
+        )
+    return _hand_over(run, event.cause)
+
+
+def _may_requeue(run: RunView) -> bool:
+    if isinstance(run.requeue, bool):
+        return run.requeue
+    return run.preemptions < run.requeue
+
+
+def _after_failure(run: RunView, event: PhaseEnded) -> Action:
+    if event.cause is not Cause.NONE and not event.has_stepped:
+        return _hand_over(run, event.cause)  # ended by the scheduler before it could do anything
+    failures = 0 if event.has_progressed else run.failures + 1
+    if failures >= MAX_FAILURES:
+        return Hold(
+            f"{failures} attempts in a row failed without a new checkpoint; the last one: "
+            f"{event.message or 'no word'}",
+            event.hint or "read `tasuki logs`, mend the cause, then `tasuki resume`",
+        )
+    if event.cause is not Cause.NONE:
+        return _hand_over(run, event.cause)
+    return Retry(event.message)
+
+
+def counts_as_failure(end: PhaseEnded) -> bool:
+    """Does this end of an attempt count towards `RunView.failures`?"""
+    if end.has_progressed:
+        return False
+    if end.ending is Ending.HANDED_OVER:
+        return end.cause is Cause.LIMIT
+    return end.ending is Ending.FAILED and (end.cause is Cause.NONE or end.has_stepped)
+
+
+def settle(lanes: Sequence[LaneEnd]) -> Settlement:
+    """Requeue while the unfinished lanes hold at least half of the GPUs, else a smaller job."""
+    again = [lane for lane in lanes if _comes_back(lane)]
+    if again:
+        held = sum(lane.gpus for lane in again)
+        total = sum(lane.gpus for lane in lanes)
+        verdict = Verdict.REQUEUE if 2 * held >= total else Verdict.SUCCESSOR
+        return Settlement(verdict, EXIT_RESUME_ME)
+    return Settlement(Verdict.END, _exit_code([lane.action for lane in lanes]))
+
+
+def _comes_back(lane: LaneEnd) -> bool:
+    """A planned end is the next job's business; a preempted job comes back, the next one waits."""
+    action = lane.action
+    if not isinstance(action, HandOver) or not action.is_resumed:
+        return False
+    return action.cause is Cause.PREEMPTED or not lane.is_continued
+
+
+def _exit_code(actions: Sequence[Action]) -> int:
+    states = [action.state if isinstance(action, Leave) else "" for action in actions]
+    if any(isinstance(action, Hold | Fail) for action in actions) or {"held", "failed"} & set(
+        states
+    ):
+        return EXIT_FAILED
+    if any(isinstance(action, HandOver) for action in actions) or "cancelled" in states:
+        return EXIT_RESUME_ME
+    return EXIT_DONE

@@ -1,0 +1,163 @@
+"""All ranks stop, or save, at the same step; with no collective while nothing is the matter.
+
+One round: somebody wants something and writes `want/<round>` into the process group's key-value
+store. A thread on each rank sees it, freezes its training loop at the next step boundary and
+acknowledges with the number of steps its loop has started. Rank 0 publishes the largest as
+`at/<round>`. Every loop runs on to exactly that step; a loop stuck in a collective is waited for
+by nobody, because its thread answered for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from enum import StrEnum
+from typing import Protocol
+
+from torch.distributed import DistStoreError, Store
+
+from tasuki.relay.values import Cause
+from tasuki.runtime.watch import Watch
+
+_WAIT = timedelta(seconds=1)
+_ANSWER = timedelta(seconds=60)
+
+
+class Decision(StrEnum):
+    GO = "go"
+    SAVE = "save"
+    STOP = "stop"
+
+
+class Agreement(Protocol):
+    """Asked before each step."""
+
+    def begin_step(self, steps_done: int) -> Decision:
+        """GO: do the next step. SAVE or STOP: do that at this boundary (and ask again)."""
+        ...
+
+    def want_save(self) -> None:
+        """Ask for a save at the next boundary all ranks can share."""
+        ...
+
+
+class SoloAgreement:
+    """One rank agrees with itself."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        self._wants_save = False
+
+    def begin_step(self, steps_done: int) -> Decision:  # noqa: ARG002 (the port has it)
+        if self._watch.notice is not Cause.NONE:
+            return Decision.STOP
+        if self._wants_save:
+            self._wants_save = False
+            return Decision.SAVE
+        return Decision.GO
+
+    def want_save(self) -> None:
+        self._wants_save = True
+
+
+class StoreAgreement:
+    """Several ranks agree through the key-value store."""
+
+    def __init__(
+        self,
+        connect: Callable[[], Store],
+        *,
+        name: str,
+        rank: int,
+        world: int,
+        watch: Watch,
+        steps_done: int,
+    ) -> None:
+        self._store = connect()
+        # A blocking wait keeps a store's connection to itself, so the thread has its own.
+        self._listener = connect()
+        self._name = name
+        self._rank = rank
+        self._world = world
+        self._watch = watch
+        self._started = steps_done
+        self._is_frozen = False
+        self._round = 0
+        self._at = 0
+        self._purpose = Decision.GO
+        self._known = threading.Event()
+        self._handled = threading.Event()
+        watch.on_notice = self._want_stop
+        threading.Thread(target=self._listen, name="tasuki-agreement", daemon=True).start()
+
+    # -- the training loop ------------------------------------------------------------------
+
+    def begin_step(self, steps_done: int) -> Decision:
+        # First say that the step starts, then look: the thread freezes first, then reads. So a
+        # step is either counted by the thread or sees that it is frozen.
+        self._started = steps_done + 1
+        if not self._is_frozen:
+            return Decision.GO
+        self._known.wait()
+        if steps_done < self._at:
+            return Decision.GO
+        self._started = steps_done
+        purpose = self._purpose
+        self._known.clear()
+        self._round += 1
+        self._is_frozen = False
+        self._handled.set()
+        return purpose
+
+    def want_save(self) -> None:
+        self._want(Decision.SAVE)
+
+    def _want_stop(self) -> None:
+        self._want(Decision.STOP)
+
+    def _want(self, purpose: Decision) -> None:
+        with contextlib.suppress(RuntimeError):  # a store whose host is gone: the ranks fall anyway
+            self._store.compare_set(self._key("want"), "", str(purpose))
+
+    # -- the thread -------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        while self._take_round():
+            pass
+
+    def _take_round(self) -> bool:
+        """True to go on with the next round."""
+        if self._watch.notice is not Cause.NONE:
+            self._want(Decision.STOP)
+        try:
+            self._listener.wait([self._key("want")], _WAIT)
+        except DistStoreError:
+            return True
+        except RuntimeError:
+            return False
+        try:
+            self._answer()
+        except RuntimeError:
+            return False
+        self._handled.wait()
+        self._handled.clear()
+        return self._purpose is not Decision.STOP
+
+    def _answer(self) -> None:
+        self._is_frozen = True
+        self._listener.set(self._key(f"ack/{self._rank}"), str(self._started))
+        if self._rank == 0:
+            acks = [self._key(f"ack/{rank}") for rank in range(self._world)]
+            self._listener.wait(acks, _ANSWER)
+            at = max(int(self._listener.get(ack)) for ack in acks)
+            purpose = self._listener.get(self._key("want")).decode()
+            self._listener.set(self._key("at"), f"{at} {purpose}")
+        self._listener.wait([self._key("at")], _ANSWER)
+        at_text, purpose_text = self._listener.get(self._key("at")).decode().split()
+        self._at, self._purpose = int(at_text), Decision(purpose_text)
+        self._known.set()
+
+    def _key(self, what: str) -> str:
+        return f"tasuki/{self._name}/{self._round}/{what}"

@@ -1,0 +1,104 @@
+"""Everything a training step depends on, as one value; and back, exactly.
+
+Shared by all ranks: model, optimizer, schedule, progress. Each rank's own: random states.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from tasuki.checkpoint.codec import first_difference
+from tasuki.errors import CheckpointError
+
+State = dict[str, Any]
+
+
+class Stateful(Protocol):
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any], /) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Tracked:
+    """What is captured and restored."""
+
+    model: nn.Module
+    optimizer: Optimizer
+    schedule: Stateful | None
+    """None: the schedule is a pure function of the step."""
+
+
+def capture(tracked: Tracked) -> State:
+    """The shared state. Tensors are the live ones: write them before the next step."""
+    state: State = {
+        "model": tracked.model.state_dict(),
+        "buffers": _unsaved_buffers(tracked.model),
+        "optimizer": tracked.optimizer.state_dict(),
+    }
+    if tracked.schedule is not None:
+        state["schedule"] = tracked.schedule.state_dict()
+    return state
+
+
+def restore(tracked: Tracked, state: State) -> None:
+    """Put the shared state back, then capture it again and compare: nothing may be cast or lost."""
+    tracked.model.load_state_dict(state["model"], strict=True)
+    buffers = _unsaved_buffers(tracked.model)
+    for name, value in state["buffers"].items():
+        buffers[name].copy_(value)
+    tracked.optimizer.load_state_dict(state["optimizer"])
+    _undo_casts(tracked.optimizer, state["optimizer"])
+    if tracked.schedule is not None:
+        tracked.schedule.load_state_dict(state["schedule"])
+    expected = {key: state[key] for key in capture(tracked)}
+    difference = first_difference(expected, capture(tracked))
+    if difference is not None:
+        raise CheckpointError(
+            f"the state does not come back as it was saved: {difference}",
+            hint="its `load_state_dict` must take what its `state_dict` gave; mend that, then "
+            "`tasuki resume`",
+        )
+
+
+def _undo_casts(optimizer: Optimizer, state: State) -> None:
+    """`Optimizer.load_state_dict` casts state to its parameter's dtype: set it as it was."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    numbers = [n for group in state["param_groups"] for n in group["params"]]
+    for parameter, number in zip(parameters, numbers, strict=True):
+        for key, value in state["state"].get(number, {}).items():
+            held = optimizer.state[parameter][key]
+            if isinstance(value, torch.Tensor) and held.dtype != value.dtype:
+                optimizer.state[parameter][key] = value.to(held.device)
+
+
+def _unsaved_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Buffers that `state_dict` leaves out (persistent=False) but steps may change."""
+    saved = model.state_dict().keys()
+    return {name: buffer for name, buffer in model.named_buffers() if name not in saved}
+
+
+def capture_random() -> State:
+    """This rank's random states, as plain values."""
+    state: State = {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "torch": torch.get_rng_state(),
+    }
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def restore_random(state: State) -> None:
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])
+    torch.set_rng_state(state["torch"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])

@@ -1,0 +1,19 @@
+"""The port: what a supervisor asks its scheduler."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from tasuki.relay.values import Cause
+
+
+class Allocation(Protocol):
+    """One start of a job, as its scheduler sees it."""
+
+    def remaining_s(self) -> float | None:
+        """Seconds until the scheduler ends this start; None: no limit."""
+        ...
+
+    def cause_of_notice(self) -> Cause:
+        """Why a signal came."""
+        ...

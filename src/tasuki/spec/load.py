@@ -1,0 +1,247 @@
+"""Load a spec: the one way from what people wrote to what everybody else works with.
+
+Read → include files → settings → check → expand → merge → resolve. Called by `actions`; the
+environment is an argument. Nothing here knows a cluster, a data set or torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tasuki.errors import SpecError
+from tasuki.spec.check import check_mapping, check_spec, check_stage, nearest
+from tasuki.spec.expand import (
+    Draft,
+    apply_late,
+    draft_experiments,
+    name_stage,
+    pick_weaker_layers,
+    rename,
+)
+from tasuki.spec.layers import expand_path, merge_layers
+from tasuki.spec.positions import Mark, Node
+from tasuki.spec.resolve import Surroundings, resolve_cluster, resolve_stage
+from tasuki.spec.resolved import (
+    NOT_YET,
+    ResolvedCluster,
+    ResolvedExperiment,
+    ResolvedSpec,
+    ResolvedStage,
+    start_of,
+)
+from tasuki.spec.settings import apply_early, read_settings
+from tasuki.spec.source import RunPython, Source, absolute, include_files, read_source
+from tasuki.spec.starts import Names, refuse_circles
+from tasuki.spec.written import Experiment
+
+_HAS_EFFECT: Mapping[str, tuple[object, ...]] = {
+    "precision": ("fp32",),
+    "gradient_checkpointing": (False,),
+    "offload": (False,),
+    "compile": (False,),
+    "on_nan": ("stop",),
+    "buckets": ("exact",),
+    "order": ("shuffle", "smallest_first", "largest_first"),
+    "share": ("private",),
+}
+"""Values of the keys in NOT_YET that already mean what they say."""
+
+
+def load_spec(
+    source: str,
+    *,
+    settings: Sequence[str] = (),
+    config: str | None = None,
+    environ: Mapping[str, str],
+    run_python: RunPython | None = None,
+) -> ResolvedSpec:
+    """Read, check and complete a spec: a YAML file, a folder with one, or `file.py:function`."""
+    read = read_source(source, environ=environ, run_python=run_python)
+    root, late = apply_early(
+        include_files(read, _not_empty(read.root)), read_settings(settings, environ=environ)
+    )
+    root = include_files(read, root)
+    check_spec(root)
+    weaker = pick_weaker_layers(root, config=config)
+    drafts = apply_late(draft_experiments(root, weaker), late)
+    if name := environ.get("TASUKI_NAME"):
+        drafts = rename(drafts, name)
+    cluster = resolve_cluster(root.entries().get("cluster"), environ=environ)
+    work = _Work(weaker=weaker, cluster=cluster, environ=environ)
+    experiments = work.resolve(drafts)
+    return _assemble(read, root, cluster, experiments, work)
+
+
+def _not_empty(root: Node) -> Node:
+    if root.content is None:
+        raise SpecError(
+            f"{root.mark}: the spec is empty", hint="write at least `recipe:` and `experiments:`"
+        )
+    return root
+
+
+@dataclass(slots=True)
+class _Work:
+    """What is needed, and gathered, while experiments are resolved."""
+
+    weaker: Node
+    cluster: ResolvedCluster
+    environ: Mapping[str, str]
+    warnings: dict[str, str] = field(default_factory=dict)
+    """key → warning: each key is mentioned once."""
+    starts: dict[tuple[str, str], Node] = field(default_factory=dict)
+    """(experiment, stage) → its written `init_from`"""
+
+    def resolve(self, drafts: Sequence[Draft]) -> tuple[ResolvedExperiment, ...]:
+        for draft in drafts:
+            where = f"experiment `{draft.name}`"
+            check_mapping(draft.layer, Experiment, where=where)
+            for number, stage in enumerate(draft.stages, start=1):
+                check_stage(stage, where=f"stage {number} of {where}")
+        names = {draft.name: _name_stages(draft) for draft in drafts}
+        experiments = tuple(self._experiment(draft, names) for draft in drafts)
+        refuse_circles(experiments, self.starts)
+        _refuse_without_recipe(experiments, drafts)
+        return experiments
+
+    def _experiment(self, draft: Draft, names: Mapping[str, tuple[str, ...]]) -> ResolvedExperiment:
+        stages = []
+        for index, stage in enumerate(draft.stages):
+            merged = merge_layers(self.weaker, draft.layer, stage)
+            around = Surroundings(
+                names=Names(draft.name, names),
+                index=index,
+                time_limit_s=self.cluster.time_limit_s,
+                environ=self.environ,
+            )
+            name = names[draft.name][index]
+            resolved = resolve_stage(merged, name=name, around=around)
+            stages.append(resolved)
+            self._note(merged, draft.name, resolved, is_own="init_from" in stage.entries())
+        return ResolvedExperiment(name=draft.name, stages=tuple(stages))
+
+    def _note(self, merged: Node, experiment: str, stage: ResolvedStage, *, is_own: bool) -> None:
+        """Remember what the user should hear about this stage."""
+        self.note_without_effect(merged)
+        entries = merged.entries()
+        if not 0.3 <= stage.safety_factor <= 0.7:
+            self.warnings.setdefault(
+                "safety_factor outside",
+                f"{entries['safety_factor'].mark}: `safety_factor: {stage.safety_factor}` lies "
+                "outside 0.3 to 0.7: low wastes memory, high risks running out of it",
+            )
+        start = entries.get("init_from")
+        if start is None or start.content is None:
+            return
+        self.starts[experiment, stage.name] = start
+        if not is_own and start_of(stage.init_from) in ("stage", "experiment", "file"):
+            self._note_shared_start(start, experiment)
+
+    def _note_shared_start(self, start: Node, experiment: str) -> None:
+        self.warnings.setdefault(
+            f"init_from {experiment}",
+            f"{start.mark}: `init_from` holds for every stage of `{experiment}`; to go on from "
+            "stage to stage write it into the first stage only",
+        )
+
+    def note_without_effect(self, node: Node) -> None:
+        """Warn of written keys that do nothing so far."""
+        for key, child in node.entries().items():
+            if key not in NOT_YET or child.content is None:
+                continue
+            plain = child.plain()
+            harmless = (
+                plain != "auto" if key == "micro_batch" else plain in _HAS_EFFECT.get(key, ())
+            )
+            if not harmless:
+                shown = f"`{key}: {plain}`" if isinstance(plain, str | int | float) else f"`{key}`"
+                self.warnings.setdefault(
+                    key, f"{child.mark}: {shown} has no effect yet: {NOT_YET[key]}"
+                )
+
+
+def _name_stages(draft: Draft) -> tuple[str, ...]:
+    names: list[str] = []
+    for number, stage in enumerate(draft.stages, start=1):
+        name = name_stage(stage, where=f"stage {number} of experiment `{draft.name}`")
+        if name in names:
+            raise SpecError(
+                f"{stage.entries()['name'].mark}: two stages of `{draft.name}` are called `{name}`",
+                hint="rename one of them",
+            )
+        names.append(name)
+    return tuple(names)
+
+
+def _refuse_without_recipe(
+    experiments: tuple[ResolvedExperiment, ...], drafts: Sequence[Draft]
+) -> None:
+    stages = [stage for experiment in experiments for stage in experiment.stages]
+    if all(s.expect_wall_s is not None or s.expect_peak_bytes is not None for s in stages):
+        return
+    for experiment, draft in zip(experiments, drafts, strict=True):
+        for stage, node in zip(experiment.stages, draft.stages, strict=True):
+            if stage.recipe is None and stage.command is None:
+                raise SpecError(
+                    f"{node.mark}: stage `{stage.name}` of `{experiment.name}` has neither "
+                    "`recipe` nor `command`",
+                    hint="write `recipe: module.sub:Class` at the top of the spec",
+                )
+
+
+def _only_stages(
+    experiments: tuple[ResolvedExperiment, ...], environ: Mapping[str, str]
+) -> tuple[str, ...]:
+    """TASUKI_STAGE: one name, or several with commas between them."""
+    wanted = environ.get("TASUKI_STAGE", "").replace(",", " ").split()
+    known = {stage.name: None for experiment in experiments for stage in experiment.stages}
+    for name in wanted:
+        if name not in known:
+            near = nearest(name, known)
+            raise SpecError(
+                f"TASUKI_STAGE={name}: there is no such stage",
+                hint=f"did you mean `{near}`?" if near else f"choose one of {', '.join(known)}",
+            )
+    return tuple(wanted)
+
+
+def _assemble(
+    read: Source,
+    root: Node,
+    cluster: ResolvedCluster,
+    experiments: tuple[ResolvedExperiment, ...],
+    work: _Work,
+) -> ResolvedSpec:
+    entries = root.entries()
+    work.note_without_effect(
+        Node({k: v for k, v in entries.items() if k not in ("recipe", "command")}, root.mark)
+    )
+    if (written := entries.get("cluster")) is not None:
+        work.note_without_effect(written)
+    folder = read.absolute.parent
+    given: dict[str, Any] = {
+        key: entries[key].plain()
+        for key in ("cut", "deadline", "on", "sinks", "share")
+        if key in entries and entries[key].content is not None
+    }
+    project = entries.get("project", Node(None, Mark(""))).content
+    return ResolvedSpec(
+        project=str(project or folder.name or "tasuki"),
+        file=str(read.absolute),
+        folder=str(folder),
+        runs=_runs(entries.get("runs"), folder, read.environ),
+        cluster=cluster,
+        experiments=experiments,
+        only_stages=_only_stages(experiments, read.environ),
+        warnings=tuple(dict.fromkeys([*read.warnings, *work.warnings.values()])),
+        **given,
+    )
+
+
+def _runs(node: Node | None, folder: Path, environ: Mapping[str, str]) -> str:
+    if node is None or node.content is None:
+        return str(folder / "runs")
+    return absolute(folder / expand_path(node, str(node.content), environ=environ))

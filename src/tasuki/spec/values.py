@@ -1,0 +1,151 @@
+"""The small values of a spec: `500 steps`, `512..2048`, `30 epochs`, and what a key may hold.
+
+Pure. Written text becomes a value here and nowhere else; `rules.py` says which key holds which.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Literal
+
+import msgspec
+
+from tasuki.errors import UsageError
+from tasuki.units import Duration, format_seconds, parse_bytes
+
+LARGEST_COUNT = 2**53
+"""Counts stay exact in every JSON reader."""
+
+_STEPS_OR_EPOCHS = re.compile(r"(\d{1,15})\s*(steps?|epochs?)", re.ASCII)
+_RANGE = re.compile(r"(\d{1,15})\s*\.\.\s*(\d{1,15})", re.ASCII)
+_EVERY_HINT = "write `auto`, `500 steps`, `1 epoch` or `10m`"
+_SIZE_HINT = "write `512`, `[512, 1024]` or `512..2048`"
+
+
+class Every(msgspec.Struct, frozen=True, kw_only=True):
+    """How often something happens."""
+
+    unit: Literal["auto", "steps", "epochs", "seconds"]
+    count: float
+
+    def label(self) -> str:
+        """As people write it."""
+        if self.unit == "auto":
+            return "auto"
+        if self.unit == "seconds":
+            text = format_seconds(self.count)
+            return text if Duration.parse(text).seconds == self.count else f"{self.count}s"
+        word = self.unit if self.count != 1 else self.unit.removesuffix("s")
+        return f"{self.count:.0f} {word}"
+
+
+class Length(msgspec.Struct, frozen=True, kw_only=True):
+    """How long a stage trains."""
+
+    unit: Literal["epochs", "steps", "samples"]
+    count: int
+
+
+class Sizes(msgspec.Struct, frozen=True, kw_only=True):
+    """Which sample sizes a stage takes: those listed, or those of a range (both ends included)."""
+
+    values: tuple[int, ...] = ()
+    low: int | None = None
+    high: int | None = None
+
+    def contains(self, size: int) -> bool:
+        """Does a sample of this size belong to the stage?"""
+        if self.low is not None and self.high is not None:
+            return self.low <= size <= self.high
+        return size in self.values
+
+    def label(self) -> str:
+        """`512`, `512,1024`, `512..2048`."""
+        if self.low is not None:
+            return f"{self.low}..{self.high}"
+        return ",".join(str(value) for value in self.values)
+
+
+def parse_every(text: object) -> Every:
+    """Read `auto`, `500 steps`, `1 epoch`, `10m`."""
+    if not isinstance(text, str):
+        raise UsageError(f"`{text}` does not say every how many of what", hint=_EVERY_HINT)
+    word = " ".join(text.lower().split())
+    if word == "auto":
+        return Every(unit="auto", count=0.0)
+    if match := _STEPS_OR_EPOCHS.fullmatch(word):
+        if int(match[1]) == 0:
+            raise UsageError(f"`{text}` is not often, but never", hint=_EVERY_HINT)
+        unit: Literal["steps", "epochs"] = "steps" if match[2].startswith("s") else "epochs"
+        return Every(unit=unit, count=float(match[1]))
+    try:
+        seconds = read_positive_duration(text)
+    except UsageError:
+        raise UsageError(
+            f"`{text}` does not say every how many of what", hint=_EVERY_HINT
+        ) from None
+    return Every(unit="seconds", count=seconds)
+
+
+def parse_every_steps_or_epochs(text: object) -> Every:
+    """Read `500 steps`, `1 epoch`: what must not depend on the speed of the machine."""
+    return _in_units(text, units=("steps", "epochs"), hint="write `500 steps` or `1 epoch`")
+
+
+def parse_every_steps(text: object) -> Every:
+    """Read `10 steps`."""
+    return _in_units(text, units=("steps",), hint="write `10 steps`")
+
+
+def _in_units(text: object, *, units: tuple[str, ...], hint: str) -> Every:
+    try:
+        every = parse_every(text)
+    except UsageError as error:
+        raise UsageError(error.message, hint=hint) from None
+    if every.unit not in units:
+        raise UsageError(f"`{text}` is not counted in {' or '.join(units)}", hint=hint)
+    return every
+
+
+def parse_sizes(written: object) -> Sizes:
+    """Read `512`, `[512, 1024]`, `512..2048`."""
+    if isinstance(written, str) and (match := _RANGE.fullmatch(written.strip())):
+        low, high = int(match[1]), int(match[2])
+        if low > high or low == 0:
+            raise UsageError(f"`{written}` is an empty range of sizes", hint=_SIZE_HINT)
+        return Sizes(low=low, high=high)
+    listed: list[object] = written if isinstance(written, list) else [written]
+    sizes = {size for size in listed if isinstance(size, int) and 1 <= size <= LARGEST_COUNT}
+    if not listed or not sizes.issuperset(listed):
+        raise UsageError(f"`{written}` is not a size of samples", hint=_SIZE_HINT)
+    return Sizes(values=tuple(sorted(sizes)))
+
+
+def read_duration(text: object) -> float:
+    """Seconds of `8h`, `12:00:00`."""
+    seconds = Duration.parse(text).seconds
+    if not math.isfinite(seconds):
+        raise UsageError("the duration is too long to count", hint="write for example 8h")
+    return seconds
+
+
+def read_positive_duration(text: object) -> float:
+    """Seconds of `8h`; nothing that is over before it began."""
+    seconds = read_duration(text)
+    if seconds <= 0:
+        raise UsageError(f"`{text}` is no time at all", hint="write for example 8h, 90m or 45s")
+    return seconds
+
+
+def read_bytes(text: object) -> int:
+    """Bytes of `96G`."""
+    try:
+        count = parse_bytes(text)
+    except OverflowError:
+        count = 0
+    if not 1 <= count <= LARGEST_COUNT:
+        raise UsageError(
+            f"`{str(text)[:40]}` cannot be a size of memory", hint="write for example 96G or 2.5GiB"
+        )
+    return count

@@ -1,0 +1,104 @@
+"""What is written down about an attempt: who holds the claim, and how it ended."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tasuki.store.atomic import FORMAT, read_json_or_none, write_json
+from tasuki.store.claims import claim_folder, highest_claim, list_claims
+from tasuki.store.runs import RunFolder
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """The supervisor process that took a claim."""
+
+    claim: int
+    host: str
+    pid: int
+    born: str
+    """The process's start time as the kernel counts it: a pid alone may be another process."""
+    job: str
+    start: int
+    at: float
+
+    def is_alive(self) -> bool | None:
+        """True or False on its own host, None elsewhere."""
+        if self.host != host_id():
+            return None
+        return process_birth(self.pid) == self.born
+
+
+def host_id() -> str:
+    """This host since its last boot."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:8]
+    except OSError:
+        boot = "?"
+    return f"{socket.gethostname()}:{boot}"
+
+
+def process_birth(pid: int) -> str:
+    """When a process was born, in clock ticks since boot; empty when it is gone or a zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    fields = stat.rpartition(")")[2].split()
+    return "" if fields[0] in ("Z", "X") else fields[19]
+
+
+def write_holder(run: RunFolder, claim: int, *, job: str, start: int, at: float) -> None:
+    write_json(
+        claim_folder(run, claim) / "holder.json",
+        {
+            "format": FORMAT,
+            "host": host_id(),
+            "pid": os.getpid(),
+            "born": process_birth(os.getpid()),
+            "job": job,
+            "start": start,
+            "at": at,
+        },
+    )
+
+
+def read_holder(run: RunFolder, claim: int) -> Holder | None:
+    value = read_json_or_none(claim_folder(run, claim) / "holder.json")
+    if value is None:
+        return None
+    return Holder(
+        claim=claim,
+        host=str(value.get("host")),
+        pid=int(value.get("pid", 0)),
+        born=str(value.get("born")),
+        job=str(value.get("job", "")),
+        start=int(value.get("start", 0)),
+        at=float(value.get("at", 0)),
+    )
+
+
+def write_attempt_end(run: RunFolder, claim: int, value: dict[str, Any]) -> None:
+    write_json(claim_folder(run, claim) / "end.json", {"format": FORMAT, "claim": claim, **value})
+
+
+def read_attempt_end(run: RunFolder, claim: int) -> dict[str, Any] | None:
+    return read_json_or_none(claim_folder(run, claim) / "end.json")
+
+
+def read_attempt_ends(run: RunFolder) -> dict[int, dict[str, Any] | None]:
+    """How every attempt ended; None for one that is running or died without a word."""
+    return {claim: read_attempt_end(run, claim) for claim in list_claims(run)}
+
+
+def live_holder(run: RunFolder) -> Holder | None:
+    """Who works on this run now, as far as this host can tell."""
+    claim = highest_claim(run)
+    if claim == 0 or read_attempt_end(run, claim) is not None:
+        return None
+    holder = read_holder(run, claim)
+    return holder if holder is not None and holder.is_alive() is not False else None

@@ -1,0 +1,101 @@
+"""The job folder: what one allocation knows, over all its starts.
+
+A job's starts are numbered apart from the attempts of its runs: a requeued job starts again in the
+same folder. `lanes.json` is plain JSON, so that the supervisor needs no parser but Python's own.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tasuki.store.atomic import FOLDER_MODE, FORMAT, make_folder, read_json_or_none, write_json
+
+PLANS = ".plans"
+JOBS = ".jobs"
+HISTORY = ".history"
+
+
+@dataclass(frozen=True, slots=True)
+class JobFolder:
+    """`runs/.jobs/<plan-id>-01`."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def runs(self) -> Path:
+        """The folder that holds all runs."""
+        return self.path.parent.parent
+
+    @property
+    def lanes(self) -> Path:
+        return self.path / "lanes.json"
+
+    @property
+    def starts(self) -> Path:
+        return self.path / "starts"
+
+    @property
+    def deadline(self) -> Path:
+        """When the scheduler ends this start; rewritten when it is extended."""
+        return self.path / "deadline.json"
+
+    def notice(self, start: int) -> Path:
+        """Why the local scheduler is about to end this start."""
+        return self.path / f"notice.{start}.json"
+
+    def outcome(self, start: int) -> Path:
+        return self.path / f"outcome.{start}.json"
+
+    def log(self, start: int) -> Path:
+        return self.path / f"supervisor.{start}.log"
+
+    def claim(self, start: int, lane: int) -> Path:
+        """The claim of the run that a lane works on, for the ranks of other nodes."""
+        return self.path / f"claim.{start}.{lane}.json"
+
+    def rendezvous(self, claim: int, number: int) -> Path:
+        """Where the ranks of one phase meet."""
+        return self.path / f"rendezvous.{claim}.{number}.json"
+
+
+def job_folder(runs: Path, name: str) -> JobFolder:
+    return JobFolder(runs / JOBS / name)
+
+
+def begin_start(job: JobFolder) -> int:
+    """Number a start of this job; two starts never get the same number."""
+    make_folder(job.starts)
+    while True:
+        number = last_start(job) + 1
+        try:
+            (job.starts / str(number)).mkdir(mode=FOLDER_MODE)
+        except FileExistsError:
+            continue
+        return number
+
+
+def last_start(job: JobFolder) -> int:
+    try:
+        names = os.listdir(job.starts)
+    except FileNotFoundError:
+        return 0
+    return max((int(name) for name in names if name.isdecimal()), default=0)
+
+
+def write_outcome(job: JobFolder, start: int, value: dict[str, Any]) -> None:
+    write_json(job.outcome(start), {"format": FORMAT, "job": job.name, "start": start, **value})
+
+
+def read_outcome(job: JobFolder, start: int) -> dict[str, Any] | None:
+    return read_json_or_none(job.outcome(start))
+
+
+def plan_path(runs: Path, plan_id: str) -> Path:
+    return runs / PLANS / f"{plan_id}.json"

@@ -1,0 +1,52 @@
+"""The end of a run: final metrics, final results, then the marker; last, and once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tasuki.clock import Clock, utc
+from tasuki.store.atomic import FORMAT, create_exclusive, read_json, read_json_or_none, to_json
+from tasuki.store.atomic import write_json as write
+from tasuki.store.runs import RunFolder
+from tasuki.telemetry.metrics import write_metrics_history
+
+
+def finish_run(run: RunFolder, *, claim: int, clock: Clock) -> None:
+    """Idempotent: an attempt that was killed in here is repeated by the next one."""
+    spec = read_json(run.spec)
+    stages = [stage["name"] for stage in spec["stages"]]
+    trained = {name: read_json(run.stage(name).metrics) for name in stages}
+    write_metrics_history(run)
+    write(run.final_metrics, {"format": FORMAT, "experiment": run.name, "stages": _brief(trained)})
+    write(run.final_results, _results(run, stages[-1], trained[stages[-1]]))
+    finished = clock.wall()
+    create_exclusive(
+        run.marker,
+        to_json(
+            {
+                "format": FORMAT,
+                "experiment": run.name,
+                "attempt": claim,
+                "completed_at": utc(finished),
+                "sha256": trained[stages[-1]]["sha256"],
+            }
+        ),
+    )
+
+
+def _brief(trained: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    keys = ("steps", "epochs", "samples", "last", "best")
+    return {name: {key: value.get(key) for key in keys} for name, value in trained.items()}
+
+
+def _results(run: RunFolder, stage: str, trained: dict[str, Any]) -> dict[str, Any]:
+    evaluation = read_json_or_none(run.stage(stage).evaluation)
+    return {
+        "format": FORMAT,
+        "experiment": run.name,
+        "stage": stage,
+        "weights": str(run.stage(stage).weights.relative_to(run.path)),
+        "sha256": trained["sha256"],
+        "data": evaluation.get("data") if evaluation else None,
+        "metrics": evaluation.get("metrics") if evaluation else None,
+    }

@@ -1,0 +1,69 @@
+"""`lanes.json` as values: what this job is to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tasuki.errors import StoreError
+from tasuki.store.atomic import read_json
+from tasuki.store.jobs import JobFolder
+from tasuki.store.runs import RunFolder
+
+
+@dataclass(frozen=True, slots=True)
+class LaneItem:
+    """One run in a lane, up to and including a stage."""
+
+    run: RunFolder
+    until: str | None
+    is_continued: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LaneOrder:
+    gpus: tuple[int, ...]
+    items: tuple[LaneItem, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JobOrder:
+    folder: JobFolder
+    python: str
+    cwd: Path
+    backend: str
+    limit_s: float | None
+    grace_s: float
+    requeue: bool | int
+    lanes: tuple[LaneOrder, ...]
+
+
+def read_job(path: Path) -> JobOrder:
+    folder = JobFolder(path)
+    value = read_json(folder.lanes)
+    try:
+        return JobOrder(
+            folder=folder,
+            python=str(value["python"]),
+            cwd=Path(value["folder"]),
+            backend=str(value["backend"]),
+            limit_s=value["limit_s"],
+            grace_s=float(value["grace_s"]),
+            requeue=value["requeue"],
+            lanes=tuple(_read_lane(lane, folder.runs) for lane in value["lanes"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise StoreError(f"{folder.lanes} is damaged: {error!r}") from error
+
+
+def _read_lane(value: dict[str, Any], runs: Path) -> LaneOrder:
+    items = tuple(
+        LaneItem(
+            run=RunFolder(runs / item["run"]),
+            until=item["until"],
+            is_continued=bool(item["continued"]),
+        )
+        for item in value["items"]
+    )
+    return LaneOrder(gpus=tuple(value["gpus"]), items=items)

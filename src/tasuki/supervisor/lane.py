@@ -1,0 +1,338 @@
+"""One lane: runs one after another on the lane's GPUs, phase after phase, as `relay` says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tasuki.clock import Clock, utc
+from tasuki.relay.decide import next_action
+from tasuki.relay.values import (
+    Action,
+    Cause,
+    Ending,
+    Evaluate,
+    Fail,
+    Finish,
+    HandOver,
+    Hold,
+    LaneEnd,
+    Leave,
+    PhaseEnded,
+    Retry,
+    RunView,
+    Started,
+    Train,
+)
+from tasuki.store.atomic import FORMAT, read_json, read_json_or_none, write_json
+from tasuki.store.attempts import write_attempt_end, write_holder
+from tasuki.store.claims import take_claim
+from tasuki.store.control import Word, say
+from tasuki.supervisor.finish import finish_run
+from tasuki.supervisor.job import JobOrder, LaneItem, LaneOrder
+from tasuki.supervisor.phase import Launch, Launcher, Phase, Rank, make_wires
+from tasuki.telemetry.events import EventLog
+from tasuki.telemetry.view import read_view
+
+_NEVER_PASSED = ("TASUKI_SET", "TASUKI_STAGE", "TASUKI_NAME")
+"""Frozen in the run's spec at its first start: a later change of them must have no effect."""
+
+
+@dataclass(slots=True)
+class Attempt:
+    item: LaneItem
+    claim: int
+    events: EventLog
+    begun_at: float
+    has_progressed: bool = False
+    has_stepped: bool = False
+    num_phases: int = 0
+
+
+@dataclass(slots=True)
+class Lane:
+    job: JobOrder
+    order: LaneOrder
+    number: int
+    start: int
+    clock: Clock
+    launch: Launcher
+    environment: dict[str, str]
+    remaining_s: float | None = None
+    notice: Cause = Cause.NONE
+    notice_until: float | None = None
+    phase: Phase | None = None
+    end: LaneEnd | None = None
+    attempt: Attempt | None = None
+    _left: list[LaneItem] = field(default_factory=list)
+    _worst: Action = field(default_factory=lambda: Leave("done"))
+
+    def begin(self) -> None:
+        self._left = list(self.order.items)
+        self._next_item()
+
+    # -- between phases ---------------------------------------------------------------------
+
+    def _next_item(self) -> None:
+        """Take up the next run that has something left to do."""
+        while self._left:
+            item = self._left[0]
+            action = next_action(self._view(item), Started(self.notice))
+            if not isinstance(action, Leave):
+                self._begin_attempt(item, action)
+                return
+            self._left.pop(0)
+            self._note(action)
+        self._finish_lane(self._worst, is_continued=False)
+
+    def _begin_attempt(self, item: LaneItem, action: Action) -> None:
+        if isinstance(action, HandOver):
+            self._finish_lane(action, is_continued=item.is_continued)
+            return
+        claim = take_claim(item.run)
+        now = self.clock.wall()
+        write_holder(item.run, claim, job=self.job.folder.name, start=self.start, at=now)
+        write_json(
+            self.job.folder.claim(self.start, self.number),
+            {"format": FORMAT, "run": item.run.name, "claim": claim},
+        )
+        events = EventLog(item.run, claim=claim, node=0, who="supervisor", clock=self.clock)
+        events.add("attempt-started", job=self.job.folder.name, start=self.start)
+        self.attempt = Attempt(item, claim, events, self.clock.monotonic())
+        self._act(action)
+
+    def _view(self, item: LaneItem) -> RunView:
+        return read_view(item.run, until=item.until, requeue=self.job.requeue)
+
+    def _act(self, action: Action) -> None:
+        attempt = self.attempt
+        assert attempt is not None
+        match action:
+            case Train(stage) | Evaluate(stage):
+                if self._is_too_late(attempt, action):
+                    self._decide(Ending.HANDED_OVER, Cause.LIMIT)
+                else:
+                    self._start_phase("train" if isinstance(action, Train) else "evaluate", stage)
+            case Finish():
+                finish_run(attempt.item.run, claim=attempt.claim, clock=self.clock)
+                attempt.events.add("complete")
+                self._close_attempt(PhaseEnded(ending=Ending.DONE), "complete")
+                self._left.pop(0)
+                self._next_item()
+            case Leave():
+                # `word` was said while the attempt ran, or the wanted stages are done.
+                self._left.pop(0)
+                self._note(action)
+                self._next_item()
+            case HandOver():
+                self._finish_lane(action, is_continued=attempt.item.is_continued)
+            case Retry():
+                self._next_item()
+            case Hold(reason, hint) | Fail(reason, hint):
+                word = Word.HOLD if isinstance(action, Hold) else Word.FAIL
+                say(attempt.item.run, word, reason=reason, hint=hint, claim=attempt.claim)
+                attempt.events.add(str(word), reason=reason, hint=hint)
+                self._write_state(attempt, "held" if word is Word.HOLD else "failed")
+                self._left.pop(0)
+                self._note(action)
+                self._next_item()
+
+    def _is_too_late(self, attempt: Attempt, action: Action) -> bool:
+        """An evaluation that cannot end in time is left to the next attempt."""
+        if not isinstance(action, Evaluate) or self.remaining_s is None:
+            return False
+        stages = read_json(attempt.item.run.spec)["stages"]
+        reserve = next(s.get("reserve_s") for s in stages if s["name"] == action.stage)
+        return reserve is not None and self.remaining_s < float(reserve)
+
+    def _decide(self, ending: Ending, cause: Cause) -> None:
+        self._after(PhaseEnded(ending=ending, cause=cause, has_progressed=True))
+
+    # -- phases -----------------------------------------------------------------------------
+
+    def _start_phase(self, kind: str, stage: str) -> None:
+        attempt = self.attempt
+        assert attempt is not None
+        attempt.num_phases += 1
+        num_ranks = len(self.order.gpus) if kind == "train" else 1
+        attempt.events.add("worker-started", phase=kind, stage=stage, ranks=num_ranks)
+        ranks = [self._start_rank(rank, num_ranks, kind, stage) for rank in range(num_ranks)]
+        self.phase = Phase(kind, stage, ranks, self.clock.monotonic())
+        if self.remaining_s is not None:
+            self.phase.tell("deadline", remaining_s=self.remaining_s)
+        if self.notice is not Cause.NONE:
+            self._notice_phase()
+
+    def _start_rank(self, rank: int, world: int, kind: str, stage: str) -> Rank:
+        attempt = self.attempt
+        assert attempt is not None
+        wire, theirs = make_wires()
+        run = attempt.item.run
+        name = f"{self.job.folder.name}.{attempt.claim}"
+        suffix = f".{rank}" if rank else ""
+        arguments = {
+            "--job": str(self.job.folder.path),
+            "--run": str(run.path),
+            "--claim": str(attempt.claim),
+            "--phase": kind,
+            "--stage": stage,
+            "--number": str(attempt.num_phases),
+            "--rank": str(rank),
+            "--world": str(world),
+            "--fd": str(theirs.fileno()),
+        }
+        process = self.launch(
+            Launch(
+                arguments=[text for pair in arguments.items() for text in pair],
+                python=self.job.python,
+                cwd=self.job.cwd,
+                environment=self._rank_environment(attempt, rank),
+                log=run.logs / f"{name}{suffix}.log",
+                err=run.logs / f"{name}{suffix}.err",
+                fd=theirs.fileno(),
+            )
+        )
+        theirs.close()
+        return Rank(rank, process, wire)
+
+    def _rank_environment(self, attempt: Attempt, rank: int) -> dict[str, str]:
+        environment = {k: v for k, v in self.environment.items() if k not in _NEVER_PASSED}
+        visible = environment.get("CUDA_VISIBLE_DEVICES", "")
+        if visible:
+            # Slurm may give UUIDs: hand on the lane's own entries, as they stand.
+            ids = visible.split(",")
+            gpu = self.order.gpus[rank]
+            environment["CUDA_VISIBLE_DEVICES"] = ids[gpu] if gpu < len(ids) else visible
+        environment |= {
+            # Frozen by promise 2: without them two starts may sum, or iterate sets, differently.
+            "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+            "PYTHONHASHSEED": "0",
+            "TASUKI_RUN": str(attempt.item.run.path),
+            "TASUKI_ATTEMPT": str(attempt.claim),
+        }
+        return environment
+
+    def on_phase_ended(self) -> None:
+        """All ranks are gone: find out what that means and go on."""
+        phase, attempt = self.phase, self.attempt
+        assert phase is not None and attempt is not None
+        self.phase = None
+        phase.close()
+        end = phase.ending()
+        attempt.events.add(
+            "worker-ended",
+            phase=phase.kind,
+            stage=phase.stage,
+            ending=end.ending,
+            cause=end.cause,
+            message=end.message,
+        )
+        attempt.has_stepped |= end.has_stepped
+        attempt.has_progressed |= end.has_progressed or end.ending is Ending.DONE
+        self._after(end)
+
+    def _after(self, end: PhaseEnded) -> None:
+        attempt = self.attempt
+        assert attempt is not None
+        whole = PhaseEnded(
+            ending=end.ending,
+            cause=end.cause if end.cause is not Cause.NONE else self.notice,
+            message=end.message,
+            hint=end.hint,
+            has_progressed=attempt.has_progressed,
+            has_stepped=attempt.has_stepped,
+        )
+        action = next_action(self._view(attempt.item), whole)
+        if not isinstance(action, Train | Evaluate | Finish):
+            self._close_attempt(whole, _state_after(action))
+        self._act(action)
+
+    def _close_attempt(self, end: PhaseEnded, state: str) -> None:
+        attempt = self.attempt
+        assert attempt is not None
+        facts: dict[str, Any] = {
+            "ending": end.ending,
+            "cause": end.cause,
+            "message": end.message,
+            "hint": end.hint,
+            "has_progressed": end.has_progressed,
+            "has_stepped": end.has_stepped,
+        }
+        attempt.events.add("attempt-ended", **facts)
+        write_attempt_end(attempt.item.run, attempt.claim, {**facts, "at": self.clock.wall()})
+        self._write_state(attempt, state)
+        attempt.events.close()
+
+    def _write_state(self, attempt: Attempt, state: str) -> None:
+        """`training_state.json` is derived: the worker's figures, the supervisor's state."""
+        run = attempt.item.run
+        value = read_json_or_none(run.training_state) or {"format": FORMAT, "experiment": run.name}
+        value |= {
+            "state": state,
+            "attempt": attempt.claim,
+            "preemptions": self._view(attempt.item).preemptions,
+            "updated_at": utc(self.clock.wall()),
+        }
+        write_json(run.training_state, value)
+
+    def _note(self, action: Action) -> None:
+        """Remember the gravest end: it makes the job's exit code."""
+        if _gravity(action) > _gravity(self._worst):
+            self._worst = action
+
+    def _finish_lane(self, action: Action, *, is_continued: bool) -> None:
+        self._note(action)
+        final = action if isinstance(action, HandOver) else self._worst
+        self.end = LaneEnd(gpus=len(self.order.gpus), action=final, is_continued=is_continued)
+
+    # -- from outside -----------------------------------------------------------------------
+
+    def set_remaining(self, remaining_s: float | None) -> None:
+        """The scheduler's word on the end, now."""
+        moved = remaining_s is not None and self.remaining_s is not None
+        self.remaining_s = remaining_s
+        if self.phase is not None and (moved or remaining_s is not None):
+            self.phase.tell("deadline", remaining_s=remaining_s)
+
+    def give_notice(self, cause: Cause, *, until: float | None) -> None:
+        """The end is near: told to the ranks at once; a second notice changes nothing."""
+        if self.notice is Cause.NONE:
+            self.notice, self.notice_until = cause, until
+            self._notice_phase()
+
+    def _notice_phase(self) -> None:
+        if self.phase is None:
+            return
+        self.phase.notice = self.notice
+        left = None if self.notice_until is None else self.notice_until - self.clock.monotonic()
+        self.phase.tell("notice", cause=self.notice, remaining_s=left)
+        if self.notice_until is not None:
+            self.phase.kill_by(self.notice_until, "the notice was over")
+        if self.attempt is not None:
+            self.attempt.events.add("notice", cause=self.notice, remaining_s=left)
+
+
+def _state_after(action: Action) -> str:
+    match action:
+        case Leave(state):
+            return "waiting" if state in ("done", "superseded") else state
+        case Hold():
+            return "held"
+        case Fail():
+            return "failed"
+        case HandOver():
+            return "handed-over"
+        case _:
+            return "waiting"
+
+
+def _gravity(action: Action) -> int:
+    match action:
+        case Leave(state):
+            return {"cancelled": 1, "held": 3, "failed": 3}.get(state, 0)
+        case HandOver():
+            return 2
+        case Hold() | Fail():
+            return 3
+        case _:
+            return 0

@@ -1,0 +1,199 @@
+"""The supervisor's event loop: signals, the ranks' words, the clock; one thread, no work in
+handlers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+from collections.abc import Iterator
+
+from tasuki.clock import Clock
+from tasuki.errors import StoreError, TasukiError
+from tasuki.relay.decide import settle
+from tasuki.relay.values import Cause, Hold, LaneEnd, Settlement, Verdict
+from tasuki.scheduler.allocation import Allocation
+from tasuki.scheduler.local import LocalAllocation
+from tasuki.store.jobs import begin_start, write_outcome
+from tasuki.supervisor.job import JobOrder
+from tasuki.supervisor.lane import Lane
+from tasuki.supervisor.phase import Launcher, Phase, Rank
+
+_NOTICES = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+_ASK_EVERY_S = 30.0
+"""How often the scheduler is asked whether the deadline has moved."""
+_TICK_S = 0.25
+_LAST_WORD_S = 1.0
+"""Of a notice, kept for the supervisor itself: to write the outcome before it is killed."""
+
+
+class SignalPipe:
+    """Signals as bytes on a pipe: the handler does nothing, the loop reads."""
+
+    def __init__(self) -> None:
+        self.reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._previous: list[tuple[int, object]] = []
+
+    def __enter__(self) -> SignalPipe:
+        signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        for number in (*_NOTICES, signal.SIGCHLD):
+            self._previous.append((number, signal.signal(number, lambda *_: None)))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.set_wakeup_fd(-1)
+        for number, handler in self._previous:
+            signal.signal(number, handler)  # type: ignore[arg-type]
+        os.close(self.reader)
+        os.close(self._writer)
+
+    def read(self) -> set[int]:
+        with contextlib.suppress(BlockingIOError):
+            return set(os.read(self.reader, 4096))
+        return set()
+
+
+class Supervisor:
+    """One start of a job on this node."""
+
+    def __init__(
+        self,
+        job: JobOrder,
+        *,
+        clock: Clock,
+        launch: Launcher,
+        environment: dict[str, str],
+        leash: int | None,
+    ) -> None:
+        self._job = job
+        self._clock = clock
+        self._start = begin_start(job.folder)
+        self._allocation: Allocation = LocalAllocation(
+            job.folder, start=self._start, limit_s=job.limit_s, clock=clock
+        )
+        self._leash = leash
+        self._lanes = [
+            Lane(job, order, number, self._start, clock, launch, environment)
+            for number, order in enumerate(job.lanes)
+        ]
+        self._asked_at = clock.monotonic()
+        self._has_notice = False
+
+    def run(self) -> Settlement:
+        """Until every lane has ended; then say what becomes of the job."""
+        with SignalPipe() as signals, selectors.DefaultSelector() as selector:
+            selector.register(signals.reader, selectors.EVENT_READ, "signals")
+            if self._leash is not None:
+                os.set_blocking(self._leash, False)
+                selector.register(self._leash, selectors.EVENT_READ, "leash")
+            self._ask_deadline()
+            for lane in self._lanes:
+                self._guard(lane, lane.begin)
+            while any(lane.end is None for lane in self._lanes):
+                self._turn(selector, signals)
+        return self._settle()
+
+    def _turn(self, selector: selectors.DefaultSelector, signals: SignalPipe) -> None:
+        wires = {rank.wire.fileno(): (phase, rank) for phase, rank in self._open_wires()}
+        for fd in wires:
+            selector.register(fd, selectors.EVENT_READ, "wire")
+        ready = selector.select(timeout=_TICK_S)
+        for fd in wires:
+            selector.unregister(fd)
+        for key, _ in ready:
+            if key.data == "signals":
+                self._on_signals(signals.read())
+            elif key.data == "leash":
+                self._on_leash(selector)
+            else:
+                phase, rank = wires[key.fd]
+                for message in rank.wire.receive() or ():
+                    phase.on_message(message, rank)
+        self._watch_clock()
+        self._reap()
+
+    def _open_wires(self) -> Iterator[tuple[Phase, Rank]]:
+        for lane in self._lanes:
+            if lane.phase is not None:
+                for rank in lane.phase.ranks:
+                    if not rank.wire.is_closed and rank.status is None:
+                        yield lane.phase, rank
+
+    def _on_signals(self, numbers: set[int]) -> None:
+        if numbers & {int(number) for number in _NOTICES}:
+            self._give_notice(self._allocation.cause_of_notice())
+
+    def _on_leash(self, selector: selectors.DefaultSelector) -> None:
+        """Whoever started us is gone: hand over."""
+        assert self._leash is not None
+        if os.read(self._leash, 1) == b"":
+            selector.unregister(self._leash)
+            self._give_notice(Cause.INTERRUPTED)
+
+    def _give_notice(self, cause: Cause) -> None:
+        if self._has_notice:
+            return
+        self._has_notice = True
+        now = self._clock.monotonic()
+        left = self._job.grace_s
+        if cause is Cause.LIMIT and (remaining := self._allocation.remaining_s()) is not None:
+            left = min(left, max(0.0, remaining) + self._job.grace_s)
+        until = now + max(0.5, left - _LAST_WORD_S)
+        for lane in self._lanes:
+            lane.give_notice(cause, until=until)
+
+    def _watch_clock(self) -> None:
+        now = self._clock.monotonic()
+        if now - self._asked_at >= _ASK_EVERY_S:
+            self._ask_deadline()
+        for lane in self._lanes:
+            if lane.phase is not None:
+                lane.phase.tick(now)
+
+    def _ask_deadline(self) -> None:
+        self._asked_at = self._clock.monotonic()
+        remaining = self._allocation.remaining_s()
+        for lane in self._lanes:
+            lane.set_remaining(remaining)
+
+    def _reap(self) -> None:
+        now = self._clock.monotonic()
+        for lane in self._lanes:
+            if lane.phase is None:
+                continue
+            lane.phase.reap(now)
+            if lane.phase.has_ended:
+                self._ask_deadline()
+                self._guard(lane, lane.on_phase_ended)
+
+    def _guard(self, lane: Lane, act: object) -> None:
+        """A lane whose run folder cannot be written ends; the other lanes go on."""
+        try:
+            act()  # type: ignore[operator]
+        except TasukiError as error:
+            if lane.phase is not None:
+                lane.phase.kill()
+            lane.end = LaneEnd(gpus=len(lane.order.gpus), action=Hold(error.message, error.hint))
+
+    def _settle(self) -> Settlement:
+        ends = [lane.end for lane in self._lanes if lane.end is not None]
+        settlement = settle(ends)
+        value = {
+            "verdict": settlement.verdict,
+            "exit_code": settlement.exit_code,
+            "at": self._clock.wall(),
+            "lanes": [_describe(end) for end in ends],
+        }
+        try:
+            write_outcome(self._job.folder, self._start, value)
+        except StoreError:
+            return Settlement(Verdict.END, settlement.exit_code)
+        return settlement
+
+
+def _describe(end: LaneEnd) -> dict[str, object]:
+    action = end.action
+    facts = {name: str(getattr(action, name)) for name in getattr(action, "__slots__", ())}
+    return {"action": type(action).__name__.lower(), **facts}

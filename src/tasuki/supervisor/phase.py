@@ -1,0 +1,205 @@
+"""The ranks of one phase: one stage's training, or one evaluation, as processes.
+
+Started together; down together: when one fails, the others get a few seconds and are killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from tasuki.errors import EXIT_DONE, EXIT_RESUME_ME
+from tasuki.relay.values import Cause, Ending, PhaseEnded
+from tasuki.store.atomic import FILE_MODE, make_folder
+from tasuki.telemetry.wire import Wire
+
+PEERS_LEAVE_S = 4.0
+"""How long the other ranks may take to notice that one is gone (gloo: 0.34 s) before they are
+killed."""
+
+
+class Process(Protocol):
+    """A started rank."""
+
+    pid: int
+
+    def poll(self) -> int | None:
+        """The exit status as subprocess gives it, None while running."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How to start one rank."""
+
+    arguments: Sequence[str]
+    """Of `python -m tasuki.train`."""
+    python: str
+    cwd: Path
+    environment: dict[str, str]
+    log: Path
+    err: Path
+    fd: int
+    """The rank's end of the socketpair; the same number in the child."""
+
+
+Launcher = Callable[[Launch], Process]
+
+
+def start_process(launch: Launch) -> Process:
+    """A fresh interpreter. It stays in the supervisor's process group: one signal reaches all."""
+    with _append(launch.log) as out, _append(launch.err) as err:
+        return subprocess.Popen(
+            [launch.python, "-m", "tasuki.train", *launch.arguments],
+            cwd=launch.cwd,
+            env=launch.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            pass_fds=[launch.fd],
+        )
+
+
+def _append(path: Path) -> Any:
+    make_folder(path.parent)
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, FILE_MODE), "ab")
+
+
+@dataclass(slots=True)
+class Rank:
+    number: int
+    process: Process
+    wire: Wire
+    status: int | None = None
+    done: dict[str, Any] | None = None
+
+
+@dataclass(slots=True)
+class Phase:
+    """All ranks of one phase."""
+
+    kind: str
+    stage: str
+    ranks: list[Rank]
+    started_at: float
+    has_stepped: bool = False
+    has_progressed: bool = False
+    killed_for: str = ""
+    kill_at: float | None = None
+    notice: Cause = Cause.NONE
+    is_killed: bool = False
+    first_end: int | None = None
+    """The rank that failed first: what the others say is a consequence."""
+
+    def tell(self, kind: str, **facts: Any) -> None:
+        for rank in self.ranks:
+            rank.wire.send(kind, **facts)
+
+    def on_message(self, message: dict[str, Any], rank: Rank) -> None:
+        match message["kind"]:
+            case "step":
+                self.has_stepped = True
+            case "saved":
+                self.has_progressed |= not message.get("is_start", False)
+            case "done":
+                rank.done = message
+
+    def reap(self, now: float) -> None:
+        """Note who has exited; when one failed, the others must not wait for it for ever."""
+        for rank in self.ranks:
+            if rank.status is None and (status := rank.process.poll()) is not None:
+                self._drain(rank)
+                rank.status = status
+                if status not in (EXIT_DONE, EXIT_RESUME_ME):
+                    if self.first_end is None:
+                        self.first_end = rank.number
+                    self.kill_by(now + PEERS_LEAVE_S, "another rank had failed")
+
+    def _drain(self, rank: Rank) -> None:
+        rank.wire.sock.setblocking(False)
+        while messages := rank.wire.receive():
+            for message in messages:
+                self.on_message(message, rank)
+
+    def kill_by(self, at: float, reason: str) -> None:
+        if self.kill_at is None or at < self.kill_at:
+            self.kill_at, self.killed_for = at, reason
+
+    def tick(self, now: float) -> None:
+        if self.kill_at is not None and now >= self.kill_at and not self.is_killed:
+            self.is_killed = True
+            self.kill()
+
+    def kill(self) -> None:
+        for rank in self.ranks:
+            if rank.status is None:
+                _kill_pid(rank.process.pid)
+
+    @property
+    def has_ended(self) -> bool:
+        return all(rank.status is not None for rank in self.ranks)
+
+    def close(self) -> None:
+        for rank in self.ranks:
+            rank.wire.sock.close()
+
+    def ending(self) -> PhaseEnded:
+        """Put the ranks' words and exit statuses together."""
+        words = [rank.done for rank in self.ranks if rank.done is not None]
+        endings = [Ending(word["ending"]) for word in words]
+        cause = self._cause(words)
+        for grave in (Ending.SUPERSEDED, Ending.MISTAKE, Ending.STUCK, Ending.FAILED):
+            for word in words:
+                if word["ending"] == grave and not word.get("is_peer"):
+                    return self._end(grave, cause, word)
+        expected = {Ending.DONE: EXIT_DONE, Ending.HANDED_OVER: EXIT_RESUME_ME}
+        if len(words) == len(self.ranks) and len(set(endings)) == 1 and endings[0] in expected:
+            return self._end(endings[0], cause, words[0])
+        silent = next((rank for rank in self.ranks if rank.done is None), None)
+        return self._end(Ending.FAILED, cause, {"message": self._explain(silent)})
+
+    def _cause(self, words: list[dict[str, Any]]) -> Cause:
+        told = [Cause(word["cause"]) for word in words if word.get("cause")]
+        return self.notice if self.notice is not Cause.NONE else next(iter(told), Cause.NONE)
+
+    def _end(self, ending: Ending, cause: Cause, word: dict[str, Any]) -> PhaseEnded:
+        return PhaseEnded(
+            ending=ending,
+            cause=cause,
+            message=str(word.get("message", "")),
+            hint=str(word.get("hint", "")),
+            has_progressed=self.has_progressed,
+            has_stepped=self.has_stepped,
+        )
+
+    def _explain(self, rank: Rank | None) -> str:
+        if rank is None or rank.status is None:
+            return "the ranks did not end alike"
+        if self.is_killed and rank.number != self.first_end:
+            return f"killed by the supervisor because {self.killed_for}"
+        if rank.status < 0:
+            name = signal.Signals(-rank.status).name
+            return (
+                f"rank {rank.number} was killed by {name} without a word "
+                "(SIGKILL: often the node's memory was full)"
+            )
+        return f"rank {rank.number} ended with exit code {rank.status} without a word"
+
+
+def _kill_pid(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def make_wires() -> tuple[Wire, socket.socket]:
+    """The supervisor's wire, and the socket that goes to the rank."""
+    ours, theirs = socket.socketpair()
+    ours.set_inheritable(False)
+    return Wire(ours), theirs

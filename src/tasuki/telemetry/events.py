@@ -1,0 +1,63 @@
+"""Events: what happened to a run, told by whoever did it.
+
+One file per (claim, node, who): `events/<claim>.<node>.<who>.jsonl`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tasuki.clock import Clock
+from tasuki.store.runs import RunFolder
+from tasuki.telemetry.lines import LineWriter, read_last_lines, read_lines
+
+
+class EventLog:
+    """Writes the events of one process about one run."""
+
+    def __init__(self, run: RunFolder, *, claim: int, node: int, who: str, clock: Clock) -> None:
+        self._writer = LineWriter(run.events / f"{claim}.{node}.{who}.jsonl")
+        self._claim = claim
+        self._who = who
+        self._clock = clock
+
+    def add(self, kind: str, **facts: Any) -> None:
+        self._writer.append(
+            {
+                "t": round(self._clock.wall(), 3),
+                "claim": self._claim,
+                "who": self._who,
+                "kind": kind,
+                **facts,
+            }
+        )
+
+    def sync(self) -> None:
+        self._writer.sync()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def read_events(run: RunFolder) -> list[dict[str, Any]]:
+    """All events of a run in order of claim, then time."""
+    events = [event for path in _files(run) for event in read_lines(path)]
+    return sorted(events, key=_order)
+
+
+def read_recent_events(run: RunFolder, claim: int) -> list[dict[str, Any]]:
+    """The newest events of one attempt: enough to tell what it is doing, however long it runs."""
+    files = [path for path in _files(run) if path.name.split(".", 1)[0] == str(claim)]
+    return sorted((event for path in files for event in read_last_lines(path)), key=_order)
+
+
+def _order(event: dict[str, Any]) -> tuple[int, float]:
+    claim, at = event.get("claim"), event.get("t")
+    return (
+        claim if isinstance(claim, int) else 0,
+        float(at) if isinstance(at, int | float) else 0.0,
+    )
+
+
+def _files(run: RunFolder) -> list[Any]:
+    return sorted(run.events.glob("*.jsonl")) if run.events.is_dir() else []

@@ -1,0 +1,91 @@
+"""JSON lines with one writer: an append is one `write`, so a kill tears at most the last line."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tasuki.store.atomic import FILE_MODE, make_folder, translated, write_all
+
+_TAIL_BYTES = 65536
+
+
+class LineWriter:
+    """Appends values to a file that belongs to this process alone."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd = -1
+
+    def append(self, value: dict[str, Any]) -> None:
+        with translated(self.path):
+            if self._fd < 0:
+                make_folder(self.path.parent)
+                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+                self._fd = os.open(self.path, flags, FILE_MODE)
+            write_all(self._fd, _line(value))
+
+    def sync(self) -> None:
+        """Make everything so far durable: called before a commit that counts on it."""
+        if self._fd >= 0:
+            with translated(self.path):
+                os.fsync(self._fd)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def _line(value: dict[str, Any]) -> bytes:
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+    except ValueError:
+        return json.dumps(_spelled(value), ensure_ascii=False).encode() + b"\n"
+
+
+def _spelled(value: Any) -> Any:
+    """NaN and inf as words: JSON has no such numbers, and a line must never be refused."""
+    if isinstance(value, dict):
+        return {key: _spelled(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_spelled(entry) for entry in value]
+    if isinstance(value, float) and not -float("inf") < value < float("inf"):
+        return str(value)
+    return value
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """All whole lines; a torn one (its writer was killed) is left out."""
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        return
+    yield from parse_lines(text)
+
+
+def read_last_lines(path: Path) -> list[dict[str, Any]]:
+    """The lines at a file's end, without reading the rest."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _TAIL_BYTES))
+            text = file.read()
+    except FileNotFoundError:
+        return []
+    return list(parse_lines(text))
+
+
+def parse_lines(text: bytes) -> Iterator[dict[str, Any]]:
+    for line in text.split(b"\n"):
+        if not line:
+            continue
+        try:
+            value = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(value, dict):
+            yield value

@@ -1,0 +1,81 @@
+"""The best weights so far: kept as weights, named for the moment they were taken."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import nn
+
+from tasuki.checkpoint.lineage import lineage
+from tasuki.checkpoint.verify import read_manifest
+from tasuki.checkpoint.weights import write_weights
+from tasuki.errors import CheckpointError, RecipeError
+from tasuki.spec.resolved import ResolvedValidate
+from tasuki.store.atomic import make_folder
+from tasuki.store.runs import RunFolder
+from tasuki.train.task import Task
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    metric: str
+    value: float
+    step: int
+    """In the stage."""
+    file: str
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Best:
+        return cls(**value)
+
+
+def keep_best(
+    task: Task,
+    model: nn.Module,
+    metrics: dict[str, float],
+    validate: ResolvedValidate,
+    best: Best | None,
+    *,
+    step: int,
+) -> Best | None:
+    """Write the weights down if these metrics are the best yet."""
+    if validate.metric not in metrics:
+        raise RecipeError(
+            f"validation gives no `{validate.metric}`",
+            hint=f"choose `validate.metric` among {', '.join(metrics)}",
+        )
+    value = metrics[validate.metric]
+    if best is not None and not _is_better(value, best.value, validate.mode):
+        return best
+    folder = task.run.stage(task.stage.name)
+    make_folder(folder.path)
+    path = folder.best(f"{step:09d}.c{task.orders.claim}")
+    write_weights(path, model.state_dict(), {"stage": task.stage.name, "step": str(step)})
+    return Best(validate.metric, value, step, path.name)
+
+
+def _is_better(value: float, than: float, mode: str) -> bool:
+    return value < than if mode == "min" else value > than
+
+
+def sweep_best(run: RunFolder, stage: str, *, keep: Best | None) -> None:
+    """Remove best weights that neither the run nor a kept checkpoint refers to."""
+    folder = run.stage(stage).path
+    files = set(folder.glob("best-*.safetensors")) if folder.is_dir() else set()
+    if len(files) < 2:
+        return
+    needed = {keep.file} if keep else set()
+    for name in lineage(run):
+        try:
+            best = read_manifest(run.checkpoints / name).facts.get("best")
+        except CheckpointError:
+            return  # a damaged manifest may refer to any of them
+        if best:
+            needed.add(best["file"])
+    for path in files:
+        if path.name not in needed:
+            path.unlink(missing_ok=True)

@@ -1,0 +1,204 @@
+"""The step engine: one optimizer step over one effective batch.
+
+gradient = Σ sums / Σ weights over all micro-batches and ranks (promise 8). A bare tensor is a mean
+whose weight is its number of samples, known beforehand; with one micro-batch on one rank it is
+back-propagated as it is. A loss is read (a device synchronisation) only when it is logged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from tasuki.data.loader import MicroBatch
+from tasuki.errors import RecipeError
+
+LossOutput = Tensor | tuple[Tensor, Any] | tuple[Tensor, Any, dict[str, Any]]
+
+
+class LossModule(nn.Module):
+    """Model and loss as one module, so that DDP sees the forward pass and `model` in the recipe's
+    `loss` is the user's own."""
+
+    def __init__(self, model: nn.Module, loss: Callable[[nn.Module, Any], LossOutput]) -> None:
+        super().__init__()
+        self.model = model
+        self._loss = loss
+
+    def forward(self, batch: Any) -> LossOutput:
+        return self._loss(self.model, batch)
+
+
+class LossWindow:
+    """The losses since the last log line, unread."""
+
+    def __init__(self) -> None:
+        self.entries: list[tuple[Tensor, float]] = []
+        """(sum of losses, weight) on this rank."""
+
+    def add(self, loss_sum: Tensor, weight: float) -> None:
+        self.entries.append((loss_sum, weight))
+        if len(self.entries) >= 256:
+            self._fold()
+
+    def _fold(self) -> None:
+        total = torch.stack([entry for entry, _ in self.entries]).sum()
+        self.entries = [(total, sum(weight for _, weight in self.entries))]
+
+    def sums(self, device: torch.device) -> Tensor:
+        """[Σ sums, Σ weights], in double."""
+        if not self.entries:
+            return torch.zeros(2, dtype=torch.float64, device=device)
+        losses = torch.stack([entry.double() for entry, _ in self.entries]).sum()
+        weight = sum(weight for _, weight in self.entries)
+        return torch.stack([losses, losses.new_tensor(weight)])
+
+    def is_finite(self) -> bool:
+        return all(bool(torch.isfinite(entry)) for entry, _ in self.entries)
+
+
+class StepEngine:
+    """Forward, backward, reduction, clipping and the optimizer's step."""
+
+    def __init__(
+        self,
+        module: LossModule | DistributedDataParallel,
+        optimizer: Optimizer,
+        *,
+        device: torch.device,
+        clip: float | None,
+        world: int,
+    ) -> None:
+        self._module = module
+        self._optimizer = optimizer
+        self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self._device = device
+        self._clip = clip
+        self._world = world
+        self.window = LossWindow()
+        self.scalars: dict[str, Any] = {}
+        """What the recipe's loss last gave to be logged."""
+
+    def step(self, batches: Iterable[MicroBatch], num_samples: int) -> None:
+        """One step. `num_samples` counts all ranks' samples."""
+        weight = self._accumulate(list_ahead(batches), num_samples)
+        if weight is not None and not self._divide(weight):
+            self._optimizer.zero_grad(set_to_none=True)
+            return
+        if self._clip is not None:
+            nn.utils.clip_grad_norm_(self._parameters, self._clip)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def throw_away(self, batch: Any) -> None:
+        """Forward, backward, forward: DDP settles its gradient buckets now, not after a resume."""
+        for _ in range(2):
+            loss, _weight, _scalars = read_loss(self._module(to_device(batch, self._device)))
+            (loss * 0).backward()
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def _accumulate(
+        self, batches: Iterable[tuple[MicroBatch, bool]], num_samples: int
+    ) -> float | None:
+        """Back-propagate all micro-batches; the weight to divide by, or None for plain means."""
+        weights: list[float] = []
+        is_mean = True
+        for batch, is_last in batches:
+            with self._sync(is_last):
+                output = self._module(to_device(batch.data, self._device))
+                loss, weight, scalars = read_loss(output)
+                if scalars:
+                    self.scalars = scalars
+                is_mean = weight is None
+                if weight is None:
+                    self._backward_mean(loss, batch.num_samples, num_samples)
+                else:
+                    weights.append(weight if batch.num_samples else 0.0)
+                    is_lone = is_last and len(weights) == 1
+                    self._backward_sum(loss, weight, batch.num_samples, is_lone=is_lone)
+        if is_mean:
+            return None
+        if len(weights) == 1 and self._world == 1 and weights[0]:
+            return None  # divided before the backward pass
+        return sum(weights)
+
+    def _backward_mean(self, loss: Tensor, count: int, num_samples: int) -> None:
+        if count == num_samples and self._world == 1:
+            loss.backward()
+        else:
+            (loss * (count * self._world / num_samples)).backward()
+        if count:
+            detached = loss.detach()
+            self.window.add(detached if count == 1 else detached * count, float(count))
+
+    def _backward_sum(self, loss: Tensor, weight: float, count: int, *, is_lone: bool) -> None:
+        if not count:
+            (loss * 0).backward()
+            return
+        if is_lone and self._world == 1 and weight:
+            (loss / weight).backward()
+        else:
+            loss.backward()
+        self.window.add(loss.detach(), weight)
+
+    def _divide(self, weight: float) -> bool:
+        """Σ sums → Σ sums / Σ weights. False when the step's whole weight is 0."""
+        if self._world > 1:
+            total = torch.tensor(weight, dtype=torch.float64, device=self._device)
+            dist.all_reduce(total)
+            weight = float(total)
+        if weight == 0:
+            return False
+        grads = [p.grad for p in self._parameters if p.grad is not None]
+        torch._foreach_mul_(grads, self._world / weight)  # DDP has averaged over the ranks
+        return True
+
+    def _sync(self, is_last: bool) -> contextlib.AbstractContextManager[None]:
+        if isinstance(self._module, DistributedDataParallel) and not is_last:
+            return self._module.no_sync()
+        return contextlib.nullcontext()
+
+
+def list_ahead(batches: Iterable[MicroBatch]) -> Iterable[tuple[MicroBatch, bool]]:
+    """Each micro-batch with whether it is the step's last."""
+    iterator = iter(batches)
+    current = next(iterator)
+    for following in iterator:
+        yield current, False
+        current = following
+    yield current, True
+
+
+def read_loss(output: LossOutput) -> tuple[Tensor, float | None, dict[str, Any]]:
+    """(loss, weight, scalars); the weight is None for a bare mean."""
+    if isinstance(output, Tensor):
+        return output, None, {}
+    if isinstance(output, tuple) and len(output) in (2, 3) and isinstance(output[0], Tensor):
+        scalars = output[2] if len(output) == 3 else {}
+        return output[0], float(output[1]), scalars
+    raise RecipeError(
+        f"loss gave {type(output).__name__}",
+        hint="return a mean, or (sum, weight), or (sum, weight, {name: scalar})",
+    )
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """Move whatever can move, however nested. On the CPU there is nothing to do."""
+    if device.type == "cpu":
+        return batch
+    if hasattr(batch, "to"):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, dict):
+        return type(batch)((key, to_device(value, device)) for key, value in batch.items())
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(to_device(value, device) for value in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(to_device(value, device) for value in batch)
+    return batch

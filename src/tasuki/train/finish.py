@@ -1,0 +1,69 @@
+"""The end of a stage: its weights, then its metrics, which mark it as done."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Any
+
+from tasuki.checkpoint.weights import read_weights, write_weights
+from tasuki.clock import utc
+from tasuki.estimate.facts import stage_key
+from tasuki.store.atomic import FORMAT, make_folder, write_json
+from tasuki.store.history import append_history
+from tasuki.train.prepare import Setup
+from tasuki.train.snapshot import Progress
+from tasuki.train.task import Task
+
+
+def finish_stage(
+    task: Task, setup: Setup, progress: Progress, last_row: dict[str, Any], *, start_s: float
+) -> None:
+    """Idempotent: repeated by the next attempt when this one is killed in here."""
+    best = progress.best
+    folder = task.run.stage(task.stage.name)
+    make_folder(folder.path)
+    if best is not None:
+        weights = read_weights(folder.path / best.file)
+    else:
+        weights = setup.model.state_dict()
+    step = best.step if best else setup.total_steps
+    sha256 = write_weights(folder.weights, weights, {"stage": task.stage.name, "step": str(step)})
+    write_json(
+        folder.metrics,
+        {
+            "format": FORMAT,
+            "stage": task.stage.name,
+            "steps": setup.total_steps,
+            "epochs": setup.total_steps / setup.order.steps_per_epoch,
+            "samples": setup.order.samples_before(setup.total_steps),
+            "last": last_row,
+            "best": best.as_json() if best else None,
+            "sha256": sha256,
+            "finished_at": utc(task.clock.wall()),
+        },
+    )
+    for path in folder.path.glob("best-*.safetensors"):
+        path.unlink(missing_ok=True)
+    _remember(task, setup, start_s)
+    task.say(f"Finished stage {task.stage.name}: {setup.total_steps} steps")
+    task.event("stage-done", stage=task.stage.name, steps=setup.total_steps, sha256=sha256)
+
+
+def _remember(task: Task, setup: Setup, start_s: float) -> None:
+    """What was measured, for the next plan."""
+    watch = task.watch
+    if not watch.step_s:
+        return
+    append_history(
+        task.run.path.parent,
+        f"{task.run.name}.{task.orders.claim}",
+        {
+            "format": FORMAT,
+            "key": stage_key(task.stage, device=task.device.type, ranks=task.ranks.world),
+            "at": task.clock.wall(),
+            "step_s": median(watch.step_s),
+            "total_steps": setup.total_steps,
+            "start_s": start_s,
+            "save_s": median(watch.save_s) if watch.save_s else None,
+        },
+    )

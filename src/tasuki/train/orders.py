@@ -1,0 +1,20 @@
+"""The command line of a worker, as a value; parsed before torch is imported."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Orders:
+    job: Path
+    run: Path
+    claim: int
+    phase: str
+    stage: str
+    number: int
+    """Of the phase in its attempt: ranks of one phase meet under it."""
+    rank: int
+    world: int
+    fd: int | None

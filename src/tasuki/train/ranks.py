@@ -1,0 +1,74 @@
+"""Several ranks: how they find each other, and how model + loss become one DDP module."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed import Store, TCPStore
+from torch.nn.parallel import DistributedDataParallel
+
+from tasuki.clock import Clock
+from tasuki.errors import RunError
+from tasuki.store.atomic import FORMAT, read_json_or_none, write_json
+from tasuki.train.engine import LossModule
+
+_MEET_WITHIN_S = 300.0
+_COLLECTIVE = timedelta(minutes=30)
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """This rank among all."""
+
+    rank: int
+    world: int
+    store: Store | None
+    address: tuple[str, int] | None
+
+    def connect(self) -> Store:
+        """A further connection to the key-value store."""
+        assert self.address is not None
+        host, port = self.address
+        return TCPStore(host, port, is_master=False, wait_for_workers=False)
+
+
+def join_ranks(
+    *, rank: int, world: int, device: torch.device, rendezvous: Path, clock: Clock
+) -> Ranks:
+    """Meet the other ranks: rank 0 opens the store and writes down where."""
+    if world == 1:
+        return Ranks(0, 1, None, None)
+    store: Store
+    if rank == 0:
+        store = TCPStore("127.0.0.1", 0, world, is_master=True, wait_for_workers=False)
+        host, port = "127.0.0.1", store.port
+        write_json(rendezvous, {"format": FORMAT, "host": host, "port": port})
+    else:
+        host, port = _await_address(rendezvous, clock)
+        store = TCPStore(host, port, world, is_master=False, wait_for_workers=False)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=_COLLECTIVE)
+    return Ranks(rank, world, store, (host, port))
+
+
+def _await_address(rendezvous: Path, clock: Clock) -> tuple[str, int]:
+    until = clock.monotonic() + _MEET_WITHIN_S
+    while clock.monotonic() < until:
+        value = read_json_or_none(rendezvous)
+        if value is not None:
+            return str(value["host"]), int(value["port"])
+        clock.sleep(0.02)
+    raise RunError(f"rank 0 did not open a meeting point within {_MEET_WITHIN_S:.0f} s")
+
+
+def wrap_module(
+    module: LossModule, ranks: Ranks, device: torch.device
+) -> LossModule | DistributedDataParallel:
+    if ranks.world == 1:
+        return module
+    device_ids = [device.index] if device.type == "cuda" else None
+    return DistributedDataParallel(module, device_ids=device_ids)

@@ -1,0 +1,71 @@
+"""What one rank puts into a checkpoint, and how it is put back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tasuki.errors import DataError
+from tasuki.runtime.state import State, capture, capture_random, restore, restore_random
+from tasuki.train.best import Best
+from tasuki.train.engine import StepEngine
+from tasuki.train.prepare import Setup
+
+
+@dataclass(slots=True)
+class Progress:
+    """Where the stage stands."""
+
+    step: int = 0
+    samples: int = 0
+    best: Best | None = None
+    checkpoint: str | None = None
+    """The last committed one: the parent of the next."""
+    saved_step: int = -1
+
+
+def capture_all(
+    setup: Setup, engine: StepEngine, progress: Progress, *, rank: int, last_row: dict[str, Any]
+) -> State:
+    """A rank's part: its own random states and unread losses; rank 0's also what all share."""
+    window = [(loss.cpu(), weight) for loss, weight in engine.window.entries]
+    state: State = {"rank": {"random": capture_random(), "window": window}}
+    if rank == 0:
+        state["shared"] = capture(setup.tracked)
+        state["progress"] = {
+            "plan": setup.order.plan.fingerprint(),
+            "effective_batch": setup.order.effective_batch,
+            "total_steps": setup.total_steps,
+            "step": progress.step,
+            "samples": progress.samples,
+            "best": progress.best.as_json() if progress.best else None,
+            "last_row": last_row,
+        }
+    return state
+
+
+def restore_shared(setup: Setup, state: State) -> tuple[Progress, dict[str, Any]]:
+    """Model, optimizer, schedule and progress; refused when the data are not the same any more."""
+    told = state["progress"]
+    for key, now in (
+        ("plan", setup.order.plan.fingerprint()),
+        ("effective_batch", setup.order.effective_batch),
+        ("total_steps", setup.total_steps),
+    ):
+        if told[key] != now:
+            what = "the data" if key == "plan" else f"`{key}`"
+            was = "" if key == "plan" else f": {told[key]} before, {now} now"
+            raise DataError(
+                f"{what} changed since the last checkpoint{was}",
+                hint="put it back as it was, or start anew with `--new`",
+            )
+    restore(setup.tracked, state["shared"])
+    best = Best.from_json(told["best"]) if told["best"] else None
+    return Progress(told["step"], told["samples"], best), told["last_row"]
+
+
+def restore_rank(engine: StepEngine, state: State, device: torch.device) -> None:
+    engine.window.entries = [(loss.to(device), weight) for loss, weight in state["rank"]["window"]]
+    restore_random(state["rank"]["random"])

@@ -1,0 +1,79 @@
+"""What a worker is to do, and what it works with."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tasuki.clock import Clock
+from tasuki.runtime.stopwatch import Stopwatch
+from tasuki.runtime.watch import Watch
+from tasuki.spec.resolved import ResolvedExperiment, ResolvedStage, experiment_from_plain
+from tasuki.store.atomic import read_json
+from tasuki.store.jobs import JobFolder
+from tasuki.store.runs import RunFolder
+from tasuki.telemetry.events import EventLog
+from tasuki.train.orders import Orders
+from tasuki.train.ranks import Ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One phase of one run, on one rank."""
+
+    orders: Orders
+    run: RunFolder
+    job: JobFolder
+    experiment: ResolvedExperiment
+    stage: ResolvedStage
+    stage_number: int
+    """1-based."""
+    folder: Path
+    """The spec's folder."""
+    device: torch.device
+    threads: int
+    ranks: Ranks
+    watch: Watch
+    stopwatch: Stopwatch
+    events: EventLog
+    clock: Clock
+
+    @property
+    def is_first(self) -> bool:
+        return self.ranks.rank == 0
+
+    def say(self, text: str) -> None:
+        """A line for people, in the attempt's log; from rank 0 alone."""
+        if self.is_first:
+            os.write(1, f"{text}\n".encode())
+
+    def event(self, kind: str, **facts: Any) -> None:
+        if self.is_first:
+            self.events.add(kind, **facts)
+
+
+def read_experiment(run: RunFolder) -> tuple[ResolvedExperiment, Path]:
+    value = read_json(run.spec)
+    return experiment_from_plain(value["spec"]), Path(value["folder"])
+
+
+def choose_device(job: JobFolder, rank: int) -> torch.device:
+    """The GPU that the supervisor gave to this rank, or the CPU."""
+    wanted = read_json(job.lanes).get("device", "cpu")
+    if wanted == "cuda" and torch.cuda.is_available():
+        index = 0 if torch.cuda.device_count() == 1 else rank % torch.cuda.device_count()
+        torch.cuda.set_device(index)
+        return torch.device("cuda", index)
+    return torch.device("cpu")
+
+
+def choose_threads(job: JobFolder, *, world: int, workers: int) -> int:
+    """Threads of a rank: its share of the CPUs, less its loader workers."""
+    value = read_json(job.lanes)
+    ranks_of_job = sum(len(lane["gpus"]) for lane in value["lanes"])
+    share = int(value.get("cpus") or 1) // max(world, ranks_of_job)
+    return max(1, share - workers)

@@ -1,0 +1,157 @@
+"""One rank of one phase, from its first line to its exit code."""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tasuki.clock import Clock, SystemClock
+from tasuki.errors import (
+    EXIT_DONE,
+    EXIT_FAILED,
+    CheckpointError,
+    ClaimLost,
+    RunError,
+    StateNotStorable,
+    StoreError,
+    TasukiError,
+)
+from tasuki.relay.values import Ending
+from tasuki.runtime.stopwatch import Stopwatch
+from tasuki.runtime.watch import Watch, leave
+from tasuki.store.jobs import JobFolder
+from tasuki.store.runs import RunFolder
+from tasuki.telemetry.events import EventLog
+from tasuki.telemetry.wire import Wire
+from tasuki.train.orders import Orders
+
+if TYPE_CHECKING:
+    from tasuki.train.task import Task
+
+
+def main(arguments: list[str]) -> int:
+    """Handlers and the watch come first: a notice may come while torch is imported."""
+    clock = SystemClock()
+    orders = _parse(arguments)
+    wire = Wire(socket.socket(fileno=orders.fd)) if orders.fd is not None else None
+    watch = Watch(wire, clock)
+    watch.install_handlers()
+    watch.start()
+    watch.tell("hello")
+    try:
+        _work(orders, watch, clock)
+    except BaseException as error:
+        _fail(watch, error)
+    leave(watch, ending=Ending.DONE, status=EXIT_DONE)
+    return EXIT_DONE
+
+
+def _work(orders: Orders, watch: Watch, clock: Clock) -> None:
+    stopwatch = Stopwatch(clock)
+    with stopwatch.part("start"):
+        task = _make_task(orders, watch, stopwatch, clock)
+    if orders.phase == "evaluate":
+        from tasuki.train.evaluate import run_evaluation
+
+        run_evaluation(task)
+    else:
+        from tasuki.train.training import run_training
+
+        run_training(task)
+
+
+def _make_task(orders: Orders, watch: Watch, stopwatch: Stopwatch, clock: Clock) -> Task:
+    from tasuki.train.exact import apply_settings, frozen_threads
+    from tasuki.train.ranks import join_ranks
+    from tasuki.train.task import Task, choose_device, choose_threads, read_experiment
+
+    run, job = RunFolder(orders.run), JobFolder(orders.job)
+    experiment, folder = read_experiment(run)
+    names = [stage.name for stage in experiment.stages]
+    stage = experiment.stages[names.index(orders.stage)]
+    workers = stage.loader.workers if isinstance(stage.loader.workers, int) else 0
+    threads = choose_threads(job, world=orders.world, workers=workers)
+    if stage.exact:
+        threads = frozen_threads(run) or threads
+    apply_settings(threads=threads, exact=stage.exact)
+    device = choose_device(job, orders.rank)
+    ranks = join_ranks(
+        rank=orders.rank,
+        world=orders.world,
+        device=device,
+        rendezvous=job.rendezvous(orders.claim, orders.number),
+        clock=clock,
+    )
+    return Task(
+        orders=orders,
+        run=run,
+        job=job,
+        experiment=experiment,
+        stage=stage,
+        stage_number=names.index(orders.stage) + 1,
+        folder=folder,
+        device=device,
+        threads=threads,
+        ranks=ranks,
+        watch=watch,
+        stopwatch=stopwatch,
+        events=EventLog(run, claim=orders.claim, node=0, who=f"rank{orders.rank}", clock=clock),
+        clock=clock,
+    )
+
+
+def _fail(watch: Watch, error: BaseException) -> None:
+    """Translate an exception into an ending; a traceback goes to the .err log for our eyes only."""
+    ending = _ending_of(error)
+    if isinstance(error, TasukiError):
+        hint = f"\nhint: {error.hint}" if error.hint else ""
+        sys.stderr.write(f"error: {error.message}{hint}\n")
+        if error.__cause__ is not None:
+            traceback.print_exception(error.__cause__)
+        leave(watch, ending=ending, status=EXIT_FAILED, message=error.message, hint=error.hint)
+    traceback.print_exception(error)
+    words = f"{type(error).__name__}: {error}{_place(error)}"
+    leave(watch, ending=ending, status=EXIT_FAILED, message=words[:2000])
+
+
+def _ending_of(error: BaseException) -> Ending:
+    match error:
+        case ClaimLost():
+            return Ending.SUPERSEDED
+        case StateNotStorable():
+            return Ending.MISTAKE
+        case StoreError() | CheckpointError():
+            return Ending.STUCK
+        case RunError() if not getattr(error, "is_mistake", False):
+            return Ending.FAILED
+        case TasukiError():
+            return Ending.MISTAKE
+        case _:
+            return Ending.FAILED
+
+
+def _place(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if "site-packages" not in f.filename and "/tasuki/" not in f.filename]
+    return f" (at {Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
+
+
+def _parse(arguments: list[str]) -> Orders:
+    parser = argparse.ArgumentParser(prog="python -m tasuki.train")
+    for name, kind in (
+        ("job", Path),
+        ("run", Path),
+        ("claim", int),
+        ("phase", str),
+        ("stage", str),
+        ("number", int),
+        ("rank", int),
+        ("world", int),
+    ):
+        parser.add_argument(f"--{name}", type=kind, required=True)
+    parser.add_argument("--fd", type=int, default=None)
+    return Orders(**vars(parser.parse_args(arguments)))

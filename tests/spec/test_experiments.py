@@ -1,0 +1,312 @@
+"""Experiments and stages: files, `each`, one stage, where weights come from, paths, warnings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tasuki.spec.load import load_spec
+from tasuki.spec.resolved import NOT_YET, start_of
+from tasuki.spec.values import Every, Length, Sizes
+
+from .conftest import Project
+
+CONTRACT = """
+# tasuki.yaml
+project: matrix-gnn
+recipe: recipes.matrix_gnn:MatrixGNN        # the spec's folder is on the import path
+runs: ${SCRATCH:-.}/runs                    # $VAR, ${VAR:-default} and ~ expand; relative …
+cluster: {time_limit: 8h, gpus: 1, gpu: a100-40gb, partition: preempt, setup: env.sh}
+defaults: {precision: bf16, effective_batch: 8, lr: 1e-3, save: {every: auto, keep: 3}, seed: 42}
+configs:                                     # named overlays, chosen by --config small_32k
+  small_32k: {params: {d_model: 1024, n_layers: 8}, effective_batch: 16}
+experiments:
+  progressive:
+    stages:                                  # or `stages: auto`
+      - {name: small_512,  data: data/small.h5, size: 512,  epochs: 30}
+      - {name: small_1024, data: data/small.h5, size: 1024, epochs: 20}
+    evaluate: {data: data/test.h5, after: each_stage, reserve: 10m}
+"""
+
+
+def test_the_example_of_the_contract_loads(project: Project) -> None:
+    spec = project.load(CONTRACT, config="small_32k", environ={"SCRATCH": "/scratch/me"})
+    assert (spec.project, spec.runs, spec.folder) == (
+        "matrix-gnn",
+        "/scratch/me/runs",
+        str(project.folder),
+    )
+    assert spec.file == str(project.folder / "tasuki.yaml")
+    assert (spec.cluster.time_limit_s, spec.cluster.gpu) == (28800.0, "a100-40gb")
+    first, second = spec.experiments[0].stages
+    assert (first.name, first.recipe, first.data) == (
+        "small_512",
+        "recipes.matrix_gnn:MatrixGNN",
+        "data/small.h5",
+    )
+    assert (first.length, first.lr, first.seed) == (Length(unit="epochs", count=30), 1e-3, 42)
+    assert first.effective_batch == 16
+    assert first.params == {"d_model": 1024, "n_layers": 8}
+    assert (first.init_from, second.init_from) == ("none", "previous")
+    assert second.size == Sizes(values=(1024,))
+    assert second.evaluate is not None
+    assert (second.evaluate.after, second.evaluate.reserve_s) == ("each_stage", 600.0)
+    assert project.load(CONTRACT).runs == str(project.folder / "runs")
+
+
+def test_what_is_not_written_has_the_defaults_of_the_contract(project: Project) -> None:
+    spec = project.load("recipe: a:B\nexperiments: {e: {data: x.h5}}")
+    (stage,) = spec.experiments[0].stages
+    assert stage.name == "train"
+    assert (stage.length, stage.effective_batch) == (Length(unit="epochs", count=1), 8)
+    assert (stage.precision, stage.lr, stage.weight_decay) == ("fp32", 1e-3, 0.01)
+    assert (stage.clip, stage.schedule, stage.seed, stage.split) == (1.0, "onecycle", 0, "train")
+    assert stage.log_every == Every(unit="steps", count=10.0)
+    assert (stage.validate, stage.evaluate, stage.init_from) == (None, None, "none")
+    assert (spec.cluster.grace_s, spec.cut, spec.cluster.requeue) == (60.0, "stage", True)
+    assert spec.runs == str(project.folder / "runs")
+    assert spec.warnings == ()
+
+
+def test_validate_and_evaluate_have_splits_of_their_own(project: Project) -> None:
+    (stage,) = project.stages("recipe: a:B\nexperiments: {e: {validate: {}, evaluate: {}}}")
+    assert stage.validate is not None and stage.evaluate is not None
+    assert (stage.validate.split, stage.validate.every.label()) == ("val", "1 epoch")
+    assert (stage.evaluate.split, stage.evaluate.after) == ("test", "end")
+
+
+def test_the_effective_batch_may_follow_from_the_other_two(project: Project) -> None:
+    text = "recipe: a:B\nexperiments: {e: {epochs: 1, micro_batch: 4, accumulation: 2}}"
+    assert project.stages(text)[0].effective_batch is None
+    assert project.stages(text, "effective_batch=16")[0].effective_batch == 16
+    assert project.stages(text, "micro_batch=auto")[0].effective_batch == 8
+
+
+def test_experiments_may_be_files_named_by_their_stem(project: Project) -> None:
+    (project.folder / "sub").mkdir()
+    project.write("lr: 0.1\nstages: [s1.yaml, {name: two, epochs: 2}]", "sub/exp1.yaml")
+    project.write("data: a.h5\nepochs: 1", "sub/s1.yaml")
+    project.write("epochs: 5", "exp2.yaml")
+    text = "recipe: a:B\nexperiments: [$SUB/exp1.yaml, exp2.yaml]"
+    spec = project.load(text, "experiments.exp1.stages.s1.epochs=9", environ={"SUB": "sub"})
+    assert [e.name for e in spec.experiments] == ["exp1", "exp2"]
+    assert [s.name for s in spec.experiments[0].stages] == ["s1", "two"]
+    assert spec.experiments[0].stages[0].length.count == 9
+    assert spec.experiments[0].stages[1].lr == 0.1
+
+
+def test_a_mistake_in_an_included_file_names_that_file(project: Project) -> None:
+    project.write("lr: 0.1\nepochs: ten", "exp1.yaml")
+    error = project.refuse("recipe: a:B\nexperiments: [exp1.yaml]")
+    assert error.message.startswith(f"{project.folder}/exp1.yaml:2: `epochs`")
+    error = project.refuse("recipe: a:B\nexperiments:\n  - gone.yaml")
+    assert "tasuki.yaml:3: there is no file `gone.yaml`" in error.message
+    error = project.refuse("recipe: a:B\nexperiments: {e: {stages: [gone.yaml]}}")
+    assert "tasuki.yaml:2: there is no file `gone.yaml`" in error.message
+
+
+def test_each_expands_an_experiment_over_values(project: Project) -> None:
+    spec = project.load(
+        """
+        recipe: a:B
+        experiments:
+          can:
+            each: {data: [$D/hcrl_sa.h5, data/set 02.h5], params.width: [8, 0.5]}
+            stages: [{name: s, epochs: 1}, {name: t, epochs: 1}]
+        """,
+        environ={"D": "/d"},
+    )
+    assert [e.name for e in spec.experiments] == [
+        "can_hcrl_sa_8",
+        "can_hcrl_sa_0.5",
+        "can_set_02_8",
+        "can_set_02_0.5",
+    ]
+    assert {s.data for s in spec.experiments[1].stages} == {"/d/hcrl_sa.h5"}
+    assert {s.params["width"] for s in spec.experiments[1].stages} == {0.5}
+
+
+def test_settings_reach_expanded_experiments_by_either_name(project: Project) -> None:
+    text = "recipe: a:B\nexperiments: {e: {epochs: 1, each: {data: [a.h5, b.h5]}}}"
+
+    def seeds(*settings: str) -> list[int]:
+        return [e.stages[0].seed for e in project.load(text, *settings).experiments]
+
+    assert seeds("experiments.e.seed=3") == [3, 3]
+    assert seeds("experiments.e_b.seed=3") == [0, 3]
+    assert len(seeds("experiments.e.each.data=[a.h5, b.h5, c.h5]")) == 3
+
+
+@pytest.mark.parametrize(
+    ("experiments", "message"),
+    [
+        ("{e: {epochs: 1, each: {data: [x/a.h5, y/a.h5]}}}", "two experiments are called `e_a`"),
+        ("{e: {each: {seed: [1]}, epochs: 1}, e_1: {epochs: 1}}", "are called `e_1`"),
+        ("{e: {epochs: 1, each: {data: []}}}", "lists of at least one value"),
+        ("{e: {epochs: 1, each: {data: a.h5}}}", "`each` must be a mapping from keys to lists"),
+        ("{e: {epochs: 1, each: {dta: [1]}}}", "unknown key `dta`"),
+        ("{e: {epochs: 1, each: {seed: [one]}}}", "`seed` must be a whole number"),
+        ("{e: {epochs: 1, each: {data: ['*']}}}", "leaves no letters"),
+        ("{e: {stages: [{name: s, data: x}], each: {data: [a, b]}}}", "changes nothing"),
+        ("{e: {epochs: 1, each: {stages: [1]}}}", "cannot go over `stages`"),
+        ("{e: {epochs: 1, each: {params: [{a: 1}]}}}", "not a mapping"),
+    ],
+)
+def test_an_each_that_cannot_be_is_refused(
+    project: Project, experiments: str, message: str
+) -> None:
+    error = project.refuse(f"recipe: a:B\nexperiments: {experiments}")
+    assert "tasuki.yaml:2: " in error.message
+    assert message in error.message
+
+
+def test_each_cannot_make_experiments_without_end(project: Project) -> None:
+    listed = str(list(range(40)))
+    text = (
+        f"recipe: a:B\nexperiments: {{e: {{epochs: 1, each: {{seed: {listed}, steps: {listed}}}}}}}"
+    )
+    assert "more than 1,000 experiments" in project.refuse(text).message
+
+
+def test_a_stage_may_start_from_stages_experiments_and_files(project: Project) -> None:
+    spec = project.load(
+        """
+        recipe: a:B
+        experiments:
+          a: {stages: [{name: x, init_from: base.safetensors}, {name: y, init_from: none}]}
+          b: {stages: [{name: x, init_from: a/y}, {name: z}, {name: w, init_from: x}]}
+          c: {stages: [{name: x, init_from: ~/w.pt}, {name: y, init_from: $HOME/v}]}
+        """,
+        environ={"HOME": "/home/me"},
+    )
+    starts = [s.init_from for e in spec.experiments for s in e.stages]
+    assert starts == [
+        "./base.safetensors",
+        "none",
+        "a/y",
+        "previous",
+        "x",
+        "/home/me/w.pt",
+        "/home/me/v",
+    ]
+    assert [start_of(start) for start in starts] == [
+        "file",
+        "none",
+        "experiment",
+        "previous",
+        "stage",
+        "file",
+        "file",
+    ]
+
+
+@pytest.mark.parametrize(
+    "experiments",
+    [
+        "{a: {stages: [{name: x, init_from: x}]}}",
+        "{a: {stages: [{name: x, init_from: y}, {name: y}]}}",
+        "{a: {stages: [{name: x, init_from: b/x}]}, b: {stages: [{name: x, init_from: a/x}]}}",
+    ],
+)
+def test_stages_that_wait_for_each_other_are_refused(project: Project, experiments: str) -> None:
+    error = project.refuse(f"recipe: a:B\nexperiments: {experiments}")
+    assert "tasuki.yaml:2: `init_from:" in error.message
+    assert "goes in a circle: a/x" in error.message
+
+
+def test_an_unknown_start_names_the_nearest_stage(project: Project, small: str) -> None:
+    assert "`one`" in project.refuse(small, "init_from=oen").hint
+    assert "`toy/two`" in project.refuse(small, "init_from=toy/tow").hint
+
+
+def test_a_start_that_all_stages_share_warns(project: Project, small: str) -> None:
+    spec = project.load(f"defaults: {{init_from: ./w.pt}}{small}")
+    assert any("holds for every stage" in warning for warning in spec.warnings)
+
+
+def test_variables_expand_in_paths_only(project: Project) -> None:
+    spec = project.load(
+        """
+        recipe: a:B
+        runs: ~/runs/../here
+        cluster: {setup: $HOME/env.sh, python: "${PY:-python3}"}
+        experiments:
+          e:
+            data: ["$HOME/a.h5", "${X:-$HOME/b}.h5"]
+            validate: {data: $HOME/v.h5}
+            evaluate: {data: $HOME/t.h5}
+            params: {text: $HOME}
+        """,
+        environ={"HOME": "/home/me"},
+    )
+    (stage,) = spec.experiments[0].stages
+    assert spec.runs == "/home/me/here"
+    assert (spec.cluster.setup, spec.cluster.python) == ("/home/me/env.sh", "python3")
+    assert stage.data == ["/home/me/a.h5", "/home/me/b.h5"]
+    assert stage.validate is not None and stage.validate.data == "/home/me/v.h5"
+    assert stage.evaluate is not None and stage.evaluate.data == "/home/me/t.h5"
+    assert stage.params == {"text": "$HOME"}
+    error = project.refuse("recipe: a:B\nruns: $GONE/x\nexperiments: {e: {epochs: 1}}")
+    assert "tasuki.yaml:2: the variable `GONE`" in error.message
+
+
+def test_a_spec_in_another_folder_is_relative_to_that_folder(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project.folder / "sub").mkdir()
+    project.write("recipe: a:B\nruns: out\nexperiments: {e: {epochs: 1}}", "sub/tasuki.yaml")
+    monkeypatch.chdir(project.folder)
+    spec = load_spec("sub", environ={})
+    assert spec.runs == str(Path.cwd() / "sub" / "out")
+    assert spec.project == "sub"
+
+
+def test_with_expectations_a_plan_needs_no_recipe(project: Project) -> None:
+    text = "experiments: {e: {expect: {wall: 4h, peak: 2.5G}}, f: {epochs: 1}}"
+    assert "`f` has neither" in project.refuse(text.replace("f: {", "f: {lr: 1, ")).message
+    (stage,) = project.stages(text.replace("f: {", "f: {expect: {wall: 1h}, "))
+    assert (stage.expect_wall_s, stage.expect_peak_bytes) == (14400.0, 2_684_354_560)
+
+
+WITHOUT_EFFECT = {
+    "precision": "bf16",
+    "gradient_checkpointing": "true",
+    "offload": "auto",
+    "compile": "true",
+    "safety_factor": "0.5",
+    "micro_batch": "auto",
+    "on_nan": "skip",
+    "buckets": "auto",
+    "order": "score",
+    "allocator": "x",
+    "export": "onnx",
+}
+WITHOUT_EFFECT_ABOVE = {
+    "sinks": "sinks: [tensorboard]",
+    "on": "on: {complete: mail}",
+    "share": "share: group",
+    "deadline": "deadline: 2030-01-01 08:00",
+    "container": "cluster: {container: x.sif}",
+}
+
+
+def test_every_key_without_effect_warns_once_with_its_place(project: Project) -> None:
+    lines = "".join(f"      {key}: {value}\n" for key, value in WITHOUT_EFFECT.items())
+    above = "\n".join(WITHOUT_EFFECT_ABOVE.values())
+    text = f"{above}\nrecipe: a:B\nexperiments:\n  e:\n    stages: [{{name: s}}, {{name: t}}]\n"
+    spec = project.load(text + lines.replace("      ", "    "))
+    said = [w for w in spec.warnings if "has no effect yet" in w]
+    keys = [key for key in NOT_YET if any(f"`{key}" in warning for warning in said)]
+    assert set(keys) == {*WITHOUT_EFFECT, *WITHOUT_EFFECT_ABOVE}
+    assert len(said) == len(keys)
+    assert all(f"{project.folder}/tasuki.yaml:" in warning for warning in said)
+    assert {*keys, "command"} == set(NOT_YET)
+
+
+@pytest.mark.parametrize(("factor", "warns"), [("0.2", True), ("0.5", False), ("0.9", True)])
+def test_a_safety_factor_beyond_reason_warns(
+    project: Project, small: str, factor: str, warns: bool
+) -> None:
+    spec = project.load(small, f"safety_factor={factor}")
+    assert any("outside 0.3 to 0.7" in warning for warning in spec.warnings) is warns
