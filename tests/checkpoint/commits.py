@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from tasuki.checkpoint.commit import Checkpoint, open_draft, publish
+from tasuki.checkpoint.commit import Checkpoint, discard_draft, open_draft, publish
 from tasuki.checkpoint.manifest import Position
 from tasuki.checkpoint.parts import write_part
+from tasuki.errors import StoreError
 from tasuki.store.runs import RunFolder
 
 SMALL: dict[str, Any] = {"model": {"weight": torch.arange(6.0).reshape(2, 3)}, "lr": 0.1}
@@ -45,11 +46,15 @@ def commit(
     """One whole save, as the ranks do it."""
     where = position(at) if isinstance(at, int) else at
     draft = open_draft(run, claim=claim, position=where)
-    records = [
-        record
-        for part in range(world)
-        for record in write_part(draft, part, SMALL if state is None else state)
-    ]
+    try:
+        records = [
+            record
+            for part in range(world)
+            for record in write_part(draft, part, SMALL if state is None else state)
+        ]
+    except StoreError:
+        discard_draft(draft)
+        raise
     return publish(
         run,
         draft,
@@ -92,5 +97,6 @@ def same(a: Any, b: Any) -> bool:
 
 
 def raw(tensor: torch.Tensor) -> bytes:
-    flat = tensor.detach().contiguous().reshape(-1)
+    flat = torch.empty(tensor.numel(), dtype=tensor.dtype)
+    flat.view(tensor.shape).copy_(tensor.detach())
     return bytes(flat.view(torch.uint8).numpy().tobytes())

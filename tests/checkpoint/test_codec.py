@@ -58,7 +58,7 @@ trees = st.recursive(
 )
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(trees)
 def test_every_tree_of_known_values_comes_back_exactly(state: object) -> None:
     assert same(round_trip(state), state)
@@ -75,13 +75,13 @@ def views(draw: st.DrawFn) -> torch.Tensor:
     return tensor.unsqueeze(0).expand(3, *tensor.shape) if draw(st.booleans()) else tensor
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(views())
 def test_every_view_comes_back_with_its_stride(tensor: torch.Tensor) -> None:
     assert same(round_trip({"t": tensor}), {"t": tensor})
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 19), st.integers(1, 12), st.integers(1, 3)), max_size=6))
 def test_views_that_overlap_still_overlap_afterwards(cuts: list[tuple[int, int, int]]) -> None:
     base = torch.arange(64.0)
@@ -99,13 +99,11 @@ def test_views_that_overlap_still_overlap_afterwards(cuts: list[tuple[int, int, 
 def test_every_dtype_survives_bit_by_bit(name: str) -> None:
     tensor = torch.randint(0, 256, (4, 3, 16), dtype=torch.uint8).view(DTYPES[name])
     if name == "bool":
-        tensor = torch.tensor([[True, False]])
+        tensor = torch.tensor([[True, False], [False, False]])
     for case in (tensor, tensor[1], tensor[:0], tensor.transpose(0, 1)):
         back = round_trip([case])[0]
         assert (back.dtype, back.shape, back.stride()) == (case.dtype, case.shape, case.stride())
-        assert raw(back.view(torch.uint8)) == raw(case.contiguous().view(torch.uint8)) or (
-            raw(back) == raw(case)
-        )
+        assert raw(back) == raw(case)
 
 
 def test_tied_weights_are_stored_once_and_come_back_tied() -> None:

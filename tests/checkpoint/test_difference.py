@@ -60,6 +60,7 @@ def test_a_difference_is_named_with_place_and_size(a: Any, b: Any, words: str) -
         ([torch.arange(6.0).reshape(2, 3).t()], [torch.arange(6.0).reshape(2, 3).t().contiguous()]),
         ([torch.nn.Parameter(torch.ones(2))], [torch.ones(2)]),
         ([torch.zeros(0, 3), np.zeros((0, 2))], [torch.zeros(0, 3), np.zeros((0, 2))]),
+        ([torch.arange(4.0)[1:2:2]], [torch.ones(1)]),
         ([torch.tensor([1 + 2j]).conj()], [torch.tensor([1 - 2j])]),
     ],
 )  # fmt: skip

@@ -192,7 +192,7 @@ def test_tasuki_stage_restricts_and_tasuki_name_renames(project: Project, small:
 KEYS = st.sampled_from(["epochs", "steps", "samples", "effective_batch", "accumulation", "seed"])
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(sets=st.lists(st.tuples(KEYS, st.integers(1, 2**40)), min_size=1, max_size=5))
 def test_the_last_setting_of_a_key_holds_in_every_stage(
     project: Project, sets: list[tuple[str, int]]
@@ -212,7 +212,7 @@ TEXT = st.text(
 )
 
 
-@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=TEXT)
 def test_a_quoted_text_is_set_as_it_is(project: Project, text: str) -> None:
     quoted = "'" + text.replace("'", "''") + "'"

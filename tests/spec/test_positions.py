@@ -66,9 +66,10 @@ def test_scalars_mean_what_they_look_like(written: str, value: object) -> None:
 
 def test_one_warning_per_file_lists_what_pyyaml_would_read_differently() -> None:
     text = "a: 12:00:00\nb: 1e-3\nc: yes\nd: 010\ne: '12:00:00'\nf: 08:00:00\ng: 1.5e-3\n"
-    assert read_yaml(text, file="s.yaml").warnings == (
+    (warning,) = read_yaml(text, file="s.yaml").warnings
+    assert warning == (
         "s.yaml: PyYAML would read line 1 `12:00:00` as 43200, line 2 `1e-3` as text, "
-        "line 3 `yes` as true, line 4 `010` as 8; tasuki reads YAML 1.2",
+        "line 3 `yes` as true, line 4 `010` as 8; tasuki reads YAML 1.2"
     )
     assert read_yaml("a: 1\nb: 0.5\nc: text\n", file="s.yaml").warnings == ()
 
@@ -138,3 +139,8 @@ def test_a_value_that_contains_itself_is_refused(text: str) -> None:
 )
 def test_tags_and_strange_keys_are_refused_not_run(text: str) -> None:
     assert refuse(text).message.startswith("s.yaml:1: ")
+
+
+def test_an_anchor_may_be_used_again_without_noise(recwarn: pytest.WarningsRecorder) -> None:
+    assert read("a: &x 1\nb: &x 2\nc: *x\n") == {"a": 1, "b": 2, "c": 2}
+    assert not recwarn.list

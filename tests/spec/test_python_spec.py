@@ -84,8 +84,8 @@ def test_a_wrong_value_names_its_path_because_there_is_no_line(file: Path) -> No
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        ("breaks", "specs.py:24: ValueError: no such size"),
-        ("leaves", "specs.py:27: SystemExit: 3"),
+        ("breaks", "specs.py:22: ValueError: no such size"),
+        ("leaves", "specs.py:25: SystemExit: 3"),
         ("strange", "specs.py:strange: TypeError: a object cannot be part of a spec"),
         ("sweeep", "specs.py:sweeep: there is no function `sweeep`"),
         ("dies", "specs.py:dies: Python ended without a spec (exit 7)"),

@@ -193,6 +193,12 @@ def array_dtype(text: object) -> np.dtype[Any]:
     return np.dtype(text)
 
 
+def flat_bytes(tensor: Tensor) -> Tensor:
+    """A tensor's values as bytes, row by row."""
+    # A single item is contiguous with any stride, but only stride 1 can be viewed as bytes.
+    return tensor.contiguous().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+
+
 def own_copy(blob: Tensor) -> Tensor:
     """The same blob in memory of its own."""
     return _own_bytes(blob).view(blob.dtype).view(blob.shape)
@@ -253,7 +259,7 @@ def _is_all_of(tensor: Tensor, num_items: int) -> bool:
 
 def _own_bytes(blob: Tensor) -> Tensor:
     """A copy in torch's own memory: aligned to 64 bytes, on which bitwise equal sums may hang."""
-    source = blob.detach().contiguous().reshape(-1).view(torch.uint8)
+    source = flat_bytes(blob.detach())
     try:
         memory = torch.empty(source.numel(), dtype=torch.uint8)
     except RuntimeError as error:  # torch's word for "no memory", which is not damage

@@ -129,7 +129,9 @@ def _commit(run: RunFolder, draft: Path, manifest: Manifest) -> Path:
     final = run.checkpoints / manifest.name
     ensure_claim_holds(run, manifest.claim)
     # A rename onto an empty folder would replace it silently; names are unique per claim and step.
-    if final.is_symlink() or final.exists():
+    with translated(final):
+        is_taken = final.is_symlink() or final.exists()
+    if is_taken:
         raise CheckpointError(
             f"{final} exists already",
             hint="a checkpoint is never replaced; save again at a later step",

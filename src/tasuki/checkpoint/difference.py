@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tasuki.checkpoint.blobs import flat_bytes
 from tasuki.checkpoint.places import describe_place
 from tasuki.errors import StateNotStorable
 
@@ -112,8 +113,8 @@ def _compare_arrays(a: Any, b: Any, path: list[object]) -> str | None:
 
 def _tensor_bytes(tensor: Tensor) -> Tensor:
     """One row of bytes per element."""
-    flat = tensor.cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return flat.view(torch.uint8).reshape(tensor.numel(), tensor.itemsize)
+    plain = tensor.cpu().resolve_conj().resolve_neg()
+    return flat_bytes(plain).reshape(tensor.numel(), tensor.itemsize)
 
 
 def _largest(a: Tensor, b: Tensor, differs: Tensor) -> str:

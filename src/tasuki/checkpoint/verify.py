@@ -22,8 +22,9 @@ from tasuki.store.atomic import translated
 
 def read_manifest(path: Path) -> Manifest:
     """The manifest of a checkpoint folder, whole and of this very checkpoint."""
-    if path.is_symlink():
-        raise damage(path, "is a link")
+    with translated(path):
+        if path.is_symlink():
+            raise damage(path, "is a link")
     raw = read_file(path / MANIFEST_NAME, limit=MAX_MANIFEST_BYTES)
     try:
         manifest = parse_manifest(raw)

@@ -179,17 +179,21 @@ def _name_stages(draft: Draft) -> tuple[str, ...]:
 def _refuse_without_recipe(
     experiments: tuple[ResolvedExperiment, ...], drafts: Sequence[Draft]
 ) -> None:
-    stages = [stage for experiment in experiments for stage in experiment.stages]
-    if all(s.expect_wall_s is not None or s.expect_peak_bytes is not None for s in stages):
-        return
+    """Only a spec in which every stage says what to expect can be planned without a recipe."""
+    idle: list[tuple[bool, str]] = []
+    is_everywhere_expected = True
     for experiment, draft in zip(experiments, drafts, strict=True):
         for stage, node in zip(experiment.stages, draft.stages, strict=True):
+            is_expected = stage.expect_wall_s is not None or stage.expect_peak_bytes is not None
+            is_everywhere_expected &= is_expected
             if stage.recipe is None and stage.command is None:
-                raise SpecError(
-                    f"{node.mark}: stage `{stage.name}` of `{experiment.name}` has neither "
-                    "`recipe` nor `command`",
-                    hint="write `recipe: module.sub:Class` at the top of the spec",
-                )
+                where = f"{node.mark}: stage `{stage.name}` of `{experiment.name}`"
+                idle.append((is_expected, where))
+    if idle and not is_everywhere_expected:
+        raise SpecError(
+            f"{min(idle, key=lambda one: one[0])[1]} has neither `recipe` nor `command`",
+            hint="write `recipe: module.sub:Class` at the top of the spec",
+        )
 
 
 def _only_stages(

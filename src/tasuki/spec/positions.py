@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from ruamel.yaml import YAML
+from ruamel.yaml.composer import Composer
 from ruamel.yaml.error import MarkedYAMLError, StringMark, YAMLError
 from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
 from ruamel.yaml.nodes import Node as YamlNode
@@ -21,8 +22,8 @@ from tasuki.errors import SpecError
 
 MAX_NODES = 100_000
 MAX_DEPTH = 50
-MAX_CHARACTERS = 4_000_000
-"""ruamel.yaml reads about 1 MB in several seconds; a spec has a few kB."""
+MAX_CHARACTERS = 1_000_000
+"""ruamel.yaml needs about 60 µs per value, seconds for such a file; a spec has a few kB."""
 
 Scalar: TypeAlias = bool | int | float | str | None
 Path: TypeAlias = tuple[str | int, ...]
@@ -105,8 +106,10 @@ def read_yaml(text: str, *, file: str) -> Document:
     """Read one YAML document; `file` is how messages call it."""
     if len(text) > MAX_CHARACTERS:
         raise SpecError(f"{file}: the file is too large to be a spec", hint=_SPLIT_HINT)
+    yaml = YAML(typ="safe", pure=True)
+    yaml.Composer = _BoundedComposer
     try:
-        root = YAML(typ="safe", pure=True).compose(text)
+        root = yaml.compose(text)
     except MarkedYAMLError as error:
         raise _syntax_error(error, file=file) from error
     except YAMLError as error:
@@ -114,8 +117,8 @@ def read_yaml(text: str, *, file: str) -> Document:
         raise SpecError(
             f"{file}:{line}: a character that no text file holds", hint="save the file as UTF-8"
         ) from error
-    except RecursionError:
-        raise _too_deep(file) from None
+    except _Unbounded as error:
+        raise (_too_many if error.args[0] == "many" else _too_deep)(file) from None
     if root is None:
         return Document(Node(None, Mark(file, 1, 1)))
     builder = _Builder(file)
@@ -130,6 +133,37 @@ def _too_deep(where: object) -> SpecError:
     return SpecError(
         f"{where}: values lie more than {MAX_DEPTH} levels deep", hint="write it flatter"
     )
+
+
+def _too_many(where: object) -> SpecError:
+    return SpecError(
+        f"{where}: the file expands to more than {MAX_NODES:,} values", hint=_SPLIT_HINT
+    )
+
+
+class _Unbounded(Exception):
+    """Beyond a limit while composing; says which."""
+
+
+class _BoundedComposer(Composer):
+    """Stops while reading: the file may be far beyond the limits."""
+
+    def __init__(self, loader: object = None) -> None:
+        super().__init__(loader)
+        self.warn_double_anchors = False  # YAML 1.2 lets an anchor be used again
+        self.num_nodes = 0
+        self.num_levels = 0
+
+    def compose_node(self, parent: object, index: object) -> object:
+        self.num_nodes += 1
+        self.num_levels += 1
+        if self.num_levels > MAX_DEPTH:
+            raise _Unbounded("deep")
+        if self.num_nodes > 2 * MAX_NODES:  # keys are composed too, but are no values
+            raise _Unbounded("many")
+        node: object = super().compose_node(parent, index)
+        self.num_levels -= 1
+        return node
 
 
 class _Builder:
@@ -179,9 +213,7 @@ class _Builder:
         self._open.discard(id(yaml))
         self._done[id(yaml)] = built
         if built[1] > MAX_NODES:
-            raise SpecError(
-                f"{mark}: the file expands to more than {MAX_NODES:,} values", hint=_SPLIT_HINT
-            )
+            raise _too_many(mark)
         return built
 
     def _sequence(self, yaml: SequenceNode, mark: Mark, depth: int) -> tuple[Node, int, int]:

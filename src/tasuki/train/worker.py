@@ -21,7 +21,7 @@ from tasuki.errors import (
     TasukiError,
 )
 from tasuki.relay.values import Ending
-from tasuki.runtime.stopwatch import Stopwatch
+from tasuki.runtime.stopwatch import Stopwatch, process_age_s
 from tasuki.runtime.watch import Watch, leave
 from tasuki.store.jobs import JobFolder
 from tasuki.store.runs import RunFolder
@@ -51,7 +51,9 @@ def main(arguments: list[str]) -> int:
 
 
 def _work(orders: Orders, watch: Watch, clock: Clock) -> None:
-    stopwatch = Stopwatch(clock)
+    age = process_age_s()
+    stopwatch = Stopwatch(clock, lived_s=age)
+    stopwatch.add("start", age)
     with stopwatch.part("start"):
         task = _make_task(orders, watch, stopwatch, clock)
     if orders.phase == "evaluate":

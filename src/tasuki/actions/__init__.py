@@ -1,0 +1,1 @@
+"""One file per verb: read, decide, act. Returns values, prints nothing, imports no torch."""

@@ -1,0 +1,177 @@
+"""The first start of a run: its spec and code, frozen; later starts are compared with them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from tasuki.clock import Clock, utc
+from tasuki.errors import RunError
+from tasuki.spec.resolved import (
+    ResolvedExperiment,
+    ResolvedSpec,
+    differences,
+    fingerprint,
+    to_plain,
+)
+from tasuki.store.atomic import FORMAT, make_folder, read_json, write_json
+from tasuki.store.runs import RunFolder
+
+_SOURCES = {".py", ".pyi", ".yaml", ".yml", ".toml", ".json", ".cfg", ".ini", ".sh", ".txt", ".md"}
+_MAX_FILE = 1_000_000
+_MAX_TOTAL = 50_000_000
+_NEVER = {".git", ".venv", "venv", "node_modules", "__pycache__", ".tox", ".mypy_cache"}
+
+
+def freeze_run(
+    run: RunFolder, experiment: ResolvedExperiment, spec: ResolvedSpec, clock: Clock
+) -> None:
+    """Write down what the run is made from."""
+    make_folder(run.path)
+    code = snapshot_code(run, spec)
+    write_json(
+        run.spec,
+        {
+            "format": FORMAT,
+            "experiment": experiment.name,
+            "project": spec.project,
+            "file": spec.file,
+            "folder": spec.folder,
+            "spec": to_plain(experiment),
+            "stages": [
+                _stage_summary(experiment, index) for index in range(len(experiment.stages))
+            ],
+            "fingerprints": {"spec": fingerprint(experiment), "code": code},
+            "created_at": utc(clock.wall()),
+        },
+    )
+
+
+def _stage_summary(experiment: ResolvedExperiment, index: int) -> dict[str, object]:
+    """What a supervisor must know of a stage."""
+    stage = experiment.stages[index]
+    evaluate = stage.evaluate
+    is_last = index == len(experiment.stages) - 1
+    evaluates = evaluate is not None and (is_last or evaluate.after == "each_stage")
+    return {
+        "name": stage.name,
+        "evaluates": evaluates,
+        "reserve_s": evaluate.reserve_s if evaluate else None,
+    }
+
+
+def check_unchanged(
+    run: RunFolder,
+    experiment: ResolvedExperiment,
+    spec: ResolvedSpec,
+    *,
+    accepted: Sequence[str],
+    clock: Clock,
+) -> list[str]:
+    """Refuse a spec that would give another result than the run was begun for.
+
+    Harmless changes are taken over. Returns what was taken over, in words.
+    """
+    frozen = read_json(run.spec)
+    changed = differences(frozen["spec"], to_plain(experiment))
+    refused = [d for d in changed if not d.harmless and not _is_accepted(d.key, accepted)]
+    if refused:
+        lines = "\n".join(f"  {d.key}: {_short(d.old)} → {_short(d.new)}" for d in refused)
+        raise RunError(
+            f"{run.path} was begun with another spec:\n{lines}",
+            hint="put it back, or start anew with `--new`, or `--accept-change "
+            f"{refused[0].key}` to go on with the change",
+        )
+    if changed:
+        begun = frozen["fingerprints"]["code"]
+        frozen["spec"] = to_plain(experiment)
+        frozen["stages"] = [_stage_summary(experiment, i) for i in range(len(experiment.stages))]
+        frozen["fingerprints"] = {"spec": fingerprint(experiment), "code": begun}
+        frozen["changed_at"] = utc(clock.wall())
+        write_json(run.spec, frozen)
+    if not has_committed(run):
+        snapshot_code(run, spec)  # nothing was learnt with the old code yet
+    return [f"{d.key}: {_short(d.old)} → {_short(d.new)}" for d in changed]
+
+
+def has_committed(run: RunFolder) -> bool:
+    """Did any attempt ever commit a checkpoint?"""
+    if not run.checkpoints.is_dir():
+        return False
+    return any(name.startswith("step-") for name in os.listdir(run.checkpoints))
+
+
+def _is_accepted(key: str, accepted: Sequence[str]) -> bool:
+    return any(
+        key == word or key.endswith(f".{word}") or key.startswith(f"{word}.") for word in accepted
+    )
+
+
+def _short(value: object) -> str:
+    text = "nothing" if value is None else str(value)
+    return text if len(text) <= 60 else text[:57] + "…"
+
+
+def snapshot_code(run: RunFolder, spec: ResolvedSpec) -> str:
+    """Copy the project's sources beside the run; the hash of what was copied."""
+    folder = Path(spec.folder)
+    files = _source_files(folder, exclude=Path(spec.runs))
+    digest = hashlib.sha256()
+    fresh = run.path / ".code.tmp"
+    shutil.rmtree(fresh, ignore_errors=True)
+    make_folder(fresh)
+    total = 0
+    for path in files:
+        total += path.stat().st_size
+        if total > _MAX_TOTAL:
+            break
+        data = path.read_bytes()
+        name = path.relative_to(folder)
+        digest.update(f"{name}\0{len(data)}\0".encode() + data)
+        target = fresh / name
+        make_folder(target.parent)
+        target.write_bytes(data)
+    shutil.rmtree(run.code, ignore_errors=True)
+    fresh.rename(run.code)
+    return digest.hexdigest()
+
+
+def _source_files(folder: Path, *, exclude: Path) -> list[Path]:
+    """git-tracked and untracked sources, never data; without git all sources below the folder."""
+    found = _git_files(folder)
+    if found is None:
+        found = []
+        for root, folders, names in os.walk(folder):
+            folders[:] = [
+                name
+                for name in folders
+                if name not in _NEVER and Path(root, name) != exclude and not name.startswith(".")
+            ]
+            found += [Path(root, name) for name in names]
+    return sorted(path for path in found if _is_source(path) and exclude not in path.parents)
+
+
+def _is_source(path: Path) -> bool:
+    if path.suffix not in _SOURCES or path.is_symlink() or not path.is_file():
+        return False
+    return path.stat().st_size <= _MAX_FILE
+
+
+def _git_files(folder: Path) -> list[Path] | None:
+    if not any((parent / ".git").exists() for parent in [folder, *folder.parents]):
+        return None
+    try:
+        listed = subprocess.run(
+            ["git", "ls-files", "-co", "--exclude-standard", "-z"],
+            cwd=folder,
+            capture_output=True,
+            timeout=20,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return [folder / name for name in listed.stdout.decode(errors="replace").split("\0") if name]

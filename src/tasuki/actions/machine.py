@@ -1,0 +1,38 @@
+"""What this machine offers, without torch."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from tasuki.spec.resolved import ResolvedCluster
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    device: str
+    """cpu or cuda."""
+    gpus: int
+    cpus: int
+
+
+def look_around(environment: dict[str, str]) -> Machine:
+    cpus = len(os.sched_getaffinity(0))
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        gpus = len([part for part in visible.split(",") if part and part != "-1"])
+    else:
+        gpus = len([p for p in Path("/dev").glob("nvidia[0-9]*") if p.name[6:].isdecimal()])
+    return Machine("cuda" if gpus else "cpu", gpus, cpus)
+
+
+def device_for(cluster: ResolvedCluster, machine: Machine) -> str:
+    """`gpu: cpu` counts CPU slots; without a GPU here that is the default."""
+    if cluster.gpu == "cpu" or (cluster.gpu is None and machine.gpus == 0):
+        return "cpu"
+    return "cuda"
+
+
+def cpus_for(cluster: ResolvedCluster, machine: Machine) -> int:
+    return cluster.cpus or machine.cpus

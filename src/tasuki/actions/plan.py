@@ -1,0 +1,301 @@
+"""`tasuki plan`: what would be done, in which jobs, how long it takes and how that is known.
+
+The dry run: writes nothing. Also used by `run`, which writes the plan it makes.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tasuki.actions.machine import Machine, cpus_for, device_for
+from tasuki.actions.measure import MeasureFailed, measure_stages
+from tasuki.actions.runs import latest_run
+from tasuki.data.split import resolve_batch
+from tasuki.errors import UsageError
+from tasuki.estimate.times import StageTimes, estimate_stage, needs_measuring
+from tasuki.plan.cut import JobDraft, cut_into_jobs
+from tasuki.plan.values import Job, Lane, Plan, StageWork
+from tasuki.spec.resolved import ResolvedExperiment, ResolvedSpec, ResolvedStage, start_of
+from tasuki.store.atomic import read_json_or_none
+from tasuki.store.history import read_history
+from tasuki.store.runs import RunFolder
+from tasuki.telemetry.events import read_events
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRequest:
+    spec: ResolvedSpec
+    experiments: tuple[ResolvedExperiment, ...]
+    stages: tuple[str, ...]
+    """Only these; empty: all."""
+    machine: Machine
+    python: str
+    environment: dict[str, str]
+    measure: bool = True
+    is_new: bool = False
+    """Plan as if nothing were done yet."""
+    on_progress: Callable[[str], None] = lambda _: None
+
+
+def make_plan(request: PlanRequest) -> Plan:
+    spec = request.spec
+    jobs: list[Job] = []
+    reasons: list[str] = []
+    warnings = list(spec.warnings)
+    plan_id = f"{spec.project or 'tasuki'}-{secrets.token_hex(3)}"
+    last_job_of: dict[str, str] = {}
+    ends: dict[str, float | None] = {}
+    for experiment in request.experiments:
+        work = _work_of(experiment, request, warnings)
+        drafts = cut_into_jobs(work, limit_s=spec.cluster.time_limit_s, cut=spec.cut)
+        after = _experiments_before(experiment, last_job_of)
+        for draft in drafts:
+            name = f"{plan_id}-{len(jobs) + 1:02d}"
+            job = _make_job(name, after, draft, request)
+            jobs.append(job)
+            reasons.append(f"{name}: {draft.reason.split(': ', 1)[1]}")
+            ends[name] = _end_of(job, ends)
+            after = (name,)
+        if drafts:
+            last_job_of[experiment.name] = after[-1]
+    makespan = _add_up([job.expected_s for job in jobs])
+    return Plan(
+        id=plan_id,
+        jobs=tuple(jobs),
+        makespan_s=makespan,
+        lower_bound_s=None,
+        gap=None,
+        optimal=None,
+        cost=_cost(makespan, spec),
+        reasons=tuple(reasons),
+        warnings=tuple(warnings),
+    )
+
+
+def choose_experiments(
+    spec: ResolvedSpec, names: Sequence[str], stages: Sequence[str]
+) -> tuple[ResolvedExperiment, ...]:
+    """Those named with --experiment, else all; unknown names are refused with the nearest."""
+    known = [experiment.name for experiment in spec.experiments]
+    for name in names:
+        if name not in known:
+            raise UsageError(f"there is no experiment `{name}`", hint=_nearest(name, known))
+    chosen = tuple(e for e in spec.experiments if not names or e.name in names)
+    all_stages = [stage.name for experiment in chosen for stage in experiment.stages]
+    for stage in stages:
+        if stage not in all_stages:
+            raise UsageError(f"there is no stage `{stage}`", hint=_nearest(stage, all_stages))
+    return chosen
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean `{near[0]}`?" if near else f"there are: {', '.join(known)}"
+
+
+def ranks_of(spec: ResolvedSpec, stage: ResolvedStage) -> int:
+    return (stage.gpus or spec.cluster.gpus) * spec.cluster.nodes
+
+
+def _work_of(
+    experiment: ResolvedExperiment, request: PlanRequest, warnings: list[str]
+) -> list[StageWork]:
+    """What is left of an experiment, with its times."""
+    run = latest_run(Path(request.spec.runs), experiment.name)
+    if request.is_new or not run.spec.exists():
+        run = RunFolder(Path("/nonexistent"))
+    wanted = _wanted(experiment, request.stages)
+    if run.is_complete():
+        return []
+    left = [stage for stage in wanted if not run.stage(stage.name).metrics.exists()]
+    times = _estimate(experiment, left, run, request, warnings)
+    state = read_json_or_none(run.training_state) or {}
+    work = []
+    for stage in wanted:
+        if stage in left:
+            done = int(state.get("step") or 0) if state.get("stage") == stage.name else 0
+            work.append(_stage_work(experiment, stage, times[stage.name], done, request))
+        elif _evaluates(experiment, stage) and not run.stage(stage.name).evaluation.exists():
+            work.append(_evaluation_work(experiment, stage, request))
+    if not work and len(wanted) == len(experiment.stages):
+        work.append(_evaluation_work(experiment, wanted[-1], request))  # only the marker is missing
+    return work
+
+
+def _wanted(experiment: ResolvedExperiment, stages: Sequence[str]) -> list[ResolvedStage]:
+    """Up to and including the last stage that is wanted: the ones before it are needed."""
+    if not stages:
+        return list(experiment.stages)
+    named = [index for index, stage in enumerate(experiment.stages) if stage.name in stages]
+    return list(experiment.stages[: max(named) + 1]) if named else []
+
+
+def _evaluates(experiment: ResolvedExperiment, stage: ResolvedStage) -> bool:
+    if stage.evaluate is None:
+        return False
+    return stage.evaluate.after == "each_stage" or stage is experiment.stages[-1]
+
+
+def _estimate(
+    experiment: ResolvedExperiment,
+    stages: Sequence[ResolvedStage],
+    run: RunFolder,
+    request: PlanRequest,
+    warnings: list[str],
+) -> dict[str, StageTimes]:
+    device = device_for(request.spec.cluster, request.machine)
+    events = read_events(run)
+    history = list(read_history(Path(request.spec.runs)))
+
+    def estimate(stage: ResolvedStage, measured: dict[str, Any] | None) -> StageTimes:
+        return estimate_stage(
+            stage,
+            device=device,
+            ranks=ranks_of(request.spec, stage),
+            own_events=events,
+            history=history,
+            measured=measured,
+        )
+
+    times = {stage.name: estimate(stage, None) for stage in stages}
+    unknown = [stage for stage in stages if needs_measuring(times[stage.name])]
+    measured = _measure(experiment, unknown, device, request, warnings)
+    for stage in unknown:
+        times[stage.name] = estimate(stage, measured.get(stage.name))
+        if times[stage.name].wall_s is None and (
+            request.measure or request.spec.cluster.time_limit_s
+        ):
+            warnings.append(
+                f"how long stage `{stage.name}` takes is not known: it runs until it is done, "
+                "from job to job; `expect: {wall: 4h}` would tell"
+            )
+    return times
+
+
+def _measure(
+    experiment: ResolvedExperiment,
+    unknown: Sequence[ResolvedStage],
+    device: str,
+    request: PlanRequest,
+    warnings: list[str],
+) -> dict[str, dict[str, Any]]:
+    stages = [stage for stage in unknown if stage.recipe is not None]
+    if not stages or not request.measure:
+        return {}
+    if device == "cuda" and request.machine.gpus == 0:
+        warnings.append("there is no GPU here to measure steps on")
+        return {}
+    request.on_progress(f"measuring some steps of {', '.join(s.name for s in stages)}")
+    try:
+        return measure_stages(
+            experiment,
+            [stage.name for stage in stages],
+            folder=request.spec.folder,
+            ranks=ranks_of(request.spec, stages[0]),
+            cpus=cpus_for(request.spec.cluster, request.machine),
+            device=device,
+            python=request.python,
+            environment=request.environment,
+        )
+    except MeasureFailed as error:
+        error.message = f"experiment `{experiment.name}`: {error.message}"
+        raise
+
+
+def _stage_work(
+    experiment: ResolvedExperiment,
+    stage: ResolvedStage,
+    times: StageTimes,
+    done: int,
+    request: PlanRequest,
+) -> StageWork:
+    ranks = ranks_of(request.spec, stage)
+    micro = None if stage.micro_batch == "auto" else stage.micro_batch
+    batch = resolve_batch(stage.effective_batch, micro, stage.accumulation, ranks)
+    total = times.total_steps
+    wall = times.wall_s
+    if wall is not None and total:
+        wall *= (total - min(done, total)) / total
+    evaluate = stage.evaluate
+    reserve = evaluate.reserve_s if evaluate else None
+    return StageWork(
+        experiment=experiment.name,
+        stage=stage.name,
+        wall_s=wall,
+        from_step=done,
+        total_steps=total,
+        start_s=times.start_s,
+        save_s=times.save_s,
+        evaluates=_evaluates(experiment, stage),
+        evaluate_s=reserve if reserve is not None else times.evaluate_s,
+        source=times.source,
+        facts={
+            "micro_batch": batch.micro_batch,
+            "accumulation": batch.accumulation,
+            "effective_batch": batch.effective_batch,
+            "gradient_checkpointing": stage.gradient_checkpointing,
+            "peak_bytes": stage.expect_peak_bytes,
+        },
+    )
+
+
+def _evaluation_work(
+    experiment: ResolvedExperiment, stage: ResolvedStage, request: PlanRequest
+) -> StageWork:
+    """A trained stage that is not evaluated yet."""
+    unknown = StageTimes(wall_s=0.0, step_s=None, total_steps=None, source="history")
+    work = _stage_work(experiment, stage, unknown, 0, request)
+    return replace(work, trains=False, evaluates=True)
+
+
+def _make_job(name: str, after: tuple[str, ...], draft: JobDraft, request: PlanRequest) -> Job:
+    cluster = request.spec.cluster
+    return Job(
+        name=name,
+        after=after,
+        limit_s=cluster.time_limit_s,
+        expected_s=draft.expected_s,
+        reserve_s=draft.reserve_s,
+        gpus=cluster.gpus,
+        cpus=cpus_for(cluster, request.machine),
+        host_bytes=cluster.memory_bytes,
+        lanes=(Lane(gpus=tuple(range(cluster.gpus)), stages=draft.pieces),),
+    )
+
+
+def _experiments_before(
+    experiment: ResolvedExperiment, last_job_of: dict[str, str]
+) -> tuple[str, ...]:
+    """`init_from: EXPERIMENT/STAGE` waits for that experiment's last job."""
+    needed = [
+        stage.init_from.split("/")[0]
+        for stage in experiment.stages
+        if start_of(stage.init_from) == "experiment"
+    ]
+    return tuple(last_job_of[name] for name in dict.fromkeys(needed) if name in last_job_of)
+
+
+def _end_of(job: Job, ends: dict[str, float | None]) -> float | None:
+    before = [ends[name] for name in job.after]
+    known = [end for end in before if end is not None]
+    if job.expected_s is None or len(known) < len(before):
+        return None
+    return max(known, default=0.0) + job.expected_s
+
+
+def _add_up(seconds: Sequence[float | None]) -> float | None:
+    known = [value for value in seconds if value is not None]
+    return sum(known) if len(known) == len(seconds) else None
+
+
+def _cost(makespan: float | None, spec: ResolvedSpec) -> float | None:
+    price = spec.cluster.price_per_gpu_hour
+    if makespan is None or price is None:
+        return None
+    return makespan / 3600 * price * spec.cluster.gpus

@@ -1,0 +1,61 @@
+"""`tasuki resume`: a person has looked; lift what holds the run, and go on from its frozen spec."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tasuki.actions.freeze import snapshot_code
+from tasuki.clock import Clock
+from tasuki.errors import RunError
+from tasuki.spec.resolved import (
+    ResolvedCluster,
+    ResolvedExperiment,
+    ResolvedSpec,
+    experiment_from_plain,
+)
+from tasuki.store.atomic import read_json, write_json
+from tasuki.store.claims import highest_claim
+from tasuki.store.runs import RunFolder
+from tasuki.telemetry.events import EventLog
+
+
+def frozen_spec(
+    run: RunFolder, cluster: ResolvedCluster
+) -> tuple[ResolvedSpec, ResolvedExperiment]:
+    """The spec a run was begun with, under the cluster's limits of today."""
+    if run.is_complete():
+        raise RunError(f"run `{run.name}` is complete: there is nothing to resume")
+    value = read_json(run.spec)
+    experiment = experiment_from_plain(value["spec"])
+    spec = ResolvedSpec(
+        project=value["project"],
+        file=value["file"],
+        folder=value["folder"],
+        runs=str(run.path.parent),
+        cluster=cluster,
+        experiments=(experiment,),
+    )
+    return spec, experiment
+
+
+def take_current_code(run: RunFolder, clock: Clock) -> str:
+    """Replace the code snapshot by the project as it is now; the new hash is an event."""
+    value = read_json(run.spec)
+    spec = ResolvedSpec(
+        project=value["project"],
+        file=value["file"],
+        folder=value["folder"],
+        runs=str(run.path.parent),
+        cluster=ResolvedCluster(),
+        experiments=(),
+    )
+    if not Path(spec.folder).is_dir():
+        raise RunError(f"the project's folder {spec.folder} is gone", hint="put it back")
+    before = value["fingerprints"]["code"]
+    after = snapshot_code(run, spec)
+    value["fingerprints"]["code"] = after
+    write_json(run.spec, value)
+    log = EventLog(run, claim=highest_claim(run), node=0, who="resume", clock=clock)
+    log.add("code-changed", before=before, after=after)
+    log.close()
+    return after

@@ -1,0 +1,205 @@
+"""`tasuki run`: plan, freeze, start, and stay until it is done. A second call goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tasuki.actions.freeze import check_unchanged, freeze_run
+from tasuki.actions.machine import cpus_for, device_for
+from tasuki.actions.plan import PlanRequest, make_plan
+from tasuki.actions.runs import latest_run, next_run
+from tasuki.actions.status import read_status
+from tasuki.backends.local import LocalBackend, LocalJob, Preemption
+from tasuki.clock import Clock
+from tasuki.errors import EXIT_DONE, RunError
+from tasuki.plan.values import Job, Plan
+from tasuki.store.atomic import FORMAT, make_folder, write_json
+from tasuki.store.attempts import live_holder
+from tasuki.store.claims import highest_claim
+from tasuki.store.control import Word, last_said, say
+from tasuki.store.jobs import JobFolder, job_folder, plan_path
+from tasuki.store.runs import RunFolder
+from tasuki.telemetry.events import EventLog
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRequest:
+    plan: PlanRequest
+    clock: Clock
+    accepted: tuple[str, ...] = ()
+    preemption: Preemption | None = None
+    lifts_hold: bool = False
+    on_plan: Callable[[Plan], None] = lambda _: None
+    on_tick: Callable[[], None] = lambda: None
+    on_event: Callable[[str, str], None] = lambda _kind, _text: None
+
+
+@dataclass(slots=True)
+class RunResult:
+    exit_code: int
+    plan: Plan
+    runs: list[RunFolder]
+    notes: list[str] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "exit_code": self.exit_code,
+            "plan": self.plan.id,
+            "runs": read_status(self.runs)["runs"],
+            "notes": self.notes,
+        }
+
+
+def run_here(request: RunRequest) -> RunResult:
+    """Everything that is asked for and not done yet, on this machine."""
+    spec = request.plan.spec
+    runs = Path(spec.runs)
+    folders = {}
+    notes: list[str] = []
+    for experiment in request.plan.experiments:
+        run = (next_run if request.plan.is_new else latest_run)(runs, experiment.name)
+        _refuse_live(run)
+        if run.spec.exists():
+            notes += check_unchanged(
+                run, experiment, spec, accepted=request.accepted, clock=request.clock
+            )
+        _lift(run, lifts_hold=request.lifts_hold)
+        folders[experiment.name] = run
+    plan = make_plan(request.plan)
+    request.on_plan(plan)
+    for experiment in request.plan.experiments:
+        if not folders[experiment.name].spec.exists():
+            freeze_run(folders[experiment.name], experiment, spec, request.clock)
+    if not plan.jobs:
+        return RunResult(EXIT_DONE, plan, list(folders.values()), notes)
+    jobs = _write_jobs(plan, folders, request)
+    backend = LocalBackend(
+        clock=request.clock,
+        python=spec.cluster.python or request.plan.python,
+        slots=_slots(request),
+        preemption=request.preemption,
+        environment=request.plan.environment,
+        on_tick=request.on_tick,
+        on_event=request.on_event,
+    )
+    code = backend.run(jobs)
+    return RunResult(code, plan, list(folders.values()), notes)
+
+
+def _refuse_live(run: RunFolder) -> None:
+    holder = live_holder(run)
+    if holder is not None:
+        raise RunError(
+            f"run `{run.name}` is live: attempt {holder.claim} in job {holder.job} "
+            f"(process {holder.pid} on {holder.host.split(':')[0]})",
+            hint="`tasuki status` shows it, `tasuki cancel` ends it, saved",
+        )
+
+
+def _lift(run: RunFolder, *, lifts_hold: bool) -> None:
+    """A person's run lifts a cancel, and a failure they have mended; only `resume` lifts a hold."""
+    said = last_said(run)
+    if said is None or said.word is Word.LIFT:
+        return
+    if said.word is Word.HOLD and not lifts_hold:
+        raise RunError(
+            f"run `{run.name}` is held: {said.reason}",
+            hint=said.hint or f"mend the cause, then `tasuki resume {run.name}`",
+        )
+    say(run, Word.LIFT, reason="a person said so", claim=highest_claim(run))
+
+
+def _slots(request: RunRequest) -> int:
+    """How many GPUs (or CPU slots) of jobs run side by side."""
+    cluster, machine = request.plan.spec.cluster, request.plan.machine
+    if device_for(cluster, machine) == "cuda":
+        return max(1, machine.gpus)
+    return max(1, machine.cpus // cpus_for(cluster, machine)) * cluster.gpus
+
+
+def _write_jobs(plan: Plan, folders: dict[str, RunFolder], request: RunRequest) -> list[LocalJob]:
+    spec = request.plan.spec
+    runs = make_folder(Path(spec.runs))
+    path = plan_path(runs, plan.id)
+    make_folder(path.parent)
+    write_json(path, plan.as_json())
+    jobs = []
+    for number, job in enumerate(plan.jobs):
+        folder = job_folder(runs, job.name)
+        make_folder(folder.path)
+        later = [name for other in plan.jobs[number + 1 :] for name in experiments_of(other)]
+        value = _lanes(job, folders, later, request)
+        write_json(folder.lanes, value)
+        names = experiments_of(job)
+        for name in names:
+            _log_submitted(folders[name], folder, request)
+        jobs.append(
+            LocalJob(
+                folder=folder,
+                after=job.after,
+                runs=tuple(folders[name] for name in names),
+                limit_s=job.limit_s,
+                grace_s=spec.cluster.grace_s,
+                gpus=job.gpus,
+                requeue=spec.cluster.requeue,
+            )
+        )
+    return jobs
+
+
+def experiments_of(job: Job) -> list[str]:
+    return list(dict.fromkeys(p.experiment for lane in job.lanes for p in lane.stages))
+
+
+def _lanes(
+    job: Job, folders: dict[str, RunFolder], later: Sequence[str], request: RunRequest
+) -> dict[str, Any]:
+    """`lanes.json`: all a supervisor needs to know."""
+    spec, machine = request.plan.spec, request.plan.machine
+    lanes = []
+    for lane in job.lanes:
+        names = list(dict.fromkeys(piece.experiment for piece in lane.stages))
+        items = [_item(name, lane.stages, folders, later, request) for name in names]
+        lanes.append({"gpus": list(lane.gpus), "items": items})
+    return {
+        "format": FORMAT,
+        "plan": request.plan.spec.project,
+        "backend": "local",
+        "python": spec.cluster.python or request.plan.python,
+        "folder": spec.folder,
+        "device": device_for(spec.cluster, machine),
+        "cpus": job.cpus,
+        "limit_s": job.limit_s,
+        "grace_s": spec.cluster.grace_s,
+        "reserve_s": job.reserve_s,
+        "requeue": spec.cluster.requeue,
+        "lanes": lanes,
+    }
+
+
+def _item(
+    name: str,
+    pieces: Sequence[Any],
+    folders: dict[str, RunFolder],
+    later: Sequence[str],
+    request: RunRequest,
+) -> dict[str, Any]:
+    is_continued = name in later
+    last = [piece.stage for piece in pieces if piece.experiment == name][-1]
+    is_limited = is_continued or bool(request.plan.stages)
+    return {
+        "run": folders[name].name,
+        "until": last if is_limited else None,
+        "continued": is_continued,
+    }
+
+
+def _log_submitted(run: RunFolder, job: JobFolder, request: RunRequest) -> None:
+    claim = highest_claim(run)
+    log = EventLog(run, claim=claim, node=0, who=f"run-{job.name}", clock=request.clock)
+    log.add("submitted", job=job.name)
+    log.close()

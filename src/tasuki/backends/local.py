@@ -1,0 +1,284 @@
+"""The local backend: plays scheduler on this machine, with limit, grace, preemption and requeue.
+
+Jobs are supervised process trees of their own session. Each supervisor holds one end of a pipe (its
+leash): if this process dies, they see end of file and hand over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
+
+from tasuki.clock import Clock
+from tasuki.errors import EXIT_FAILED, EXIT_RESUME_ME
+from tasuki.relay.decide import next_action
+from tasuki.relay.values import Cause, Ending, HandOver, Hold, PhaseEnded, Retry, Verdict
+from tasuki.scheduler.local import give_cause, set_deadline
+from tasuki.store.atomic import FILE_MODE
+from tasuki.store.attempts import read_attempt_end, read_holder, write_attempt_end
+from tasuki.store.claims import highest_claim
+from tasuki.store.control import Word, say
+from tasuki.store.jobs import JobFolder, last_start, read_outcome
+from tasuki.store.runs import RunFolder
+from tasuki.telemetry.events import EventLog
+from tasuki.telemetry.view import read_view
+
+_TICK_S = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalJob:
+    """What this backend needs to know of a job."""
+
+    folder: JobFolder
+    after: tuple[str, ...]
+    runs: tuple[RunFolder, ...]
+    limit_s: float | None
+    grace_s: float
+    gpus: int
+    requeue: bool | int = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preemption:
+    """When to preempt, for trying things out."""
+
+    every_s: float | None = None
+    """After each start of a job."""
+    at_s: float | None = None
+    """Once, counted from the beginning."""
+    when: Callable[[], bool] = lambda: False
+    """Once, when this becomes true."""
+
+
+class JobState(StrEnum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+@dataclass(slots=True)
+class _Running:
+    job: LocalJob
+    state: JobState = JobState.WAITING
+    process: subprocess.Popen[bytes] | None = None
+    leash: int = -1
+    start: int = 0
+    started_at: float = 0.0
+    term_at: float | None = None
+    is_preempted: bool = False
+    exit_code: int = 0
+    starts: list[int] = field(default_factory=list)
+
+
+class LocalBackend:
+    """Runs the jobs of a plan to their end, here."""
+
+    def __init__(
+        self,
+        *,
+        clock: Clock,
+        python: str = sys.executable,
+        slots: int = 1,
+        preemption: Preemption | None = None,
+        environment: dict[str, str],
+        on_tick: Callable[[], None] = lambda: None,
+        on_event: Callable[[str, str], None] = lambda _kind, _text: None,
+    ) -> None:
+        self._clock = clock
+        self._python = python
+        self._slots = slots
+        self._preemption = preemption or Preemption()
+        self._environment = environment
+        self._on_tick = on_tick
+        self._on_event = on_event
+        self._jobs: list[_Running] = []
+        self._began_at = clock.monotonic()
+        self._has_preempted_once = False
+        self._is_interrupted = False
+
+    def run(self, jobs: Sequence[LocalJob]) -> int:
+        """Until all jobs have ended; the exit code is the gravest one's."""
+        self._jobs = [_Running(job) for job in jobs]
+        self._began_at = self._clock.monotonic()
+        while any(job.state is not JobState.ENDED for job in self._jobs):
+            try:
+                self._turn()
+                self._clock.sleep(_TICK_S)
+            except KeyboardInterrupt:
+                self._interrupt()
+        codes = [job.exit_code for job in self._jobs]
+        if EXIT_FAILED in codes:
+            return EXIT_FAILED
+        # A handover that a later job of the plan took up is no unfinished business.
+        return EXIT_RESUME_ME if not self._all_done() else 0
+
+    def _all_done(self) -> bool:
+        last = {run.path: job.exit_code for job in self._jobs for run in job.job.runs}
+        return all(code == 0 for code in last.values())
+
+    def _turn(self) -> None:
+        for job in self._jobs:
+            if job.state is JobState.RUNNING:
+                self._watch(job)
+        for job in self._jobs:
+            if job.state is JobState.WAITING and self._may_start(job):
+                self._start(job)
+        self._on_tick()
+
+    def _may_start(self, job: _Running) -> bool:
+        if self._is_interrupted:
+            job.state, job.exit_code = JobState.ENDED, EXIT_RESUME_ME
+            return False
+        ended = {j.job.folder.name for j in self._jobs if j.state is JobState.ENDED}
+        busy = sum(j.job.gpus for j in self._jobs if j.state is JobState.RUNNING)
+        is_free = busy == 0 or busy + job.job.gpus <= self._slots
+        return is_free and set(job.job.after) <= ended
+
+    def _start(self, job: _Running) -> None:
+        folder = job.job.folder
+        job.start = last_start(folder) + 1
+        job.started_at = self._clock.monotonic()
+        limit = job.job.limit_s
+        set_deadline(
+            folder,
+            start=job.start,
+            ends_monotonic=None if limit is None else job.started_at + limit,
+        )
+        reader, job.leash = os.pipe()
+        log = os.open(folder.log(job.start), os.O_WRONLY | os.O_CREAT | os.O_APPEND, FILE_MODE)
+        try:
+            job.process = subprocess.Popen(
+                [self._python, "-m", "tasuki.supervisor", str(folder.path), "--leash", str(reader)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self._environment,
+                pass_fds=[reader],
+                start_new_session=True,
+            )
+        finally:
+            os.close(reader)
+            os.close(log)
+        job.term_at, job.is_preempted = None, False
+        job.state = JobState.RUNNING
+        job.starts.append(job.start)
+        self._on_event("job-started", f"job {folder.name} started (start {job.start})")
+
+    def _watch(self, job: _Running) -> None:
+        assert job.process is not None
+        if job.process.poll() is not None:
+            self._on_exit(job, job.process.returncode)
+            return
+        now = self._clock.monotonic()
+        if job.term_at is not None:
+            if now >= job.term_at + job.job.grace_s:
+                _kill_group(job.process.pid)
+            return
+        if job.job.limit_s is not None and now >= job.started_at + job.job.limit_s:
+            self._end(job, Cause.LIMIT)
+        elif self._is_to_preempt(job, now):
+            self._end(job, Cause.PREEMPTED)
+
+    def _is_to_preempt(self, job: _Running, now: float) -> bool:
+        rule = self._preemption
+        if rule.every_s is not None and now >= job.started_at + rule.every_s:
+            return True
+        if self._has_preempted_once:
+            return False
+        is_time = rule.at_s is not None and now >= self._began_at + rule.at_s
+        self._has_preempted_once = is_time or rule.when()
+        return self._has_preempted_once
+
+    def _end(self, job: _Running, cause: Cause) -> None:
+        """TERM now; KILL when the grace is over."""
+        assert job.process is not None
+        give_cause(job.job.folder, start=job.start, cause=cause)
+        job.term_at = self._clock.monotonic()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(job.process.pid, signal.SIGTERM)
+        words = "preempted" if cause is Cause.PREEMPTED else "at its time limit"
+        self._on_event("job-notice", f"job {job.job.folder.name} {words}")
+
+    def _on_exit(self, job: _Running, returncode: int) -> None:
+        os.close(job.leash)
+        _kill_group(job.process.pid if job.process else 0)  # stragglers of the session
+        outcome = read_outcome(job.job.folder, job.start)
+        if outcome is None:
+            verdict, job.exit_code = self._bury(job, returncode)
+        else:
+            verdict, job.exit_code = Verdict(outcome["verdict"]), int(outcome["exit_code"])
+        if verdict is not Verdict.END and not self._is_interrupted:
+            # The plan of a job's smaller successor is `plan`'s business; here the job comes back.
+            job.state = JobState.WAITING
+            self._on_event("job-requeued", f"job {job.job.folder.name} requeued")
+            return
+        job.state = JobState.ENDED
+        self._on_event("job-ended", f"job {job.job.folder.name} ended")
+
+    def _bury(self, job: _Running, returncode: int) -> tuple[Verdict, int]:
+        """A supervisor died without a word: write down how its attempts ended, and ask relay."""
+        verdict, code = Verdict.END, EXIT_RESUME_ME
+        end = PhaseEnded(
+            ending=Ending.FAILED,
+            cause=Cause.NONE if job.term_at is None else Cause.PREEMPTED,
+            message=f"its supervisor ended with status {returncode} without a word",
+            hint=f"see {job.job.folder.log(job.start)}",
+            has_stepped=True,
+        )
+        for run in job.job.runs:
+            if run.is_complete():
+                continue
+            claim = highest_claim(run)
+            own = replace(end, has_progressed=_has_committed(run, claim))
+            action = next_action(read_view(run, until=None, requeue=job.job.requeue), own)
+            self._write_end(job, run, claim, own)
+            if isinstance(action, Hold):
+                say(run, Word.HOLD, reason=action.reason, hint=action.hint, claim=claim)
+                code = EXIT_FAILED
+            elif isinstance(action, Retry) or (isinstance(action, HandOver) and action.is_resumed):
+                verdict = Verdict.REQUEUE
+        return verdict, code
+
+    def _write_end(self, job: _Running, run: RunFolder, claim: int, end: PhaseEnded) -> None:
+        holder = read_holder(run, claim) if claim else None
+        if holder is None or (holder.job, holder.start) != (job.job.folder.name, job.start):
+            return
+        if read_attempt_end(run, claim) is None:
+            write_attempt_end(run, claim, {**asdict(end), "at": self._clock.wall()})
+            log = EventLog(run, claim=claim, node=0, who="backend", clock=self._clock)
+            log.add("attempt-ended", **asdict(end))
+            log.close()
+
+    def _interrupt(self) -> None:
+        """Ctrl-C: hand over; a second one kills."""
+        if self._is_interrupted:
+            for job in self._jobs:
+                if job.process is not None and job.state is JobState.RUNNING:
+                    _kill_group(job.process.pid)
+            return
+        self._is_interrupted = True
+        self._on_event("interrupted", "handing over (Ctrl-C again to kill)")
+        for job in self._jobs:
+            if job.process is not None and job.state is JobState.RUNNING:
+                self._end(job, Cause.INTERRUPTED)
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        if pid > 1:
+            os.killpg(pid, signal.SIGKILL)
+
+
+def _has_committed(run: RunFolder, claim: int) -> bool:
+    """A checkpoint beyond a stage's start was committed by this claim."""
+    if not run.checkpoints.is_dir():
+        return False
+    return any(Path(name).suffix == f".c{claim}" for name in os.listdir(run.checkpoints))

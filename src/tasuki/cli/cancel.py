@@ -1,0 +1,31 @@
+"""`tasuki cancel`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from tasuki.cli.options import json_option, print_json, runs_folder, runs_option
+
+
+@click.command(epilog="Example:  tasuki cancel sine")
+@click.argument("run")
+@click.option("--dry-run", is_flag=True, help="Say what would be ended.")
+@runs_option
+@json_option
+def command(run: str, dry_run: bool, runs: Path | None, as_json: bool) -> None:
+    """End a run, saved. It stays cancelled until `tasuki run` or `tasuki resume`."""
+    from tasuki.actions.cancel import cancel_run
+    from tasuki.actions.runs import find_run
+    from tasuki.clock import SystemClock
+
+    folder = find_run(run, runs_folder(runs))
+    answer = cancel_run(folder, clock=SystemClock(), is_dry=dry_run)
+    if as_json:
+        print_json(answer)
+        return
+    if dry_run:
+        click.echo(f"would cancel {folder.name} ({answer['state']})")
+        return
+    click.echo(f"{folder.name} is {answer['state']}; `tasuki run` or `tasuki resume` goes on")

@@ -1,0 +1,37 @@
+"""`tasuki logs`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from tasuki.cli.options import runs_folder, runs_option
+
+
+@click.command(epilog="Example:  tasuki logs sine -f")
+@click.argument("run")
+@click.option("-f", "--follow", is_flag=True, help="Go on until the run works no more.")
+@click.option("--err", "errors", is_flag=True, help="Errors instead of output.")
+@click.option("--attempt", type=int, help="Only this attempt.")
+@runs_option
+def command(run: str, follow: bool, errors: bool, attempt: int | None, runs: Path | None) -> None:
+    """What a run printed, over all attempts, oldest first."""
+    from tasuki.actions.logs import follow_logs, read_logs
+    from tasuki.actions.runs import find_run
+    from tasuki.clock import SystemClock
+    from tasuki.views.text import neutral
+
+    folder = find_run(run, runs_folder(runs))
+    if follow:
+        parts = follow_logs(folder, clock=SystemClock(), errors=errors)
+    else:
+        parts = read_logs(folder, errors=errors, attempt=attempt)
+    last = ""
+    for name, text in parts:
+        if name != last:
+            click.echo(click.style(f"==> {name}", dim=True), err=True)
+            last = name
+        click.echo(neutral(text), nl=False)
+    if not last:
+        click.echo(f"run `{folder.name}` has printed nothing yet", err=True)

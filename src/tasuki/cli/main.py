@@ -1,0 +1,113 @@
+"""The group of verbs: found by name, imported when called; errors become `error:` and `hint:`."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any
+
+import click
+
+from tasuki.errors import EXIT_FAILED, EXIT_RESUME_ME, TasukiError
+
+GROUPS: dict[str, dict[str, str]] = {
+    "Every day": {
+        "new": "Make a project that runs at once.",
+        "run": "Train here: plan, start, survive, evaluate; run again to go on.",
+        "status": "Where every run stands.",
+        "logs": "What a run printed, over all attempts.",
+        "cancel": "End a run, saved.",
+        "resume": "Go on with a run that is held or was stopped.",
+    },
+    "Before": {
+        "plan": "Show jobs, times and commands; change nothing.",
+    },
+    "Learn": {
+        "demo": "Watch three stages go through time limits and a preemption, bit for bit.",
+        "completion": "Print the shell completion script.",
+    },
+}
+
+
+class Verbs(click.Group):
+    """Lists verbs without importing them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return [verb for verbs in GROUPS.values() for verb in verbs]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        module = importlib.import_module(f"tasuki.cli.{cmd_name}")
+        command = module.command
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        import difflib
+
+        name = args[0]
+        if name not in self.list_commands(ctx):
+            near = difflib.get_close_matches(name, self.list_commands(ctx), n=1)
+            hint = f" Did you mean `{near[0]}`?" if near else " `tasuki --help` lists all."
+            raise click.UsageError(f"There is no verb `{name}`.{hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        for title, verbs in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl(list(verbs.items()))
+
+
+EPILOG = """\b
+Examples:
+  tasuki new first && cd first
+  tasuki plan
+  tasuki run
+  tasuki status
+"""
+
+
+@click.command(cls=Verbs, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="tasuki", prog_name="tasuki")
+@click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
+@click.pass_context
+def cli(ctx: click.Context, debug: bool) -> None:
+    """PyTorch training that finishes inside the clock of a cluster.
+
+    You describe experiments and limits once; tasuki plans jobs that fit, runs them, and hands the
+    training on from job to job until it is done: nothing lost, bit for bit as if undisturbed.
+    """
+    ctx.obj = {"debug": debug}
+
+
+def run() -> int:
+    """The process's exit code. A user's mistake never shows a traceback."""
+    try:
+        result = cli.main(standalone_mode=False, prog_name="tasuki")
+        return result if isinstance(result, int) else 0
+    except TasukiError as error:
+        return _report(error)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return error.exit_code
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return EXIT_RESUME_ME
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+
+
+def _report(error: TasukiError) -> int:
+    if "--debug" in sys.argv:
+        import traceback
+
+        traceback.print_exception(error)
+    click.echo(f"{click.style('error:', fg='red', bold=True)} {error}", err=True)
+    if error.hint:
+        click.echo(f"\n{click.style('hint:', fg='cyan', bold=True)} {error.hint}", err=True)
+    return error.exit_code

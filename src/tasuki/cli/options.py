@@ -1,0 +1,117 @@
+"""Options that several verbs share, and what they mean."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from tasuki.actions.plan import PlanRequest
+    from tasuki.spec.resolved import ResolvedSpec
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class ManyValues(click.Command):
+    """Lets `--stages a b` and `--experiment a b` take several words."""
+
+    several = ("--stages", "--experiment")
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, list(self._spread(args)))
+
+    def _spread(self, args: list[str]) -> list[str]:
+        spread: list[str] = []
+        option = None
+        for arg in args:
+            if arg.startswith("-"):
+                option = arg if arg in self.several else None
+                if option is None:
+                    spread.append(arg)
+            elif option is not None and not _looks_like_spec(arg):
+                spread += [option, arg]
+            else:
+                spread.append(arg)
+                option = None
+        return spread
+
+
+def _looks_like_spec(word: str) -> bool:
+    return word.endswith((".yaml", ".yml")) or ".py:" in word or os.sep in word
+
+
+def spec_options(function: F) -> F:
+    """SPEC, --experiment, --config, --stages, --set."""
+    for decorate in reversed(
+        [
+            click.argument("spec", default="tasuki.yaml", metavar="[SPEC]"),
+            click.option(
+                "--experiment", "experiments", multiple=True, help="Only these experiments."
+            ),
+            click.option("--config", help="A named overlay of the spec's `configs`."),
+            click.option("--stages", multiple=True, help="Only these stages (and what they need)."),
+            click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override."),
+        ]
+    ):
+        function = decorate(function)
+    return function
+
+
+def json_option(function: F) -> F:
+    return click.option("--json", "as_json", is_flag=True, help="Values for scripts.")(function)
+
+
+def runs_option(function: F) -> F:
+    return click.option(
+        "--runs", type=click.Path(path_type=Path), help="The folder of runs (default: as the spec)."
+    )(function)
+
+
+def read_spec(source: str, settings: tuple[str, ...], config: str | None) -> ResolvedSpec:
+    from tasuki.spec.load import load_spec
+
+    return load_spec(source, settings=settings, config=config, environ=os.environ)
+
+
+def make_request(
+    spec: ResolvedSpec,
+    experiments: tuple[str, ...],
+    stages: tuple[str, ...],
+    *,
+    is_new: bool = False,
+    measure: bool = True,
+) -> PlanRequest:
+    from tasuki.actions.machine import look_around
+    from tasuki.actions.plan import PlanRequest, choose_experiments
+
+    wanted = stages or spec.only_stages
+    return PlanRequest(
+        spec=spec,
+        experiments=choose_experiments(spec, experiments, wanted),
+        stages=tuple(wanted),
+        machine=look_around(dict(os.environ)),
+        python=sys.executable,
+        environment=dict(os.environ),
+        measure=measure,
+        is_new=is_new,
+        on_progress=lambda text: click.echo(f"{text} …", err=True),
+    )
+
+
+def runs_folder(runs: Path | None) -> Path:
+    """--runs, else as the spec here says, else ./runs; without reading the spec where it can be."""
+    if runs is not None:
+        return runs.absolute()
+    if not Path("tasuki.yaml").exists():
+        return Path("runs").absolute()
+    return Path(read_spec("tasuki.yaml", (), None).runs)
+
+
+def print_json(value: object) -> None:
+    click.echo(json.dumps(value, ensure_ascii=False, indent=2))

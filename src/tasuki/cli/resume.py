@@ -1,0 +1,46 @@
+"""`tasuki resume`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from tasuki.cli.options import json_option, make_request, runs_folder, runs_option
+
+
+@click.command(epilog="Example:  tasuki resume sine --code current")
+@click.argument("run")
+@click.option(
+    "--code",
+    type=click.Choice(["frozen", "current"]),
+    default="frozen",
+    help="`current` takes the project's code as it is now into the run.",
+)
+@click.option("--dry-run", is_flag=True, help="Show what would be done.")
+@runs_option
+@json_option
+def command(run: str, code: str, dry_run: bool, runs: Path | None, as_json: bool) -> int:
+    """Go on with a run that is held, failed, cancelled or was stopped, from its last checkpoint."""
+    from tasuki.actions.plan import make_plan
+    from tasuki.actions.resume import frozen_spec, take_current_code
+    from tasuki.actions.runs import find_run
+    from tasuki.cli.options import read_spec
+    from tasuki.cli.run import run_and_show
+    from tasuki.clock import SystemClock
+    from tasuki.spec.resolved import ResolvedCluster
+
+    folder = find_run(run, runs_folder(runs))
+    here = Path("tasuki.yaml").exists()
+    cluster = read_spec("tasuki.yaml", (), None).cluster if here else ResolvedCluster()
+    spec, experiment = frozen_spec(folder, cluster)
+    request = make_request(spec, (), (), measure=cluster.time_limit_s is not None)
+    if dry_run:
+        from tasuki.views.plan import show_plan
+
+        show_plan(make_plan(request).as_json(), python=request.python, runs=spec.runs)
+        return 0
+    if code == "current":
+        take_current_code(folder, SystemClock())
+    assert experiment.name
+    return run_and_show(request, lifts_hold=True, as_json=as_json)

@@ -1,0 +1,132 @@
+"""`tasuki run`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tasuki.cli.options import (
+    ManyValues,
+    json_option,
+    make_request,
+    print_json,
+    read_spec,
+    spec_options,
+)
+
+if TYPE_CHECKING:
+    from tasuki.actions.plan import PlanRequest
+    from tasuki.backends.local import Preemption
+
+
+@click.command(
+    cls=ManyValues,
+    epilog="Example:  tasuki run --set epochs=2 --preempt-every 20s",
+)
+@spec_options
+@click.option("--new", "is_new", is_flag=True, help="Begin a new run beside the old one.")
+@click.option(
+    "--accept-change", "accepted", multiple=True, metavar="KEY", help="Go on although KEY changed."
+)
+@click.option("--preempt-every", metavar="20s", help="Preempt each start of a job after this long.")
+@click.option("--preempt-at", metavar="12s", help="Preempt once, this long after the beginning.")
+@click.option("--dry-run", is_flag=True, help="The same as `tasuki plan`.")
+@json_option
+def command(
+    spec: str,
+    experiments: tuple[str, ...],
+    config: str | None,
+    stages: tuple[str, ...],
+    settings: tuple[str, ...],
+    is_new: bool,
+    accepted: tuple[str, ...],
+    preempt_every: str | None,
+    preempt_at: str | None,
+    dry_run: bool,
+    as_json: bool,
+) -> int:
+    """Train here. Plans jobs inside the limits, starts them, hands over at time limits and
+    preemptions, evaluates. Run again to go on; a finished run ends at once. Ctrl-C hands over.
+
+    Exit codes: 0 done, 1 failed or held, 2 usage, 75 not finished: run again.
+    """
+    resolved = read_spec(spec, settings, config)
+    needs_times = resolved.cluster.time_limit_s is not None or dry_run
+    request = make_request(resolved, experiments, stages, is_new=is_new, measure=needs_times)
+    if dry_run:
+        return _dry_run(request, as_json)
+    return run_and_show(
+        request,
+        accepted=accepted,
+        preemption=preemption_of(preempt_every, preempt_at),
+        as_json=as_json,
+    )
+
+
+def preemption_of(every: str | None, at: str | None) -> Preemption:
+    from tasuki.backends.local import Preemption
+    from tasuki.units import Duration
+
+    return Preemption(
+        every_s=Duration.parse(every).seconds if every else None,
+        at_s=Duration.parse(at).seconds if at else None,
+    )
+
+
+def run_and_show(
+    request: PlanRequest,
+    *,
+    accepted: tuple[str, ...] = (),
+    preemption: Preemption | None = None,
+    lifts_hold: bool = False,
+    as_json: bool,
+) -> int:
+    """Run with a live view on stderr and the summary on stdout."""
+    from tasuki.actions.run import RunRequest, run_here
+    from tasuki.actions.runs import latest_run
+    from tasuki.actions.status import brief_run
+    from tasuki.clock import SystemClock
+    from tasuki.views.live import LiveView
+
+    def look() -> list[dict[str, Any]]:
+        from pathlib import Path
+
+        names = [experiment.name for experiment in request.experiments]
+        folders = [latest_run(Path(request.spec.runs), name) for name in names]
+        return [brief_run(folder) for folder in folders if folder.spec.exists()]
+
+    with LiveView(look, clock=SystemClock()) as view:
+        result = run_here(
+            RunRequest(
+                plan=request,
+                clock=SystemClock(),
+                accepted=accepted,
+                preemption=preemption,
+                lifts_hold=lifts_hold,
+                on_plan=view.show_plan,
+                on_tick=view.tick,
+                on_event=view.say,
+            )
+        )
+    if as_json:
+        print_json(result.as_json())
+    else:
+        from tasuki.views.status import show_results
+
+        for note in result.notes:
+            click.echo(f"taken over: {note}", err=True)
+        show_results(result.as_json())
+    return result.exit_code
+
+
+def _dry_run(request: PlanRequest, as_json: bool) -> int:
+    from tasuki.actions.plan import make_plan
+    from tasuki.views.plan import show_plan
+
+    plan = make_plan(request)
+    if as_json:
+        print_json(plan.as_json())
+    else:
+        show_plan(plan.as_json(), python=request.python, runs=request.spec.runs)
+    return 0

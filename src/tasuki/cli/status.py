@@ -1,0 +1,30 @@
+"""`tasuki status`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from tasuki.cli.options import json_option, print_json, runs_folder, runs_option
+
+
+@click.command(epilog="Example:  tasuki status --json | jq '.runs[].state'")
+@click.argument("run", nargs=-1)
+@runs_option
+@json_option
+def command(run: tuple[str, ...], runs: Path | None, as_json: bool) -> None:
+    """Where every run stands: state, stage, step, time left, attempts, last loss."""
+    from tasuki.actions.runs import find_run, list_runs
+    from tasuki.actions.status import read_status
+    from tasuki.clock import SystemClock
+
+    folder = runs_folder(runs)
+    chosen = [find_run(name, folder) for name in run] or list_runs(folder)
+    status = read_status(chosen, now=SystemClock.wall())
+    if as_json:
+        print_json(status)
+        return
+    from tasuki.views.status import show_status
+
+    show_status(status, folder=str(folder))

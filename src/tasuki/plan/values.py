@@ -1,0 +1,95 @@
+"""A plan: jobs, their lanes, the pieces of stages in them; as JSON what scripts read."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from tasuki.errors import PlanError
+from tasuki.units import format_seconds
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A part of a stage's work that one job is expected to do."""
+
+    experiment: str
+    stage: str
+    kind: str
+    """train or evaluate."""
+    from_step: int | None
+    to_step: int | None
+    micro_batch: int | None
+    accumulation: int | None
+    effective_batch: int | None
+    gradient_checkpointing: bool | str
+    expected_s: float | None
+    peak_bytes: int | None
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lane:
+    gpus: tuple[int, ...]
+    stages: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    name: str
+    after: tuple[str, ...]
+    limit_s: float | None
+    expected_s: float | None
+    reserve_s: float
+    """Kept free at the end for the last save and the evaluation."""
+    gpus: int
+    cpus: int
+    host_bytes: int | None
+    lanes: tuple[Lane, ...]
+
+    def __post_init__(self) -> None:
+        if self.limit_s is not None and self.reserve_s >= self.limit_s:
+            raise PlanError(
+                f"a job of {format_seconds(self.limit_s)} cannot keep "
+                f"{format_seconds(self.reserve_s)} free for its last save and evaluation",
+                hint="ask for a longer `cluster.time_limit`, or a shorter `evaluate.reserve`",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    id: str
+    jobs: tuple[Job, ...]
+    makespan_s: float | None
+    lower_bound_s: float | None
+    gap: float | None
+    optimal: bool | None
+    cost: float | None
+    reasons: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        return {"format": FORMAT, **asdict(self)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageWork:
+    """What is left to do of one stage."""
+
+    experiment: str
+    stage: str
+    wall_s: float | None
+    """Of the steps that are left."""
+    from_step: int | None
+    total_steps: int | None
+    start_s: float
+    save_s: float
+    trains: bool = True
+    evaluates: bool
+    evaluate_s: float | None
+    """Measured, or the reserve that was asked for."""
+    source: str
+    facts: dict[str, Any] = field(default_factory=dict)
+    """micro_batch, accumulation, effective_batch, gradient_checkpointing, peak_bytes."""

@@ -1,0 +1,1 @@
+"""Files that `tasuki new` and `tasuki demo` copy; not imported."""

@@ -1,0 +1,122 @@
+"""`python -m tasuki.train.measure FD`: how long steps take here, for `tasuki plan`.
+
+Reads the order from stdin, writes one JSON object to the given descriptor (the user's code may
+print), and leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from tasuki.checkpoint.parts import write_part
+from tasuki.clock import SystemClock
+from tasuki.data.loader import Loader, seed_everything
+from tasuki.errors import TasukiError
+from tasuki.runtime.state import capture
+from tasuki.runtime.stopwatch import process_age_s
+from tasuki.spec.resolved import ResolvedStage, experiment_from_plain
+from tasuki.train.engine import LossModule, StepEngine
+from tasuki.train.exact import apply_settings
+from tasuki.train.prepare import build_optimizer, order_data, start_seed
+from tasuki.train.recipe import build_model, load_recipe, optional
+
+_MIN_STEPS = 5
+_MAX_STEPS = 30
+_BUDGET_S = 3.0
+"""Per stage, at least _MIN_STEPS."""
+_WARM_UP = 2
+
+
+def main(fd: int) -> None:
+    order = json.load(sys.stdin)
+    answer: dict[str, Any]
+    try:
+        answer = {"stages": _measure_all(order, import_s=process_age_s())}
+    except TasukiError as error:
+        answer = {"error": error.message, "hint": error.hint}
+    except Exception as error:
+        answer = {"error": f"{type(error).__name__}: {error}", "hint": "the recipe raised it"}
+    with os.fdopen(fd, "w") as out:
+        json.dump(answer, out)
+
+
+def _measure_all(order: dict[str, Any], *, import_s: float) -> dict[str, Any]:
+    experiment = experiment_from_plain(order["experiment"])
+    apply_settings(threads=max(1, order["cpus"] // order["ranks"]), exact=True)
+    stages = [stage for stage in experiment.stages if stage.name in order["stages"]]
+    found = {}
+    for stage in stages:
+        facts = _measure(stage, order)
+        facts["start_s"] = import_s + facts.pop("setup_s")
+        found[stage.name] = facts
+    return found
+
+
+def _measure(stage: ResolvedStage, order: dict[str, Any]) -> dict[str, Any]:
+    began = time.monotonic()
+    assert stage.recipe is not None
+    seed_everything(start_seed(stage, "model", 0))
+    recipe = load_recipe(stage.recipe, stage.params, paths=[Path(order["folder"])])
+    dataset, steps, batch = order_data(recipe, stage, world=order["ranks"])
+    total = steps.total_steps(stage.length.unit, stage.length.count)
+    model = build_model(recipe).train()
+    tracked, schedule = build_optimizer(recipe, model, stage, total)
+    engine = StepEngine(
+        LossModule(model, recipe.loss),
+        tracked.optimizer,
+        device=torch.device("cpu"),
+        clip=stage.clip or None,
+        world=1,
+    )
+    loader = Loader(
+        dataset,
+        steps,
+        collate=optional(recipe, "collate"),
+        micro_batch=batch.micro_batch,
+        rank=0,
+        world=order["ranks"],
+        first_step=0,
+        total_steps=total,
+    )
+    setup_s = time.monotonic() - began
+    times: list[float] = []
+    for number, (batches, num_samples) in enumerate(loader.steps()):
+        at = time.monotonic()
+        engine.step(batches, num_samples)
+        if schedule is not None:
+            schedule.set_for(number)
+        times.append(time.monotonic() - at)
+        is_enough = len(times) >= _WARM_UP + _MIN_STEPS and sum(times) > _BUDGET_S
+        if is_enough or len(times) >= _WARM_UP + _MAX_STEPS:
+            break
+    known = times[_WARM_UP:] or times
+    return {
+        "total_steps": total,
+        "steps_per_epoch": steps.steps_per_epoch,
+        "step_s": median(known),
+        "save_s": _time_save(capture(tracked)),
+        "setup_s": setup_s,
+        "effective_batch": batch.effective_batch,
+        "micro_batch": batch.micro_batch,
+        "accumulation": batch.accumulation,
+    }
+
+
+def _time_save(state: dict[str, Any]) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        at = SystemClock.monotonic()
+        write_part(Path(folder), 0, state)
+        return SystemClock.monotonic() - at
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,94 @@
+"""What happens while `tasuki run` works: bars on a terminal, a few lines elsewhere. On stderr."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.markup import escape
+from rich.text import Text
+
+from tasuki.clock import Clock
+from tasuki.units import format_seconds
+from tasuki.views.status import bar
+from tasuki.views.text import count, number
+
+_EVERY_S = 0.5
+_PLAIN_EVERY_S = 10.0
+
+
+class LiveView:
+    """Shows runs as they go. `look` gives their state, as `brief_run` does."""
+
+    def __init__(
+        self,
+        look: Callable[[], list[dict[str, Any]]],
+        *,
+        clock: Clock,
+        console: Console | None = None,
+    ) -> None:
+        self._look = look
+        self._clock = clock
+        self._console = console or Console(stderr=True)
+        self._live: Live | None = None
+        self._next = 0.0
+        self._told: dict[str, str] = {}
+
+    def __enter__(self) -> LiveView:
+        if self._console.is_terminal:
+            self._live = Live(console=self._console, refresh_per_second=4, transient=True)
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def show_plan(self, plan: Any) -> None:
+        num = len(plan.jobs)
+        if num:
+            expected = plan.makespan_s
+            told = f", about {format_seconds(expected)}" if expected is not None else ""
+            self.say("plan", f"plan {plan.id}: {num} job{'s' if num != 1 else ''}{told}")
+        for warning in plan.warnings:
+            self.say("warning", f"warning: {warning}")
+
+    def say(self, kind: str, text: str) -> None:  # noqa: ARG002 (kinds are for other faces)
+        self._console.print(Text(text), highlight=False)
+
+    def tick(self) -> None:
+        now = self._clock.monotonic()
+        if now < self._next:
+            return
+        self._next = now + (_EVERY_S if self._live else _PLAIN_EVERY_S / 20)
+        runs = self._look()
+        if self._live is not None:
+            self._live.update(Group(*(Text.from_markup(line(run)) for run in runs)))
+        else:
+            self._tell_changes(runs, now)
+
+    def _tell_changes(self, runs: list[dict[str, Any]], now: float) -> None:
+        """Without a terminal: a line when a stage begins or ends, and one every ten seconds."""
+        tens = int(now / _PLAIN_EVERY_S)
+        for run in runs:
+            mark = f"{run['state']} {run['stage']} {len(run['done'])} {tens if run['step'] else ''}"
+            if self._told.get(run["experiment"]) != mark:
+                self._told[run["experiment"]] = mark
+                self._console.print(Text.from_markup(line(run)), highlight=False)
+
+
+def line(run: dict[str, Any]) -> str:
+    """One run in one line."""
+    name = escape(run["experiment"])
+    number_of = f"stage {min(len(run['done']) + 1, len(run['stages']))}/{len(run['stages'])}"
+    if not run["stage"] or not run["total_steps"]:
+        return f"{name}  {run['state']}  {number_of}  starting"
+    share = run["step"] / run["total_steps"]
+    left = f"  {format_seconds(run['eta_s'])} left" if run["eta_s"] else ""
+    return (
+        f"{name}  {number_of} {escape(run['stage'])}  {bar(share, 20)}  "
+        f"{count(run['step'])}/{count(run['total_steps'])}  loss {number(run['loss'])}{left}  "
+        f"attempt {run['attempts']}"
+    )

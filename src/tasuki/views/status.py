@@ -1,0 +1,100 @@
+"""Runs as a table, one line each; and what became of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from tasuki.units import format_seconds
+from tasuki.views.text import count, neutral, number
+
+_COLOURS = {
+    "complete": "green",
+    "running": "cyan",
+    "failed": "red",
+    "held": "red",
+    "cancelled": "yellow",
+    "handed-over": "yellow",
+}
+
+
+def bar(share: float, width: int = 12) -> str:
+    filled = round(share * width)
+    return "█" * filled + "░" * (width - filled)
+
+
+def show_status(status: dict[str, Any], *, folder: str, console: Console | None = None) -> None:
+    console = console or Console()
+    if not status["runs"]:
+        console.print(f"no runs in {escape(folder)}", highlight=False)
+        return
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in (
+        "run",
+        "state",
+        "stage",
+        "progress",
+        "step",
+        "left",
+        "attempts",
+        "loss",
+        "goodput",
+    ):
+        table.add_column(name)
+    for run in status["runs"]:
+        table.add_row(*_row(run))
+    console.print(table)
+    for run in status["runs"]:
+        if run["reason"]:
+            console.print(
+                f"{escape(run['experiment'])}: {escape(neutral(run['reason']))}", highlight=False
+            )
+
+
+def _row(run: dict[str, Any]) -> list[str]:
+    colour = _COLOURS.get(run["state"], "default")
+    trained = [stage for stage in run["stages"] if stage["is_trained"]]
+    inside = run["step"] / run["total_steps"] if run["step"] and run["total_steps"] else 0.0
+    if run["state"] == "complete" or any(s["name"] == run["stage"] for s in trained):
+        inside = 0.0
+    share = (len(trained) + inside) / max(1, len(run["stages"]))
+    goodput = f"{run['goodput']:.0%}" if run["goodput"] is not None else "–"
+    return [
+        escape(run["experiment"]),
+        f"[{colour}]{run['state']}[/]",
+        escape(run["stage"] or "–"),
+        f"{bar(share)} {share:.0%}",
+        f"{count(run['step'])}/{count(run['total_steps'])}",
+        format_seconds(run["eta_s"]) if run["eta_s"] is not None else "–",
+        f"{run['attempts']}" + (f" ({run['preemptions']} preempted)" if run["preemptions"] else ""),
+        number(run["loss"]),
+        goodput,
+    ]
+
+
+def show_results(result: dict[str, Any], *, console: Console | None = None) -> None:
+    """The end of `tasuki run`: what each run came to."""
+    console = console or Console()
+    for run in result["runs"]:
+        colour = _COLOURS.get(run["state"], "default")
+        words = f" after {run['attempts']} attempts" if run["attempts"] > 1 else ""
+        console.print(
+            f"{escape(run['experiment'])}: [{colour}]{run['state']}[/]{words}", highlight=False
+        )
+        if run["state"] != "complete" and run["reason"]:
+            console.print(f"  {escape(neutral(run['reason']))}", highlight=False)
+        for stage in run["stages"]:
+            if stage["is_trained"]:
+                console.print(f"  {_stage_line(stage)}", highlight=False)
+
+
+def _stage_line(stage: dict[str, Any]) -> str:
+    metrics = stage["metrics"] or {}
+    told = ", ".join(f"{escape(name)} {number(value)}" for name, value in metrics.items())
+    evaluated = f"; evaluated: {told}" if told else ""
+    steps, loss = count(stage["steps"]), number(stage["loss"])
+    return f"{escape(stage['name'])}: {steps} steps, loss {loss}{evaluated}"

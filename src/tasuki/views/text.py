@@ -1,0 +1,24 @@
+"""Text that is safe and pleasant to show."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?", re.DOTALL)
+
+
+def neutral(text: str) -> str:
+    """Terminal escapes and control characters made harmless: logs are not to be trusted."""
+    text = _ESCAPES.sub("�", text)
+    return "".join(c if c in "\n\t" or unicodedata.category(c) != "Cc" else "�" for c in text)
+
+
+def number(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.4g}"
+
+
+def count(value: int | None) -> str:
+    return "–" if value is None else f"{value:,}"
