@@ -94,6 +94,14 @@ def test_a_bad_node_is_damage_with_its_place(node: object) -> None:
         decode({"model": {"x": node, "w": tensor()}}, BLOB)
 
 
+@pytest.mark.parametrize("node", [tensor(shape=[7]), tensor(offset=1), tensor(dtype="float64")])
+def test_a_tensor_that_reaches_beyond_its_memory_is_refused_before_torch_sees_it(
+    node: dict[str, Any],
+) -> None:
+    with pytest.raises(DamagedCheckpoint, match=r"`w` holds \d items, but \d are asked for"):
+        decode({"x": node}, BLOB)
+
+
 def test_deep_nesting_is_damage_and_not_a_crash(tmp_path: Path) -> None:
     tree: Any = []
     for _ in range(201):

@@ -36,6 +36,8 @@ class PlanRequest:
     python: str
     environment: dict[str, str]
     measure: bool = True
+    measured: dict[str, dict[str, dict[str, Any]]] | None = None
+    """By experiment and stage: what was measured already."""
     is_new: bool = False
     """Plan as if nothing were done yet."""
     on_progress: Callable[[str], None] = lambda _: None
@@ -185,6 +187,8 @@ def _measure(
     request: PlanRequest,
     warnings: list[str],
 ) -> dict[str, dict[str, Any]]:
+    if request.measured is not None:
+        return request.measured.get(experiment.name, {})
     stages = [stage for stage in unknown if stage.recipe is not None]
     if not stages or not request.measure:
         return {}

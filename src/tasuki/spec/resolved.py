@@ -228,7 +228,7 @@ def fingerprint(experiment: ResolvedExperiment) -> str:
 
 
 def _without_harmless(stage: dict[str, Any]) -> dict[str, Any]:
-    harmless = {"save", "export", *_WRITTEN}
+    harmless = {"save", "loader", "export", *_WRITTEN}
     kept = {key: value for key, value in stage.items() if key not in harmless}
     if kept["evaluate"] is not None:
         kept["evaluate"] = {k: v for k, v in kept["evaluate"].items() if k != "reserve_s"}

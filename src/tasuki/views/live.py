@@ -31,20 +31,23 @@ class LiveView:
     ) -> None:
         self._look = look
         self._clock = clock
-        self._console = console or Console(stderr=True)
+        self.console = console or Console(stderr=True)
         self._live: Live | None = None
         self._next = 0.0
         self._told: dict[str, str] = {}
 
     def __enter__(self) -> LiveView:
-        if self._console.is_terminal:
-            self._live = Live(console=self._console, refresh_per_second=4, transient=True)
+        if self.console.is_terminal:
+            self._live = Live(console=self.console, refresh_per_second=4, transient=True)
             self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._live is not None:
             self._live.stop()
+
+    def headline(self, text: str) -> None:
+        self.console.print(f"\n[bold]{escape(text)}[/]", highlight=False)
 
     def show_plan(self, plan: Any) -> None:
         num = len(plan.jobs)
@@ -56,7 +59,7 @@ class LiveView:
             self.say("warning", f"warning: {warning}")
 
     def say(self, kind: str, text: str) -> None:  # noqa: ARG002 (kinds are for other faces)
-        self._console.print(Text(text), highlight=False)
+        self.console.print(Text(text), highlight=False)
 
     def tick(self) -> None:
         now = self._clock.monotonic()
@@ -76,7 +79,7 @@ class LiveView:
             mark = f"{run['state']} {run['stage']} {len(run['done'])} {tens if run['step'] else ''}"
             if self._told.get(run["experiment"]) != mark:
                 self._told[run["experiment"]] = mark
-                self._console.print(Text.from_markup(line(run)), highlight=False)
+                self.console.print(Text.from_markup(line(run)), highlight=False)
 
 
 def line(run: dict[str, Any]) -> str:

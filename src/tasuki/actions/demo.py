@@ -1,0 +1,212 @@
+"""`tasuki demo`: a progressive run through time limits and a preemption, and its undisturbed twin.
+
+Three steps: measure, so that the limit is certain to need three jobs; run with one preemption; run
+the twin and compare bytes.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from importlib import resources
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from tasuki.actions.compare import Comparison, compare_runs
+from tasuki.actions.machine import look_around
+from tasuki.actions.measure import measure_stages
+from tasuki.actions.plan import PlanRequest, choose_experiments
+from tasuki.actions.run import RunRequest, run_here
+from tasuki.actions.status import brief_run, ledger_of, read_status
+from tasuki.backends.local import Preemption
+from tasuki.clock import Clock
+from tasuki.errors import RunError, UsageError
+from tasuki.plan.cut import LEAD_S
+from tasuki.plan.values import Plan
+from tasuki.spec.load import load_spec
+from tasuki.spec.resolved import ResolvedCluster, ResolvedSpec
+from tasuki.store.atomic import FORMAT
+from tasuki.store.attempts import read_attempt_ends, read_holder
+from tasuki.store.runs import RunFolder
+from tasuki.telemetry.metrics import read_metrics
+
+EXPERIMENT = "eigenvalue"
+_GRACE_S = 20.0
+_MARK = ".tasuki-demo"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoWatchers:
+    """Who looks on."""
+
+    on_step: Callable[[str], None] = lambda _: None
+    on_plan: Callable[[Plan], None] = lambda _: None
+    on_tick: Callable[[Path], None] = lambda _: None
+    on_event: Callable[[str, str], None] = lambda _kind, _text: None
+
+
+def run_demo(
+    folder: Path, *, clock: Clock, python: str, environment: dict[str, str], watchers: DemoWatchers
+) -> dict[str, Any]:
+    """Returns the report's values; raises if the run did not complete."""
+    spec = _write_project(folder, environment)
+    experiments = choose_experiments(spec, (), ())
+    request = PlanRequest(
+        spec=spec,
+        experiments=experiments,
+        stages=(),
+        machine=look_around(environment),
+        python=python,
+        environment=environment,
+    )
+    watchers.on_step("measuring a few steps of each stage")
+    measured = measure_stages(
+        experiments[0],
+        [stage.name for stage in experiments[0].stages],
+        folder=spec.folder,
+        ranks=1,
+        cpus=request.machine.cpus,
+        device="cpu",
+        python=python,
+        environment=environment,
+    )
+    limit = limit_for_three_jobs(list(measured.values()))
+    limited = replace(
+        request,
+        spec=_with_cluster(spec, limit_s=limit, runs=spec.runs),
+        measured={EXPERIMENT: measured},
+    )
+    watchers.on_step("the run: three stages under a time limit, preempted once")
+    run = _run(limited, clock, watchers, _preempt_in_second_stage(Path(spec.runs)))
+    watchers.on_step("its twin: the same spec, no limit, no preemption")
+    twin_runs = str(folder / "undisturbed")
+    plain = replace(request, spec=_with_cluster(spec, limit_s=None, runs=twin_runs), measure=False)
+    twin = _run(plain, clock, watchers, None)
+    stages = [stage.name for stage in experiments[0].stages]
+    return _report(run, twin, stages, compare_runs(run, twin, stages), limit)
+
+
+def limit_for_three_jobs(measured: list[dict[str, Any]]) -> float:
+    """A limit in which each stage fits and no two together: `cut: stage` then makes a job each."""
+    needs: list[float] = [
+        2 * facts["start_s"] + facts["step_s"] * facts["total_steps"] + facts["save_s"]
+        for facts in measured
+    ]
+    slowest_save = max(float(facts["save_s"]) for facts in measured)
+    reserve = LEAD_S + 1.5 * slowest_save + max(float(facts["step_s"]) for facts in measured)
+    two = min(a + b for a, b in pairwise(needs))
+    longest = max(needs)
+    if two <= longest:
+        raise RunError("this machine's times are too uneven for the demo", hint="try again")
+    return (longest + min(two, 1.5 * longest)) / 2 + reserve
+
+
+def _write_project(folder: Path, environment: dict[str, str]) -> ResolvedSpec:
+    """Fresh each time; a folder that is not a demo's is never touched."""
+    if folder.exists() and any(folder.iterdir()) and not (folder / _MARK).exists():
+        raise UsageError(f"{folder} is not empty", hint="name another folder: tasuki demo DIR")
+    if folder.exists():
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True)
+    (folder / _MARK).touch()
+    template = resources.files("tasuki.templates") / "demo"
+    for name in ("tasuki.yaml", "recipe.py"):
+        (folder / name).write_text((template / name).read_text())
+    return load_spec(str(folder / "tasuki.yaml"), environ=_without_overrides(environment))
+
+
+def _without_overrides(environment: dict[str, str]) -> dict[str, str]:
+    return {key: value for key, value in environment.items() if not key.startswith("TASUKI_")}
+
+
+def _with_cluster(spec: ResolvedSpec, *, limit_s: float | None, runs: str) -> ResolvedSpec:
+    import msgspec
+
+    cluster = ResolvedCluster(time_limit_s=limit_s, grace_s=_GRACE_S, gpu="cpu", gpus=1)
+    return msgspec.structs.replace(spec, cluster=cluster, runs=runs)
+
+
+def _preempt_in_second_stage(runs: Path) -> Preemption:
+    def is_time() -> bool:
+        folder = RunFolder(runs / EXPERIMENT)
+        if not folder.spec.exists():
+            return False
+        now = brief_run(folder)
+        if not now["done"] or now["stage"] in now["done"] or not now["step"]:
+            return False
+        return len(now["done"]) > 1 or now["step"] >= 0.3 * now["total_steps"]
+
+    return Preemption(when=is_time)
+
+
+def _run(
+    request: PlanRequest, clock: Clock, watchers: DemoWatchers, preemption: Preemption | None
+) -> RunFolder:
+    runs = Path(request.spec.runs)
+    result = run_here(
+        RunRequest(
+            plan=request,
+            clock=clock,
+            preemption=preemption,
+            on_plan=watchers.on_plan,
+            on_tick=lambda: watchers.on_tick(runs),
+            on_event=watchers.on_event,
+        )
+    )
+    run = result.runs[0]
+    if not run.is_complete():
+        state = read_status([run])["runs"][0]
+        raise RunError(
+            f"the demo's run is {state['state']}: {state['reason']}",
+            hint=f"read `tasuki logs {run.path} --err`",
+        )
+    return run
+
+
+def _report(
+    run: RunFolder, twin: RunFolder, stages: list[str], comparison: Comparison, limit: float
+) -> dict[str, Any]:
+    status = read_status([run])["runs"][0]
+    ledger = ledger_of(run)
+    return {
+        "format": FORMAT,
+        "run": str(run.path),
+        "twin": str(twin.path),
+        "limit_s": limit,
+        "jobs": status["jobs"],
+        "attempts": _attempts(run),
+        "preemptions": status["preemptions"],
+        "stages": status["stages"],
+        "error_before": _error(run, stages[0], step=0),
+        "error_after": (status["stages"][-1]["metrics"] or {}).get("error"),
+        "ledger": ledger.parts,
+        "wall_s": ledger.wall_s,
+        "goodput": ledger.goodput,
+        "equal": comparison.is_equal,
+        "checks": comparison.as_json(),
+    }
+
+
+def _error(run: RunFolder, stage: str, *, step: int) -> float | None:
+    for row in read_metrics(run):
+        if (row["stage"], row["step"], row["split"]) == (stage, step, "val"):
+            return float(row["error"])
+    return None
+
+
+def _attempts(run: RunFolder) -> list[dict[str, Any]]:
+    attempts = []
+    for claim, end in read_attempt_ends(run).items():
+        holder = read_holder(run, claim)
+        attempts.append(
+            {
+                "attempt": claim,
+                "job": holder.job if holder else None,
+                "ending": end["ending"] if end else None,
+                "cause": end["cause"] if end else None,
+                "seconds": end["at"] - holder.at if end and holder else None,
+            }
+        )
+    return attempts
