@@ -27,8 +27,8 @@ THE ORDER, FORMAT 1. Every resumed run depends on it: it changes only with a new
        starts at the state k: mix(k + (position + 1) * 0x9E3779B97F4A7C15) >> 1, where k is the
        first 8 bytes, little-endian, of key(epoch, "rng", null).
 
-Steps are computed in blocks because one pass of numpy costs 0.15 ms for 8 samples, and 0.4 ms for
-4,096; the size of a block changes no result.
+Steps are computed in blocks because one pass of numpy over 4,096 samples takes only about three
+times as long as one over 8 (0.1 to 0.2 ms); the size of a block changes no result.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ _MASK = 2**64 - 1
 class StepSamples(NamedTuple):
     """The samples of one step, all of one bucket."""
 
-    # A NamedTuple: made for every step, and three times faster to make than a frozen dataclass.
+    # A NamedTuple, as one is made for every step: 0.30 µs, a frozen dataclass takes 0.56.
     bucket: int
     indices: Ints
     """Dataset indices; read-only, as it is a window on the block."""
@@ -314,7 +314,7 @@ class Order:
     ) -> Ints:
         """Send each value through the shuffle of its bucket."""
         lengths = self._samples if purpose == "samples" else self._slots
-        # Counting is several times faster than sorting (np.unique): buckets are small numbers.
+        # Counting takes a quarter of the time of sorting (np.unique), or less.
         present = np.flatnonzero(np.bincount(buckets, minlength=len(lengths)))
         turn_of = np.zeros(len(lengths), dtype=np.int64)
         turn_of[present] = np.arange(len(present))

@@ -50,7 +50,7 @@ _SHIFTS = (30, 27, 31)
 _MASK = 2**64 - 1
 
 # Typed, as numpy 1 may turn uint64 with a Python int into float64; arrays without dimension, as
-# numpy takes them twice as fast as its scalars (0.4 against 0.9 µs for a short array).
+# numpy takes them faster than its scalars (a shift of a short array: 0.4 against 0.9 µs).
 _M1, _M2 = (np.array(value, dtype=np.uint64) for value in _MULTIPLIERS)
 _S1, _S2, _S3 = (np.array(value, dtype=np.uint64) for value in _SHIFTS)
 _HALF = np.array(32, dtype=np.uint64)
@@ -103,7 +103,7 @@ class KeyedPermutation:
 def permute_each(permutations: Sequence[KeyedPermutation], which: Ints, positions: Ints) -> Ints:
     """`permutations[which[i]].at(positions[i])` for all i in one pass.
 
-    A block of steps may touch hundreds of buckets; a pass costs about 0.15 ms however short it is.
+    A block of steps may touch hundreds of buckets; a pass takes at least 0.1 to 0.2 ms.
     """
     return _walk(positions, _Grid.of(permutations, which), _round)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -97,12 +96,12 @@ class Saver:
         except TasukiError as error:
             self._tell(f"part/{self._rank}", _failure(error))
             raise
-        self._tell(f"part/{self._rank}", {"records": [asdict(record) for record in records]})
+        self._tell(f"part/{self._rank}", {"records": [record.to_json() for record in records]})
         _checked(self._hear("committed"))
 
     def _hear_part(self, rank: int) -> list[FileRecord]:
         value = _checked(self._hear(f"part/{rank}"))
-        return [FileRecord(**record) for record in value["records"]]
+        return [FileRecord.from_json(record) for record in value["records"]]
 
     def _tell(self, what: str, value: dict[str, Any]) -> None:
         if self._store is not None:

@@ -43,3 +43,7 @@ class Stopwatch:
 
     def add(self, name: str, seconds: float) -> None:
         self.parts[name] = self.parts.get(name, 0.0) + seconds
+
+    def rounded(self) -> dict[str, float]:
+        """For an event."""
+        return {name: round(seconds, 4) for name, seconds in self.parts.items()}

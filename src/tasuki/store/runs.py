@@ -106,6 +106,6 @@ class StageFolder:
     def evaluation(self) -> Path:
         return self.path / "evaluation.json"
 
-    def best(self, checkpoint: str) -> Path:
-        """The best weights so far, named for the moment they were taken."""
-        return self.path / f"best-{checkpoint}.safetensors"
+    def best(self, label: str) -> Path:
+        """The best weights so far."""
+        return self.path / f"best-{label}.safetensors"

@@ -107,7 +107,7 @@ def _read_workers(events: Sequence[dict[str, Any]], attempt_end: float) -> list[
             workers.append(
                 _Worker(phase, stage, event["t"], attempt_end, {}, 0.0, 0, 0, ended_well=False)
             )
-        elif workers and kind == "progress":
+        elif workers and kind in ("progress", "time") and event.get("who") == "rank0":
             _take_progress(workers[-1], event)
         elif workers and kind == "worker-ended":
             workers[-1].end = event["t"]

@@ -1,4 +1,4 @@
-"""The best weights so far: kept as weights, named for the moment they were taken."""
+"""The best weights so far: kept as weights, named by step and content."""
 
 from __future__ import annotations
 
@@ -53,8 +53,11 @@ def keep_best(
         return best
     folder = task.run.stage(task.stage.name)
     make_folder(folder.path)
-    path = folder.best(f"{step:09d}.c{task.orders.claim}")
-    write_weights(path, model.state_dict(), {"stage": task.stage.name, "step": str(step)})
+    draft = folder.best(f"draft.c{task.orders.claim}")
+    sha256 = write_weights(draft, model.state_dict(), {"stage": task.stage.name, "step": str(step)})
+    # Named by content, not by claim: the state of an interrupted run must equal an undisturbed one.
+    path = folder.best(f"{step:09d}-{sha256[:12]}")
+    draft.replace(path)
     return Best(validate.metric, value, step, path.name)
 
 

@@ -27,13 +27,14 @@ def run_evaluation(task: Task) -> None:
     """Evaluate the stage's weights and write the result; repeated whole after a notice."""
     stage, folder = task.stage, task.run.stage(task.stage.name)
     assert stage.evaluate is not None and stage.recipe is not None
-    seed_everything(sample_seed(stage.seed, stage.name, 0, 0))
-    recipe = load_recipe(stage.recipe, stage.params, paths=[task.run.code, task.folder])
-    model = build_model(recipe)
-    load_weights(model, folder.weights, strict=True)
-    model.to(task.device)
-    source = stage.evaluate.data if stage.evaluate.data is not None else stage.data
-    dataset = build_dataset(recipe, source, stage.evaluate.split)
+    with task.stopwatch.part("start"):
+        seed_everything(sample_seed(stage.seed, stage.name, 0, 0))
+        recipe = load_recipe(stage.recipe, stage.params, paths=[task.run.code, task.folder])
+        model = build_model(recipe)
+        load_weights(model, folder.weights, strict=True)
+        model.to(task.device)
+        source = stage.evaluate.data if stage.evaluate.data is not None else stage.data
+        dataset = build_dataset(recipe, source, stage.evaluate.split)
     with task.stopwatch.part("evaluate"):
         metrics = evaluate_model(recipe, model, dataset, stage=stage, device=task.device)
     write_json(
@@ -50,6 +51,7 @@ def run_evaluation(task: Task) -> None:
     )
     told = ", ".join(f"{name} {value:.6g}" for name, value in metrics.items())
     task.say(f"Evaluated stage {stage.name} on {source}: {told}")
+    task.event("time", lived_s=task.stopwatch.lived_s, parts=task.stopwatch.rounded())
     task.event("evaluated", stage=stage.name, metrics=metrics)
 
 

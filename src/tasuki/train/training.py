@@ -45,7 +45,8 @@ class NotFinite(RunError):
 
 def run_training(task: Task) -> None:
     """Returns when the stage is done; leaves the process at a handover."""
-    setup = prepare(task)
+    with task.stopwatch.part("start"):
+        setup = prepare(task)
     saver = Saver(
         task.run,
         claim=task.orders.claim,
@@ -241,7 +242,7 @@ class Training:
             loss=self.last_row.get("loss"),
             step_s=median(self.task.watch.step_s) if self.task.watch.step_s else None,
             lived_s=round(watch.lived_s, 4),
-            parts={name: round(seconds, 4) for name, seconds in watch.parts.items()},
+            parts=watch.rounded(),
         )
 
     # -- saves --------------------------------------------------------------------------------

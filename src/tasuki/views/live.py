@@ -86,8 +86,12 @@ def line(run: dict[str, Any]) -> str:
     """One run in one line."""
     name = escape(run["experiment"])
     number_of = f"stage {min(len(run['done']) + 1, len(run['stages']))}/{len(run['stages'])}"
+    if run["state"] == "complete":
+        return f"{name}  complete"
     if not run["stage"] or not run["total_steps"]:
-        return f"{name}  {run['state']}  {number_of}  starting"
+        return f"{name}  {number_of}  starting  attempt {run['attempts'] or 1}"
+    if run["stage"] in run["done"]:
+        return f"{name}  {number_of}  {escape(run['stage'])} is trained  attempt {run['attempts']}"
     share = run["step"] / run["total_steps"]
     left = f"  {format_seconds(run['eta_s'])} left" if run["eta_s"] else ""
     return (

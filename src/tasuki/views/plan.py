@@ -27,31 +27,30 @@ def show_plan(
 
 
 def _table(plan: dict[str, Any]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("job", "limit", "work", "steps", "batch", "expected", "total", "known from"):
-        table.add_column(
-            name, justify="right" if name in ("limit", "expected", "total") else "left"
-        )
+    pieces = [p for job in plan["jobs"] for lane in job["lanes"] for p in lane["stages"]]
+    several = len({piece["experiment"] for piece in pieces}) > 1
+    table = Table(
+        box=box.SIMPLE_HEAD, pad_edge=False, title=f"plan {plan['id']}", title_justify="left"
+    )
+    for name in ("job", "limit", "work", "steps", "batch", "time", "total", "known from"):
+        table.add_column(name, justify="right" if name in ("time", "total") else "left")
     total: float | None = 0.0
     for job in plan["jobs"]:
-        is_first = True
+        first = (job["name"].rsplit("-", 1)[-1], _time(job["limit_s"]))
         for piece in [p for lane in job["lanes"] for p in lane["stages"]]:
-            total = (
-                None
-                if total is None or piece["expected_s"] is None
-                else total + piece["expected_s"]
-            )
+            seconds = piece["expected_s"]
+            total = None if total is None or seconds is None else total + seconds
+            where = f"{piece['experiment']}/" if several else ""
             table.add_row(
-                job["name"] if is_first else "",
-                _time(job["limit_s"]) if is_first else "",
-                f"{piece['kind']} {piece['experiment']}/{piece['stage']}",
+                *first,
+                f"{piece['kind']} {where}{piece['stage']}",
                 _steps(piece),
                 _batch(piece),
-                _time(piece["expected_s"]),
+                _time(seconds),
                 _time(total),
                 piece["source"],
             )
-            is_first = False
+            first = ("", "")
         table.add_section()
     return table
 
