@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from dataclasses import dataclass
 from typing import Any
 
+from tasuki.checkpoint.lineage import lineage
 from tasuki.store.runs import RunFolder
 from tasuki.telemetry.metrics import TIMING_KEYS, read_metrics
 
@@ -46,10 +46,10 @@ def compare_runs(one: RunFolder, other: RunFolder, stages: list[str]) -> Compari
 
 def _last_state(run: RunFolder) -> dict[str, str]:
     """The files of the last checkpoint but for its manifest, which tells claim and time."""
-    names = [name for name in os.listdir(run.checkpoints) if name.startswith("step-")]
+    names = lineage(run)
     if not names:
         return {}
-    folder = run.checkpoints / max(names)
+    folder = run.checkpoints / names[0]
     return {p.name: _sha(p) for p in sorted(folder.iterdir()) if p.name != "manifest.json"}
 
 

@@ -57,26 +57,10 @@ class RunResult:
 def run_here(request: RunRequest) -> RunResult:
     """Everything that is asked for and not done yet, on this machine."""
     spec = request.plan.spec
-    runs = Path(spec.runs)
-    folders = {}
-    notes: list[str] = []
-    for experiment in request.plan.experiments:
-        run = (next_run if request.plan.is_new else latest_run)(runs, experiment.name)
-        _refuse_live(run)
-        if run.spec.exists():
-            notes += check_unchanged(
-                run, experiment, spec, accepted=request.accepted, clock=request.clock
-            )
-        _lift(run, lifts_hold=request.lifts_hold)
-        folders[experiment.name] = run
+    folders, notes = open_runs(request)
     plan = make_plan(request.plan)
     request.on_plan(plan)
-    for experiment in request.plan.experiments:
-        if not folders[experiment.name].spec.exists():
-            freeze_run(folders[experiment.name], experiment, spec, request.clock)
-    if not plan.jobs:
-        return RunResult(EXIT_DONE, plan, list(folders.values()), notes)
-    jobs = _write_jobs(plan, folders, request)
+    jobs = write_jobs(plan, folders, request)
     backend = LocalBackend(
         clock=request.clock,
         python=spec.cluster.python or request.plan.python,
@@ -86,8 +70,26 @@ def run_here(request: RunRequest) -> RunResult:
         on_tick=request.on_tick,
         on_event=request.on_event,
     )
-    code = backend.run(jobs)
+    code = backend.run(jobs) if jobs else EXIT_DONE
     return RunResult(code, plan, list(folders.values()), notes)
+
+
+def open_runs(request: RunRequest) -> tuple[dict[str, RunFolder], list[str]]:
+    """The folder of each experiment, checked; and what was taken over from a changed spec."""
+    spec = request.plan.spec
+    folders = {}
+    notes: list[str] = []
+    for experiment in request.plan.experiments:
+        find = next_run if request.plan.is_new else latest_run
+        run = find(Path(spec.runs), experiment.name)
+        _refuse_live(run)
+        if run.spec.exists():
+            notes += check_unchanged(
+                run, experiment, spec, accepted=request.accepted, clock=request.clock
+            )
+        _lift(run, lifts_hold=request.lifts_hold)
+        folders[experiment.name] = run
+    return folders, notes
 
 
 def _refuse_live(run: RunFolder) -> None:
@@ -121,8 +123,14 @@ def _slots(request: RunRequest) -> int:
     return max(1, machine.cpus // cpus_for(cluster, machine)) * cluster.gpus
 
 
-def _write_jobs(plan: Plan, folders: dict[str, RunFolder], request: RunRequest) -> list[LocalJob]:
+def write_jobs(plan: Plan, folders: dict[str, RunFolder], request: RunRequest) -> list[LocalJob]:
+    """Freeze new runs, write the plan and a folder for each of its jobs."""
     spec = request.plan.spec
+    for experiment in request.plan.experiments:
+        if not folders[experiment.name].spec.exists():
+            freeze_run(folders[experiment.name], experiment, spec, request.clock)
+    if not plan.jobs:
+        return []
     runs = make_folder(Path(spec.runs))
     path = plan_path(runs, plan.id)
     make_folder(path.parent)

@@ -107,7 +107,8 @@ class Loader:
                 pin_memory=pin,
                 worker_init_fn=_prepare_worker,
             )
-            self._batches = iter(self._loader)
+            with kept_random_states():  # an iterator of a DataLoader draws a seed when it is made
+                self._batches = iter(self._loader)
 
     def steps(self) -> Iterator[tuple[Iterator[MicroBatch], int]]:
         """For each step its micro-batches (fetched when asked for) and its number of samples."""

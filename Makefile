@@ -1,0 +1,52 @@
+# `make demo` and `make test` set up all they need inside this checkout; a second call starts at once.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+SYSTEM_PACKAGES := strace tmux
+PYTEST := $(BIN)/pytest -n 2 --dist worksteal
+
+.PHONY: demo test test-full check format bench system setup clean
+.DEFAULT_GOAL := test
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("tasuki needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+demo: $(READY)
+	$(BIN)/tasuki demo .work/demo
+
+# The real parts that tests use. Root on Debian or Ubuntu; elsewhere the tests that need them skip.
+system:
+	@missing=""; for p in $(SYSTEM_PACKAGES); do command -v $$p >/dev/null || missing="$$missing $$p"; done; \
+	if [ -z "$$missing" ]; then :; \
+	elif [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
+	  echo "missing:$$missing (the tests that need them skip; install them by hand)"; \
+	else apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null; fi
+
+check: $(READY)
+	$(BIN)/ruff check src tests bench
+	$(BIN)/ruff format --check src tests bench
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: system $(READY)
+	$(PYTEST) -m "not long"
+
+test-full: system $(READY)
+	$(PYTEST)
+
+bench: $(READY)
+	@test -n "$(NAME)" || { echo "usage: make bench NAME=…  with one of: $$(ls bench/*.py | xargs -n1 basename | grep -v '^_' | sed 's/.py//' | tr '\n' ' ')"; exit 2; }
+	$(BIN)/python bench/$(NAME).py
+
+format: $(READY)
+	$(BIN)/ruff check --fix src tests bench
+	$(BIN)/ruff format src tests bench
+
+clean:
+	rm -rf $(VENV) .work bench/results

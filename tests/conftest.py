@@ -1,0 +1,20 @@
+"""Shared fixtures. Tests never inherit settings meant for a person's run."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+for _name in list(os.environ):
+    if _name.startswith(("TASUKI_", "SLURM_")):
+        del os.environ[_name]
+
+
+@pytest.fixture(scope="session")
+def warm(tmp_path_factory):
+    """Forks supervisors and workers with torch imported already."""
+    from tests.harness.warm import warm_server
+
+    with warm_server(tmp_path_factory.mktemp("warm")) as server:
+        yield server

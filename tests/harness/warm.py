@@ -1,0 +1,169 @@
+"""A process with torch imported that forks supervisors, which fork their ranks.
+
+Everything else is the real thing: the same `main` functions, real signals, real process groups,
+real files. Only `exec` and the import of torch are left out: 20 ms instead of 3 s.
+Run as `python -m tests.harness.warm SOCKET`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class ForkedProcess:
+    """A child, as `subprocess.Popen` shows it to the supervisor."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._status: int | None = None
+
+    def poll(self) -> int | None:
+        if self._status is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self._status = os.waitstatus_to_exitcode(status)
+        return self._status
+
+
+def fork_rank(launch) -> ForkedProcess:
+    """Instead of `python -m tasuki.train`."""
+    from tasuki.train.worker import main
+
+    launch.log.parent.mkdir(parents=True, exist_ok=True)
+    pid = os.fork()
+    if pid:
+        return ForkedProcess(pid)
+    try:
+        signal.set_wakeup_fd(-1)
+        for number in (
+            signal.SIGTERM,
+            signal.SIGINT,
+            signal.SIGCHLD,
+            signal.SIGUSR1,
+            signal.SIGUSR2,
+        ):
+            signal.signal(number, signal.SIG_DFL)
+        os.environ.clear()
+        os.environ.update(launch.environment)
+        os.chdir(launch.cwd)
+        for path, fd in ((launch.log, 1), (launch.err, 2)):
+            target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            os.dup2(target, fd)
+        main(list(launch.arguments))
+    finally:
+        os._exit(1)
+
+
+def serve(path: str) -> None:
+    import torch._dynamo  # torch's optimizers import it when the first one is made: 1.4 s
+    import torch._inductor.config  # noqa: F401
+
+    import tasuki.supervisor.__main__
+    import tasuki.train.evaluate
+    import tasuki.train.training
+    import tasuki.train.worker  # noqa: F401
+
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen()
+    print("ready", flush=True)
+    while True:
+        connection, _ = listener.accept()
+        threading.Thread(target=_answer, args=(connection, listener), daemon=True).start()
+
+
+def _answer(connection: socket.socket, listener: socket.socket) -> None:
+    """Fork one supervisor; tell its pid, then its exit status."""
+    order = json.loads(connection.makefile("r").readline())
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setsid()
+            listener.close()
+            connection.close()
+            log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            os.environ.update(order["environment"])
+            os._exit(_supervise(order["job"]))
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+    connection.sendall(f"{pid}\n".encode())
+    _, status = os.waitpid(pid, 0)
+    connection.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
+    connection.close()
+
+
+def _supervise(job: str) -> int:
+    # The fork happened in a thread, which is the main thread here as far as the kernel goes;
+    # Python must agree before signal handlers can be set.
+    from tasuki.supervisor.__main__ import main
+
+    return main([job], launch=fork_rank)
+
+
+class Started:
+    """A supervisor with its process group."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._lines = connection.makefile("r")
+        self.pid = int(self._lines.readline())
+
+    def wait(self) -> int:
+        return int(self._lines.readline())
+
+    def kill(self, number: int) -> None:
+        """A signal to the whole process group: supervisor, ranks, loader workers."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
+
+
+class Warm:
+    """The client side."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def start(self, job: Path, **environment: str) -> Started:
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(self._path)
+        order = {"job": str(job), "log": str(job / "supervisor.log"), "environment": environment}
+        connection.sendall(json.dumps(order).encode() + b"\n")
+        return Started(connection)
+
+
+@contextmanager
+def warm_server(folder: Path):
+    path = str(folder / "warm")
+    environment = {**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
+    server = subprocess.Popen(
+        [sys.executable, "-m", "tests.harness.warm", path],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert server.stdout is not None
+        assert server.stdout.readline() == b"ready\n"
+        yield Warm(path)
+    finally:
+        server.kill()
+        server.wait()
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1])
