@@ -4,12 +4,11 @@ Run as `python bench/cli.py`; about half a minute. Baseline: an interpreter that
 subprocess. Exit code 1 when torch or numpy is imported where nobody trains.
 
 All processes read bytecode from a folder made for this run, as from an installed wheel, whatever
-PYTHONDONTWRITEBYTECODE says. One row shows what the supervisor costs without bytecode.
+PYTHONDONTWRITEBYTECODE says.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import subprocess
@@ -34,7 +33,6 @@ ROUNDS = 20
 GOAL = 3.0
 GOAL_FOR = ("tasuki --help", "supervisor, finished run")
 BASELINE = "import json, subprocess"
-NO_BYTECODE = "supervisor, no bytecode"
 LOOKED_FOR = ("torch", "numpy", "msgspec", "rich", "ruamel", "click")
 FORBIDDEN = ("torch", "numpy")
 
@@ -113,31 +111,24 @@ def _cases(project: Path) -> dict[str, Case]:
     def verb(*arguments: str) -> Case:
         return Case([tasuki, *arguments], _CLI, ["tasuki", *arguments])
 
-    supervisor = Case(
-        [python, "-m", "tasuki.supervisor", str(job)], _SUPERVISOR, ["supervisor", str(job)]
-    )
     return {
         BASELINE: Case([python, "-c", BASELINE], BASELINE, []),
         "tasuki --help": verb("--help"),
         "tasuki status": verb("status"),
         "tasuki status --runs": verb("status", "--runs", "runs"),
-        "supervisor, finished run": supervisor,
-        NO_BYTECODE: supervisor,
+        "supervisor, finished run": Case(
+            [python, "-m", "tasuki.supervisor", str(job)], _SUPERVISOR, ["supervisor", str(job)]
+        ),
     }
 
 
 def _measure(
     cases: dict[str, Case], project: Path, environment: dict[str, str]
 ) -> dict[str, list[Cost]]:
-    uncached = {k: v for k, v in environment.items() if k != "PYTHONPYCACHEPREFIX"}
-    # A prefix where nothing is and nothing is written: every module of tasuki is compiled.
-    uncached |= {"PYTHONDONTWRITEBYTECODE": "1"}
+    def timer(case: Case) -> Callable[[], Cost]:
+        return lambda: _time(case.command, project, environment)
 
-    def timer(name: str, case: Case) -> Callable[[], Cost]:
-        used = uncached if name == NO_BYTECODE else environment
-        return lambda: _time(case.command, project, used)
-
-    timers = {name: timer(name, case) for name, case in cases.items()}
+    timers = {name: timer(case) for name, case in cases.items()}
     return run_interleaved(timers, rounds=ROUNDS)
 
 
@@ -209,7 +200,6 @@ def _show(figures: dict[str, dict[str, Any]], imports: dict[str, dict[str, Any]]
         [
             [name, str(seen["modules"]), *("yes" if seen["found"][m] else "–" for m in LOOKED_FOR)]
             for name, seen in imports.items()
-            if name != NO_BYTECODE
         ],
     )
 

@@ -45,13 +45,14 @@ class Noisy(Dataset):
 class Learner:
     """Dropout and BatchNorm: state and random numbers that a sloppy resume loses."""
 
-    def __init__(self, samples=44, pause=0.0, fail_at=None, fail_file=None):
+    def __init__(self, samples=44, pause=0.0, norm="batch", fail_at=None, fail_file=None):
         self.samples, self.pause, self.fail_at, self.fail_file = samples, pause, fail_at, fail_file
+        self.norm = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm}[norm]
         self.calls = 0
 
     def build_model(self):
         return nn.Sequential(
-            nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 1)
+            nn.Linear(6, 16), self.norm(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 1)
         )
 
     def build_dataset(self, source, split):

@@ -13,11 +13,11 @@ from tasuki.errors import RunError
 from tasuki.relay.values import Cause
 from tasuki.scheduler.local import give_cause
 from tasuki.store.atomic import FORMAT
-from tasuki.store.attempts import live_holder
 from tasuki.store.claims import highest_claim
 from tasuki.store.control import Word, say
 from tasuki.store.jobs import job_folder
 from tasuki.store.runs import RunFolder
+from tasuki.telemetry.view import live_holder
 
 _LOOK_EVERY_S = 0.1
 
@@ -26,10 +26,10 @@ def cancel_run(
     run: RunFolder, *, clock: Clock, wait_s: float = 90.0, is_dry: bool = False
 ) -> dict[str, Any]:
     """First the word, so that nobody starts it again; then the notice to who works on it."""
-    state, _ = state_of(run)
+    state, _ = state_of(run, now=clock.wall())
     if state == "complete":
         raise RunError(f"run `{run.name}` is complete: there is nothing to cancel")
-    holder = live_holder(run)
+    holder = live_holder(run, now=clock.wall())
     if is_dry:
         return _answer(run, state, holder is not None)
     if state != "cancelled":
@@ -44,7 +44,7 @@ def cancel_run(
         until = clock.monotonic() + wait_s
         while holder.is_alive() and clock.monotonic() < until:
             clock.sleep(_LOOK_EVERY_S)
-    return _answer(run, state_of(run)[0], holder is not None)
+    return _answer(run, state_of(run, now=clock.wall())[0], holder is not None)
 
 
 def _answer(run: RunFolder, state: str, was_live: bool) -> dict[str, Any]:

@@ -70,13 +70,13 @@ def run_demo(
         measured={EXPERIMENT: measured},
     )
     watchers.on_step("the run: three stages under a time limit, preempted once")
-    run = _run(limited, clock, watchers, _preempt_in_second_stage(Path(spec.runs)))
+    run = _run(limited, clock, watchers, _preempt_in_second_stage(Path(spec.runs), clock))
     watchers.on_step("its twin: the same spec, no limit, no preemption")
     twin_runs = str(folder / "undisturbed")
     plain = replace(request, spec=_with_cluster(spec, limit_s=None, runs=twin_runs), measure=False)
     twin = _run(plain, clock, replace(watchers, on_plan=lambda _: None), None)
     stages = [stage.name for stage in experiments[0].stages]
-    return _report(run, twin, stages, compare_runs(run, twin, stages), limit)
+    return _report(run, twin, stages, compare_runs(run, twin, stages), limit, now=clock.wall())
 
 
 def _measure_until_even(request: PlanRequest) -> tuple[dict[str, dict[str, Any]], float]:
@@ -143,12 +143,12 @@ def _with_cluster(spec: ResolvedSpec, *, limit_s: float | None, runs: str) -> Re
     return msgspec.structs.replace(spec, cluster=cluster, runs=runs)
 
 
-def _preempt_in_second_stage(runs: Path) -> Preemption:
+def _preempt_in_second_stage(runs: Path, clock: Clock) -> Preemption:
     def is_time() -> bool:
         folder = RunFolder(runs / EXPERIMENT)
         if not folder.spec.exists():
             return False
-        now = brief_run(folder)
+        now = brief_run(folder, now=clock.wall())
         if not now["done"] or now["stage"] in now["done"] or not now["step"]:
             return False
         return len(now["done"]) > 1 or now["step"] >= 0.3 * now["total_steps"]
@@ -172,7 +172,7 @@ def _run(
     )
     run = result.runs[0]
     if not run.is_complete():
-        state = read_status([run])["runs"][0]
+        state = read_status([run], now=clock.wall())["runs"][0]
         raise RunError(
             f"the demo's run is {state['state']}: {state['reason']}",
             hint=f"read `tasuki logs {run.path} --err`",
@@ -181,9 +181,15 @@ def _run(
 
 
 def _report(
-    run: RunFolder, twin: RunFolder, stages: list[str], comparison: Comparison, limit: float
+    run: RunFolder,
+    twin: RunFolder,
+    stages: list[str],
+    comparison: Comparison,
+    limit: float,
+    *,
+    now: float,
 ) -> dict[str, Any]:
-    status = read_status([run])["runs"][0]
+    status = read_status([run], now=now)["runs"][0]
     ledger = ledger_of(run)
     return {
         "format": FORMAT,

@@ -94,7 +94,10 @@ def check_unchanged(
         frozen["changed_at"] = utc(clock.wall())
         write_json(run.spec, frozen)
     if not has_committed(run):
-        snapshot_code(run, spec)  # nothing was learnt with the old code yet
+        # Nothing was learnt with the old code yet.
+        frozen = read_json(run.spec)
+        frozen["fingerprints"]["code"] = snapshot_code(run, spec)
+        write_json(run.spec, frozen)
     return [f"{d.key}: {_short(d.old)} → {_short(d.new)}" for d in changed]
 
 

@@ -36,12 +36,14 @@ def read_logs(
             yield path.name, text
 
 
-def follow_logs(run: RunFolder, *, clock: Clock, errors: bool = False) -> Iterator[tuple[str, str]]:
+def follow_logs(
+    run: RunFolder, *, clock: Clock, errors: bool = False, attempt: int | None = None
+) -> Iterator[tuple[str, str]]:
     """As `read_logs`, and then whatever is added, until the run works no more."""
     seen: dict[Path, int] = {}
     while True:
-        is_running = state_of(run)[0] in ("running", "waiting")
-        for path in log_paths(run, errors=errors):
+        is_running = state_of(run, now=clock.wall())[0] in ("running", "waiting")
+        for path in log_paths(run, errors=errors, attempt=attempt):
             with path.open("rb") as file:
                 file.seek(seen.get(path, 0))
                 data = file.read()

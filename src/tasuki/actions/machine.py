@@ -15,16 +15,19 @@ class Machine:
     """cpu or cuda."""
     gpus: int
     cpus: int
+    devices: tuple[str, ...] = ()
+    """The GPUs as CUDA_VISIBLE_DEVICES names them."""
 
 
 def look_around(environment: dict[str, str]) -> Machine:
     cpus = len(os.sched_getaffinity(0))
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        gpus = len([part for part in visible.split(",") if part and part != "-1"])
+        devices = tuple(part for part in visible.split(",") if part and part != "-1")
     else:
-        gpus = len([p for p in Path("/dev").glob("nvidia[0-9]*") if p.name[6:].isdecimal()])
-    return Machine("cuda" if gpus else "cpu", gpus, cpus)
+        found = [p.name[6:] for p in Path("/dev").glob("nvidia[0-9]*") if p.name[6:].isdecimal()]
+        devices = tuple(sorted(found, key=int))
+    return Machine("cuda" if devices else "cpu", len(devices), cpus, devices)
 
 
 def device_for(cluster: ResolvedCluster, machine: Machine) -> str:

@@ -5,9 +5,11 @@ The dry run: writes nothing. Also used by `run`, which writes the plan it makes.
 
 from __future__ import annotations
 
+import difflib
+import re
 import secrets
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,8 @@ class PlanRequest:
     """By experiment and stage: what was measured already."""
     is_new: bool = False
     """Plan as if nothing were done yet."""
+    folders: dict[str, RunFolder] = field(default_factory=dict)
+    """Runs that are meant although their experiment has newer ones."""
     on_progress: Callable[[str], None] = lambda _: None
 
 
@@ -47,8 +51,9 @@ def make_plan(request: PlanRequest) -> Plan:
     spec = request.spec
     jobs: list[Job] = []
     reasons: list[str] = []
-    warnings = list(spec.warnings)
-    plan_id = f"{spec.project or 'tasuki'}-{secrets.token_hex(3)}"
+    warnings = [*spec.warnings, *_without_effect(spec, request.experiments)]
+    project = re.sub(r"[^A-Za-z0-9_.-]+", "-", spec.project).strip("-.")[:40] or "tasuki"
+    plan_id = f"{project}-{secrets.token_hex(3)}"
     last_job_of: dict[str, str] = {}
     ends: dict[str, float | None] = {}
     for experiment in request.experiments:
@@ -95,23 +100,36 @@ def choose_experiments(
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:
-    import difflib
-
     near = difflib.get_close_matches(name, known, n=1)
     return f"did you mean `{near[0]}`?" if near else f"there are: {', '.join(known)}"
 
 
-def ranks_of(spec: ResolvedSpec, stage: ResolvedStage) -> int:
-    return (stage.gpus or spec.cluster.gpus) * spec.cluster.nodes
+def _without_effect(spec: ResolvedSpec, experiments: Sequence[ResolvedExperiment]) -> Iterator[str]:
+    """A setting without effect warns."""
+    cluster = spec.cluster
+    if cluster.backend == "slurm":
+        yield "`cluster.backend: slurm` does not work yet: jobs run here"
+    if cluster.nodes > 1:
+        yield "`cluster.nodes` does not work yet: jobs have one node"
+    if cluster.setup:
+        yield "`cluster.setup` has no effect on jobs that run here"
+    if any(stage.gpus for experiment in experiments for stage in experiment.stages):
+        yield "a stage's own `gpus` do not work yet: `cluster.gpus` counts"
+
+
+def ranks_of(spec: ResolvedSpec) -> int:
+    return spec.cluster.gpus
 
 
 def _work_of(
     experiment: ResolvedExperiment, request: PlanRequest, warnings: list[str]
 ) -> list[StageWork]:
     """What is left of an experiment, with its times."""
-    run = latest_run(Path(request.spec.runs), experiment.name)
+    run = request.folders.get(experiment.name) or latest_run(
+        Path(request.spec.runs), experiment.name
+    )
     if request.is_new or not run.spec.exists():
-        run = RunFolder(Path("/nonexistent"))
+        run = RunFolder(Path(request.spec.runs) / ".none")
     wanted = _wanted(experiment, request.stages)
     if run.is_complete():
         return []
@@ -159,7 +177,7 @@ def _estimate(
         return estimate_stage(
             stage,
             device=device,
-            ranks=ranks_of(request.spec, stage),
+            ranks=ranks_of(request.spec),
             own_events=events,
             history=history,
             measured=measured,
@@ -201,7 +219,7 @@ def _measure(
             experiment,
             [stage.name for stage in stages],
             folder=request.spec.folder,
-            ranks=ranks_of(request.spec, stages[0]),
+            ranks=ranks_of(request.spec),
             cpus=cpus_for(request.spec.cluster, request.machine),
             device=device,
             python=request.python,
@@ -219,7 +237,7 @@ def _stage_work(
     done: int,
     request: PlanRequest,
 ) -> StageWork:
-    ranks = ranks_of(request.spec, stage)
+    ranks = ranks_of(request.spec)
     micro = None if stage.micro_batch == "auto" else stage.micro_batch
     batch = resolve_batch(stage.effective_batch, micro, stage.accumulation, ranks)
     total = times.total_steps

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +14,16 @@ from tasuki.actions.runs import latest_run, next_run
 from tasuki.actions.status import read_status
 from tasuki.backends.local import LocalBackend, LocalJob, Preemption
 from tasuki.clock import Clock
-from tasuki.errors import EXIT_DONE, RunError
+from tasuki.errors import EXIT_DONE, RunError, UsageError
 from tasuki.plan.values import Job, Plan
+from tasuki.spec.resolved import ResolvedExperiment
 from tasuki.store.atomic import FORMAT, make_folder, write_json
-from tasuki.store.attempts import live_holder
 from tasuki.store.claims import highest_claim
 from tasuki.store.control import Word, last_said, say
 from tasuki.store.jobs import JobFolder, job_folder, plan_path
 from tasuki.store.runs import RunFolder
 from tasuki.telemetry.events import EventLog
+from tasuki.telemetry.view import live_holder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,12 +45,12 @@ class RunResult:
     runs: list[RunFolder]
     notes: list[str] = field(default_factory=list)
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self, *, now: float) -> dict[str, Any]:
         return {
             "format": FORMAT,
             "exit_code": self.exit_code,
             "plan": self.plan.id,
-            "runs": read_status(self.runs)["runs"],
+            "runs": read_status(self.runs, now=now)["runs"],
             "notes": self.notes,
         }
 
@@ -58,7 +59,7 @@ def run_here(request: RunRequest) -> RunResult:
     """Everything that is asked for and not done yet, on this machine."""
     spec = request.plan.spec
     folders, notes = open_runs(request)
-    plan = make_plan(request.plan)
+    plan = make_plan(replace(request.plan, folders=folders))
     request.on_plan(plan)
     jobs = write_jobs(plan, folders, request)
     backend = LocalBackend(
@@ -67,6 +68,7 @@ def run_here(request: RunRequest) -> RunResult:
         slots=_slots(request),
         preemption=request.preemption,
         environment=request.plan.environment,
+        devices=request.plan.machine.devices if _uses_gpus(request) else (),
         on_tick=request.on_tick,
         on_event=request.on_event,
     )
@@ -80,9 +82,11 @@ def open_runs(request: RunRequest) -> tuple[dict[str, RunFolder], list[str]]:
     folders = {}
     notes: list[str] = []
     for experiment in request.plan.experiments:
+        _refuse_commands(experiment)
         find = next_run if request.plan.is_new else latest_run
-        run = find(Path(spec.runs), experiment.name)
-        _refuse_live(run)
+        meant = request.plan.folders.get(experiment.name)
+        run = meant or find(Path(spec.runs), experiment.name)
+        _refuse_live(run, request.clock)
         if run.spec.exists():
             notes += check_unchanged(
                 run, experiment, spec, accepted=request.accepted, clock=request.clock
@@ -92,8 +96,17 @@ def open_runs(request: RunRequest) -> tuple[dict[str, RunFolder], list[str]]:
     return folders, notes
 
 
-def _refuse_live(run: RunFolder) -> None:
-    holder = live_holder(run)
+def _refuse_commands(experiment: ResolvedExperiment) -> None:
+    for stage in experiment.stages:
+        if stage.recipe is None:
+            raise UsageError(
+                f"stage `{stage.name}` of `{experiment.name}` has no recipe",
+                hint="commands cannot be run yet: give it a `recipe: module:Class`",
+            )
+
+
+def _refuse_live(run: RunFolder, clock: Clock) -> None:
+    holder = live_holder(run, now=clock.wall())
     if holder is not None:
         raise RunError(
             f"run `{run.name}` is live: attempt {holder.claim} in job {holder.job} "
@@ -115,10 +128,14 @@ def _lift(run: RunFolder, *, lifts_hold: bool) -> None:
     say(run, Word.LIFT, reason="a person said so", claim=highest_claim(run))
 
 
+def _uses_gpus(request: RunRequest) -> bool:
+    return device_for(request.plan.spec.cluster, request.plan.machine) == "cuda"
+
+
 def _slots(request: RunRequest) -> int:
     """How many GPUs (or CPU slots) of jobs run side by side."""
     cluster, machine = request.plan.spec.cluster, request.plan.machine
-    if device_for(cluster, machine) == "cuda":
+    if _uses_gpus(request):
         return max(1, machine.gpus)
     return max(1, machine.cpus // cpus_for(cluster, machine)) * cluster.gpus
 
@@ -140,7 +157,7 @@ def write_jobs(plan: Plan, folders: dict[str, RunFolder], request: RunRequest) -
         folder = job_folder(runs, job.name)
         make_folder(folder.path)
         later = [name for other in plan.jobs[number + 1 :] for name in experiments_of(other)]
-        value = _lanes(job, folders, later, request)
+        value = _lanes(job, plan.id, folders, later, request)
         write_json(folder.lanes, value)
         names = experiments_of(job)
         for name in names:
@@ -164,7 +181,11 @@ def experiments_of(job: Job) -> list[str]:
 
 
 def _lanes(
-    job: Job, folders: dict[str, RunFolder], later: Sequence[str], request: RunRequest
+    job: Job,
+    plan_id: str,
+    folders: dict[str, RunFolder],
+    later: Sequence[str],
+    request: RunRequest,
 ) -> dict[str, Any]:
     """`lanes.json`: all a supervisor needs to know."""
     spec, machine = request.plan.spec, request.plan.machine
@@ -175,7 +196,7 @@ def _lanes(
         lanes.append({"gpus": list(lane.gpus), "items": items})
     return {
         "format": FORMAT,
-        "plan": request.plan.spec.project,
+        "plan": plan_id,
         "backend": "local",
         "python": spec.cluster.python or request.plan.python,
         "folder": spec.folder,

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 from tasuki.errors import UsageError
+from tasuki.store.atomic import read_json
 from tasuki.store.runs import RunFolder
 
 _NUMBERED = re.compile(r"(.+)-(\d+)")
@@ -21,28 +22,33 @@ def list_runs(runs: Path) -> list[RunFolder]:
     return [RunFolder(runs / name) for name in names if RunFolder(runs / name).spec.exists()]
 
 
-def latest_run(runs: Path, experiment: str) -> RunFolder:
-    """`runs/<experiment>`, or `…-<n>` with the highest n that `--new` made."""
-    numbers = [1]
+def runs_of(runs: Path, experiment: str) -> dict[int, RunFolder]:
+    """By number: `runs/<experiment>` and what `--new` made beside it."""
+    found = {}
     for run in list_runs(runs):
         match = _NUMBERED.fullmatch(run.name)
-        if match and match[1] == experiment:
-            numbers.append(int(match[2]))
-    return numbered_run(runs, experiment, max(numbers))
+        number = int(match[2]) if match and match[1] == experiment else 1
+        if run.name in (experiment, f"{experiment}-{number}") and _experiment(run) == experiment:
+            found[number] = run
+    return found
 
 
-def numbered_run(runs: Path, experiment: str, number: int) -> RunFolder:
-    return RunFolder(runs / (experiment if number == 1 else f"{experiment}-{number}"))
+def latest_run(runs: Path, experiment: str) -> RunFolder:
+    """The one with the highest number; the first, which may not exist yet, if there is none."""
+    found = runs_of(runs, experiment)
+    return found[max(found)] if found else RunFolder(runs / experiment)
 
 
 def next_run(runs: Path, experiment: str) -> RunFolder:
     """The folder `--new` makes."""
-    latest = latest_run(runs, experiment)
-    if not latest.spec.exists():
-        return latest
-    match = _NUMBERED.fullmatch(latest.name)
-    number = int(match[2]) if match and latest.name != experiment else 1
-    return numbered_run(runs, experiment, number + 1)
+    number = max(runs_of(runs, experiment), default=0) + 1
+    while number > 1 and (runs / f"{experiment}-{number}").exists():
+        number += 1  # an experiment may be called so
+    return RunFolder(runs / (experiment if number == 1 else f"{experiment}-{number}"))
+
+
+def _experiment(run: RunFolder) -> str:
+    return str(read_json(run.spec).get("experiment"))
 
 
 def find_run(name: str, runs: Path) -> RunFolder:
@@ -51,9 +57,11 @@ def find_run(name: str, runs: Path) -> RunFolder:
     if as_folder.spec.exists():
         return RunFolder(as_folder.path.absolute())
     experiment = name.split("/", 1)[0]
+    exact = RunFolder(runs / experiment)
     latest = latest_run(runs, experiment)
-    if latest.spec.exists():
-        return latest
+    for run in (latest, exact):
+        if run.spec.exists():
+            return run
     known = [run.name for run in list_runs(runs)]
     near = difflib.get_close_matches(experiment, known, n=1)
     raise UsageError(

@@ -2,48 +2,47 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from typing import Any
 
 from tasuki.clock import utc
 from tasuki.store.atomic import FORMAT, read_json, read_json_or_none
-from tasuki.store.attempts import live_holder, read_attempt_end, read_attempt_ends, read_holder
+from tasuki.store.attempts import read_attempt_end, read_holder
 from tasuki.store.claims import highest_claim, list_claims
 from tasuki.store.control import Word, last_said
 from tasuki.store.runs import RunFolder
 from tasuki.telemetry.events import read_events, read_recent_events
 from tasuki.telemetry.ledger import Ledger, make_ledger
+from tasuki.telemetry.view import count_preemptions, live_holder
 
 _STATE_OF = {Word.CANCEL: "cancelled", Word.HOLD: "held", Word.FAIL: "failed"}
 
 
-def read_status(runs: Iterable[RunFolder], *, now: float | None = None) -> dict[str, Any]:
+def read_status(runs: Iterable[RunFolder], *, now: float) -> dict[str, Any]:
     return {"format": FORMAT, "runs": [describe_run(run, now=now) for run in runs]}
 
 
-def describe_run(run: RunFolder, *, now: float | None = None) -> dict[str, Any]:
+def describe_run(run: RunFolder, *, now: float) -> dict[str, Any]:
     """One run as scripts see it; what is unknown is null."""
     spec = read_json(run.spec)
     claim = highest_claim(run)
-    state, reason = state_of(run)
+    state, reason = state_of(run, now=now)
     told = read_json_or_none(run.training_state) or {}
     progress = last_progress(run, claim) if state == "running" else {}
     merged = {key: progress.get(key, told.get(key)) for key in _PROGRESS}
     stages = [_describe_stage(run, stage) for stage in spec["stages"]]
     ledger = ledger_of(run, now=now if state == "running" else None)
-    ends = read_attempt_ends(run)
     return {
         "experiment": run.name,
         "state": state,
         "reason": reason,
         **merged,
         "attempts": len(list_claims(run)),
-        "preemptions": sum(1 for end in ends.values() if end and end.get("cause") == "preempted"),
+        "preemptions": count_preemptions(run),
         "eta_s": _eta(progress),
         "eta_s_p90": None,
         "goodput": round(ledger.goodput, 4) if ledger.goodput is not None else None,
-        "last_checkpoint_step": _last_checkpoint_step(told),
+        "last_checkpoint_step": told.get("step"),
         "stages": stages,
         "jobs": _jobs_of(run),
         "updated_at": utc(progress["t"]) if "t" in progress else told.get("updated_at"),
@@ -53,11 +52,11 @@ def describe_run(run: RunFolder, *, now: float | None = None) -> dict[str, Any]:
 _PROGRESS = ("stage", "epoch", "step", "total_steps", "samples", "loss")
 
 
-def state_of(run: RunFolder) -> tuple[str, str]:
+def state_of(run: RunFolder, *, now: float) -> tuple[str, str]:
     """(state, why)."""
     if run.is_complete():
         return "complete", ""
-    if live_holder(run) is not None:
+    if live_holder(run, now=now) is not None:
         return "running", ""
     said = last_said(run)
     if said is not None and said.word in _STATE_OF:
@@ -91,11 +90,6 @@ def _eta(progress: dict[str, Any]) -> float | None:
     return round(float(step_s) * (int(total) - int(step)), 1)
 
 
-def _last_checkpoint_step(told: dict[str, Any]) -> int | None:
-    name = told.get("last_checkpoint")
-    return int(name.split(".")[0].removeprefix("step-")) if isinstance(name, str) else None
-
-
 def _describe_stage(run: RunFolder, stage: dict[str, Any]) -> dict[str, Any]:
     folder = run.stage(stage["name"])
     trained = read_json_or_none(folder.metrics)
@@ -115,14 +109,10 @@ def _jobs_of(run: RunFolder) -> list[str]:
     return list(dict.fromkeys(holder.job for holder in holders if holder is not None))
 
 
-def log_files(run: RunFolder) -> list[str]:
-    return sorted(os.listdir(run.logs)) if run.logs.is_dir() else []
-
-
-def brief_run(run: RunFolder) -> dict[str, Any]:
+def brief_run(run: RunFolder, *, now: float) -> dict[str, Any]:
     """What a live view shows, several times a second: no ledger, no history."""
     claim = highest_claim(run)
-    state, reason = state_of(run)
+    state, reason = state_of(run, now=now)
     progress = last_progress(run, claim) if claim else {}
     stages = [stage["name"] for stage in read_json(run.spec)["stages"]]
     return {

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tasuki.clock import Clock
 from tasuki.errors import EXIT_FAILED, EXIT_RESUME_ME
-from tasuki.relay.decide import next_action
+from tasuki.relay.decide import MAX_FAILURES, next_action
 from tasuki.relay.values import Cause, Ending, HandOver, Hold, PhaseEnded, Retry, Verdict
 from tasuki.scheduler.local import give_cause, set_deadline
 from tasuki.store.atomic import FILE_MODE
@@ -31,6 +31,11 @@ from tasuki.telemetry.events import EventLog
 from tasuki.telemetry.view import read_view
 
 _TICK_S = 0.1
+_WORDS = {
+    Cause.PREEMPTED: "is preempted",
+    Cause.LIMIT: "is at its time limit",
+    Cause.INTERRUPTED: "hands over",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +78,10 @@ class _Running:
     start: int = 0
     started_at: float = 0.0
     term_at: float | None = None
-    is_preempted: bool = False
+    cause: Cause = Cause.NONE
+    num_stillborn: int = 0
+    """Starts in a row that died before they took a claim."""
+    devices: tuple[str, ...] = ()
     exit_code: int = 0
     starts: list[int] = field(default_factory=list)
 
@@ -89,6 +97,7 @@ class LocalBackend:
         slots: int = 1,
         preemption: Preemption | None = None,
         environment: dict[str, str],
+        devices: Sequence[str] = (),
         on_tick: Callable[[], None] = lambda: None,
         on_event: Callable[[str, str], None] = lambda _kind, _text: None,
     ) -> None:
@@ -97,6 +106,8 @@ class LocalBackend:
         self._slots = slots
         self._preemption = preemption or Preemption()
         self._environment = environment
+        self._free_devices = list(devices)
+        """GPUs as CUDA_VISIBLE_DEVICES names them; empty on a machine without."""
         self._on_tick = on_tick
         self._on_event = on_event
         self._jobs: list[_Running] = []
@@ -160,17 +171,25 @@ class LocalBackend:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=self._environment,
+                env=self._environment_of(job),
                 pass_fds=[reader],
                 start_new_session=True,
             )
         finally:
             os.close(reader)
             os.close(log)
-        job.term_at, job.is_preempted = None, False
+        job.term_at, job.cause = None, Cause.NONE
         job.state = JobState.RUNNING
         job.starts.append(job.start)
         self._on_event("job-started", f"job {folder.name} started (start {job.start})")
+
+    def _environment_of(self, job: _Running) -> dict[str, str]:
+        """Jobs side by side get GPUs of their own."""
+        if not self._free_devices:
+            return self._environment
+        job.devices = tuple(self._free_devices[: job.job.gpus])
+        del self._free_devices[: job.job.gpus]
+        return {**self._environment, "CUDA_VISIBLE_DEVICES": ",".join(job.devices)}
 
     def _watch(self, job: _Running) -> None:
         assert job.process is not None
@@ -201,14 +220,15 @@ class LocalBackend:
         """TERM now; KILL when the grace is over."""
         assert job.process is not None
         give_cause(job.job.folder, start=job.start, cause=cause)
-        job.term_at = self._clock.monotonic()
+        job.term_at, job.cause = self._clock.monotonic(), cause
         with contextlib.suppress(ProcessLookupError):
             os.kill(job.process.pid, signal.SIGTERM)
-        words = "preempted" if cause is Cause.PREEMPTED else "at its time limit"
-        self._on_event("job-notice", f"job {job.job.folder.name} {words}")
+        self._on_event("job-notice", f"job {job.job.folder.name} {_WORDS[cause]}")
 
     def _on_exit(self, job: _Running, returncode: int) -> None:
         os.close(job.leash)
+        self._free_devices += job.devices
+        job.devices = ()
         _kill_group(job.process.pid if job.process else 0)  # stragglers of the session
         outcome = read_outcome(job.job.folder, job.start)
         if outcome is None:
@@ -228,15 +248,21 @@ class LocalBackend:
         verdict, code = Verdict.END, EXIT_RESUME_ME
         end = PhaseEnded(
             ending=Ending.FAILED,
-            cause=Cause.NONE if job.term_at is None else Cause.PREEMPTED,
+            cause=job.cause,
             message=f"its supervisor ended with status {returncode} without a word",
             hint=f"see {job.job.folder.log(job.start)}",
             has_stepped=True,
         )
+        job.num_stillborn = 0 if self._has_claimed(job) else job.num_stillborn + 1
         for run in job.job.runs:
             if run.is_complete():
                 continue
             claim = highest_claim(run)
+            if job.num_stillborn >= MAX_FAILURES:
+                reason = f"its supervisor died {job.num_stillborn} times before it could begin"
+                say(run, Word.HOLD, reason=reason, hint=end.hint, claim=claim)
+                code = EXIT_FAILED
+                continue
             own = replace(end, has_progressed=_has_committed(run, claim))
             action = next_action(read_view(run, until=None, requeue=job.job.requeue), own)
             self._write_end(job, run, claim, own)
@@ -246,6 +272,14 @@ class LocalBackend:
             elif isinstance(action, Retry) or (isinstance(action, HandOver) and action.is_resumed):
                 verdict = Verdict.REQUEUE
         return verdict, code
+
+    def _has_claimed(self, job: _Running) -> bool:
+        """Did this start take a claim on one of its runs?"""
+        holders = [
+            read_holder(run, highest_claim(run)) for run in job.job.runs if run.claims.is_dir()
+        ]
+        own = (job.job.folder.name, job.start)
+        return any(holder and (holder.job, holder.start) == own for holder in holders)
 
     def _write_end(self, job: _Running, run: RunFolder, claim: int, end: PhaseEnded) -> None:
         holder = read_holder(run, claim) if claim else None

@@ -32,7 +32,7 @@ def command(folder: Path, as_json: bool) -> int:
 
     def look() -> list[dict[str, object]]:
         runs = [RunFolder(path / "eigenvalue") for path in seen[-1:]]
-        return [brief_run(run) for run in runs if run.spec.exists()]
+        return [brief_run(run, now=SystemClock.wall()) for run in runs if run.spec.exists()]
 
     with LiveView(look, clock=SystemClock()) as view:
 

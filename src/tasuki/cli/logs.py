@@ -24,7 +24,7 @@ def command(run: str, follow: bool, errors: bool, attempt: int | None, runs: Pat
 
     folder = find_run(run, runs_folder(runs))
     if follow:
-        parts = follow_logs(folder, clock=SystemClock(), errors=errors)
+        parts = follow_logs(folder, clock=SystemClock(), errors=errors, attempt=attempt)
     else:
         parts = read_logs(folder, errors=errors, attempt=attempt)
     last = ""

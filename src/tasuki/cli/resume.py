@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -34,7 +35,10 @@ def command(run: str, code: str, dry_run: bool, runs: Path | None, as_json: bool
     here = Path("tasuki.yaml").exists()
     cluster = read_spec("tasuki.yaml", (), None).cluster if here else ResolvedCluster()
     spec, experiment = frozen_spec(folder, cluster)
-    request = make_request(spec, (), (), measure=cluster.time_limit_s is not None)
+    request = replace(
+        make_request(spec, (), (), measure=cluster.time_limit_s is not None),
+        folders={experiment.name: folder},
+    )
     if dry_run:
         from tasuki.views.plan import show_plan
 
@@ -42,5 +46,4 @@ def command(run: str, code: str, dry_run: bool, runs: Path | None, as_json: bool
         return 0
     if code == "current":
         take_current_code(folder, SystemClock())
-    assert experiment.name
     return run_and_show(request, lifts_hold=True, as_json=as_json)

@@ -93,8 +93,12 @@ def run_and_show(
         from pathlib import Path
 
         names = [experiment.name for experiment in request.experiments]
-        folders = [latest_run(Path(request.spec.runs), name) for name in names]
-        return [brief_run(folder) for folder in folders if folder.spec.exists()]
+        folders = [
+            request.folders.get(name) or latest_run(Path(request.spec.runs), name) for name in names
+        ]
+        return [
+            brief_run(folder, now=SystemClock.wall()) for folder in folders if folder.spec.exists()
+        ]
 
     with LiveView(look, clock=SystemClock()) as view:
         result = run_here(
@@ -109,14 +113,15 @@ def run_and_show(
                 on_event=view.say,
             )
         )
+    values = result.as_json(now=SystemClock.wall())
     if as_json:
-        print_json(result.as_json())
+        print_json(values)
     else:
         from tasuki.views.status import show_results
 
         for note in result.notes:
             click.echo(f"taken over: {note}", err=True)
-        show_results(result.as_json())
+        show_results(values)
     return result.exit_code
 
 

@@ -11,6 +11,7 @@ import contextlib
 import os
 import random
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -50,14 +51,16 @@ class Share:
 def share_of_step(
     order: Order, stage_step: int, *, micro_batch: int, rank: int, world: int
 ) -> Share:
-    """Which samples a rank works on in a step; one borrowed sample where it has none."""
+    """Which samples a rank works on in a step; where it has none, borrowed ones that count 0."""
     epoch, step = divmod(stage_step, order.steps_per_epoch)
     samples = order.step(epoch, step)
     seeds = sample_seeds(order.seed, order.stage, epoch, samples.positions).tolist()
     indices = samples.indices.tolist()
     mine = share_of_rank(len(indices), rank, world)
     if not mine:
-        return Share(([(indices[0], seeds[0])],), (0,), len(indices))
+        # A whole micro-batch, not one sample: BatchNorm refuses to learn from a single one.
+        lent = list(zip(indices[:micro_batch], seeds, strict=False))
+        return Share((lent,), (0,), len(indices))
     ranges = micro_batches(mine, micro_batch)
     requests = tuple([(indices[i], seeds[i]) for i in piece] for piece in ranges)
     return Share(requests, tuple(len(piece) for piece in ranges), len(indices))
@@ -138,7 +141,8 @@ class Loader:
         """
         if self._loader is None:
             return
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for worker in getattr(self._batches, "_workers", ()):
             with contextlib.suppress(ProcessLookupError, TypeError):
                 os.kill(worker.pid, signal.SIGKILL)
@@ -148,7 +152,7 @@ def fetch(dataset: Any, request: Sequence[tuple[int, int]]) -> list[Any]:
     """Read samples, each under its own random numbers."""
     samples = []
     for index, seed in request:
-        seed_everything(seed)
+        seed_host(seed)
         try:
             samples.append(dataset[index])
         except TasukiError:
@@ -162,7 +166,14 @@ def fetch(dataset: Any, request: Sequence[tuple[int, int]]) -> list[Any]:
 
 
 def seed_everything(seed: int) -> None:
-    """Python's, numpy's and torch's global random numbers."""
+    """Python's, numpy's and torch's global random numbers, the GPU's too."""
+    seed_host(seed)
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed(seed)
+
+
+def seed_host(seed: int) -> None:
+    """Those a sample is fetched with."""
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
     torch.default_generator.manual_seed(seed)

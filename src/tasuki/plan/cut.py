@@ -61,8 +61,15 @@ def cut_into_jobs(
 
 
 def _reserve(work: Sequence[StageWork]) -> float:
-    step_s = max((s.wall_s / s.total_steps for s in work if s.wall_s and s.total_steps), default=0)
+    step_s = max((_step_s(stage) for stage in work), default=0.0)
     return LEAD_S + max((1.5 * s.save_s for s in work), default=0.0) + step_s
+
+
+def _step_s(stage: StageWork) -> float:
+    """How long a step takes; 0 where it is not known."""
+    if not stage.wall_s or stage.total_steps is None:
+        return 0.0
+    return stage.wall_s / max(1, stage.total_steps - (stage.from_step or 0))
 
 
 def _place(jobs: list[_Filling], stage: StageWork, cut: str) -> None:
@@ -121,7 +128,7 @@ def _part_that_fits(stage: StageWork, step: int | None, room_s: float) -> tuple[
         return 0.0, step
     if stage.total_steps is None or step is None or not stage.wall_s:
         return room_s, None
-    step_s = stage.wall_s / (stage.total_steps - (stage.from_step or 0))
+    step_s = _step_s(stage)
     steps = int(room_s / step_s)
     return steps * step_s, step + steps
 

@@ -121,10 +121,20 @@ class Watch(threading.Thread):
                 leave(self, ending=Ending.HANDED_OVER, status=EXIT_RESUME_ME)
 
 
-def leave(watch: Watch, *, ending: Ending, status: int, message: str = "", hint: str = "") -> None:
+def leave(
+    watch: Watch,
+    *,
+    ending: Ending,
+    status: int,
+    message: str = "",
+    hint: str = "",
+    is_peer: bool = False,
+) -> None:
     """Say the last word and go, without interpreter teardown: with torch that takes 2 s."""
     watch.before_leaving()
-    watch.tell("done", ending=ending, cause=watch.notice, message=message, hint=hint)
+    watch.tell(
+        "done", ending=ending, cause=watch.notice, message=message, hint=hint, is_peer=is_peer
+    )
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os._exit(status)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tasuki.store.atomic import FORMAT, read_json_or_none, write_json
-from tasuki.store.claims import claim_folder, highest_claim, list_claims
+from tasuki.store.claims import claim_folder, list_claims
 from tasuki.store.runs import RunFolder
 
 
@@ -27,10 +27,11 @@ class Holder:
     at: float
 
     def is_alive(self) -> bool | None:
-        """True or False on its own host, None elsewhere."""
-        if self.host != host_id():
+        """True or False on its own host (False after a reboot), None elsewhere."""
+        here, there = host_id().split(":"), self.host.split(":")
+        if here[0] != there[0]:
             return None
-        return process_birth(self.pid) == self.born
+        return here == there and process_birth(self.pid) == self.born
 
 
 def host_id() -> str:
@@ -93,12 +94,3 @@ def read_attempt_end(run: RunFolder, claim: int) -> dict[str, Any] | None:
 def read_attempt_ends(run: RunFolder) -> dict[int, dict[str, Any] | None]:
     """How every attempt ended; None for one that is running or died without a word."""
     return {claim: read_attempt_end(run, claim) for claim in list_claims(run)}
-
-
-def live_holder(run: RunFolder) -> Holder | None:
-    """Who works on this run now, as far as this host can tell."""
-    claim = highest_claim(run)
-    if claim == 0 or read_attempt_end(run, claim) is not None:
-        return None
-    holder = read_holder(run, claim)
-    return holder if holder is not None and holder.is_alive() is not False else None

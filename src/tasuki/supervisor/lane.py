@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from typing import Any
 
 from tasuki.clock import Clock, utc
+from tasuki.errors import TasukiError
 from tasuki.relay.decide import next_action
 from tasuki.relay.values import (
     Action,
@@ -32,7 +34,7 @@ from tasuki.supervisor.finish import finish_run
 from tasuki.supervisor.job import JobOrder, LaneItem, LaneOrder
 from tasuki.supervisor.phase import Launch, Launcher, Phase, Rank, make_wires
 from tasuki.telemetry.events import EventLog
-from tasuki.telemetry.view import read_view
+from tasuki.telemetry.view import count_preemptions, read_view
 
 _NEVER_PASSED = ("TASUKI_SET", "TASUKI_STAGE", "TASUKI_NAME")
 """Frozen in the run's spec at its first start: a later change of them must have no effect."""
@@ -110,7 +112,7 @@ class Lane:
         match action:
             case Train(stage) | Evaluate(stage):
                 if self._is_too_late(attempt, action):
-                    self._decide(Ending.HANDED_OVER, Cause.LIMIT)
+                    self._after(PhaseEnded(ending=Ending.HANDED_OVER, cause=Cause.LIMIT))
                 else:
                     self._start_phase("train" if isinstance(action, Train) else "evaluate", stage)
             case Finish():
@@ -144,9 +146,6 @@ class Lane:
         stages = read_json(attempt.item.run.spec)["stages"]
         reserve = next(s.get("reserve_s") for s in stages if s["name"] == action.stage)
         return reserve is not None and self.remaining_s < float(reserve)
-
-    def _decide(self, ending: Ending, cause: Cause) -> None:
-        self._after(PhaseEnded(ending=ending, cause=cause, has_progressed=True))
 
     # -- phases -----------------------------------------------------------------------------
 
@@ -270,7 +269,7 @@ class Lane:
         value |= {
             "state": state,
             "attempt": attempt.claim,
-            "preemptions": self._view(attempt.item).preemptions,
+            "preemptions": count_preemptions(run),
             "updated_at": utc(self.clock.wall()),
         }
         write_json(run.training_state, value)
@@ -284,6 +283,19 @@ class Lane:
         self._note(action)
         final = action if isinstance(action, HandOver) else self._worst
         self.end = LaneEnd(gpus=len(self.order.gpus), action=final, is_continued=is_continued)
+
+    def give_up(self, error: TasukiError) -> None:
+        """The run's own folder cannot be used: hold it, if that can be written at all."""
+        if self.phase is not None:
+            self.phase.kill()
+            self.phase = None
+        action = Hold(error.message, error.hint)
+        if self.attempt is not None:
+            run, claim = self.attempt.item.run, self.attempt.claim
+            with contextlib.suppress(TasukiError):
+                say(run, Word.HOLD, reason=error.message, hint=error.hint, claim=claim)
+                self._close_attempt(PhaseEnded(ending=Ending.STUCK, message=error.message), "held")
+        self.end = LaneEnd(gpus=len(self.order.gpus), action=action)
 
     # -- from outside -----------------------------------------------------------------------
 

@@ -8,12 +8,12 @@ import contextlib
 import os
 import selectors
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from tasuki.clock import Clock
 from tasuki.errors import StoreError, TasukiError
 from tasuki.relay.decide import settle
-from tasuki.relay.values import Cause, Hold, LaneEnd, Settlement, Verdict
+from tasuki.relay.values import Cause, LaneEnd, Settlement, Verdict
 from tasuki.scheduler.allocation import Allocation
 from tasuki.scheduler.local import LocalAllocation
 from tasuki.store.jobs import begin_start, write_outcome
@@ -168,14 +168,12 @@ class Supervisor:
                 self._ask_deadline()
                 self._guard(lane, lane.on_phase_ended)
 
-    def _guard(self, lane: Lane, act: object) -> None:
+    def _guard(self, lane: Lane, act: Callable[[], None]) -> None:
         """A lane whose run folder cannot be written ends; the other lanes go on."""
         try:
-            act()  # type: ignore[operator]
+            act()
         except TasukiError as error:
-            if lane.phase is not None:
-                lane.phase.kill()
-            lane.end = LaneEnd(gpus=len(lane.order.gpus), action=Hold(error.message, error.hint))
+            lane.give_up(error)
 
     def _settle(self) -> Settlement:
         ends = [lane.end for lane in self._lanes if lane.end is not None]

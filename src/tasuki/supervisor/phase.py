@@ -185,12 +185,19 @@ class Phase:
         if self.is_killed and rank.number != self.first_end:
             return f"killed by the supervisor because {self.killed_for}"
         if rank.status < 0:
-            name = signal.Signals(-rank.status).name
+            name = _signal_name(-rank.status)
             return (
                 f"rank {rank.number} was killed by {name} without a word "
                 "(SIGKILL: often the node's memory was full)"
             )
         return f"rank {rank.number} ended with exit code {rank.status} without a word"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def _kill_pid(pid: int) -> None:

@@ -44,15 +44,15 @@ def _line(value: dict[str, Any]) -> bytes:
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False).encode() + b"\n"
     except ValueError:
-        return json.dumps(_spelled(value), ensure_ascii=False).encode() + b"\n"
+        return json.dumps(spelled(value), ensure_ascii=False).encode() + b"\n"
 
 
-def _spelled(value: Any) -> Any:
+def spelled(value: Any) -> Any:
     """NaN and inf as words: JSON has no such numbers, and a line must never be refused."""
     if isinstance(value, dict):
-        return {key: _spelled(entry) for key, entry in value.items()}
+        return {key: spelled(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_spelled(entry) for entry in value]
+        return [spelled(entry) for entry in value]
     if isinstance(value, float) and not -float("inf") < value < float("inf"):
         return str(value)
     return value

@@ -7,9 +7,14 @@ from typing import Any
 from tasuki.relay.decide import counts_as_failure
 from tasuki.relay.values import Cause, Ending, PhaseEnded, RunView, StageView
 from tasuki.store.atomic import read_json
-from tasuki.store.attempts import read_attempt_ends
+from tasuki.store.attempts import Holder, read_attempt_end, read_attempt_ends, read_holder
+from tasuki.store.claims import highest_claim
 from tasuki.store.control import Said, Word, everything_said
 from tasuki.store.runs import RunFolder
+from tasuki.telemetry.events import read_recent_events
+
+SILENT_AFTER_S = 900.0
+"""An attempt on another host that has said nothing for so long is taken for dead."""
 
 
 def read_view(run: RunFolder, *, until: str | None, requeue: bool | int) -> RunView:
@@ -23,9 +28,30 @@ def read_view(run: RunFolder, *, until: str | None, requeue: bool | int) -> RunV
         until=until,
         word=str(said[-1].word) if said else None,
         failures=_count_failures(ends, forgiven=_forgiven(said)),
-        preemptions=sum(1 for end in ends.values() if end and end.get("cause") == "preempted"),
+        preemptions=count_preemptions(run),
         requeue=requeue,
     )
+
+
+def count_preemptions(run: RunFolder) -> int:
+    """How many attempts a preemption has ended."""
+    ends = read_attempt_ends(run).values()
+    return sum(1 for end in ends if end and end.get("cause") == "preempted")
+
+
+def live_holder(run: RunFolder, *, now: float) -> Holder | None:
+    """Who works on this run now. On another host a process cannot be looked at: its events tell."""
+    claim = highest_claim(run)
+    if claim == 0 or read_attempt_end(run, claim) is not None:
+        return None
+    holder = read_holder(run, claim)
+    if holder is None or holder.is_alive() is False:
+        return None
+    if holder.is_alive() is None:
+        told = [event["t"] for event in read_recent_events(run, claim)]
+        if now - max([holder.at, *told]) > SILENT_AFTER_S:
+            return None
+    return holder
 
 
 def _read_stage(run: RunFolder, stage: dict[str, Any]) -> StageView:

@@ -1,7 +1,8 @@
 """What supervisor and rank tell each other: JSON lines over a socketpair.
 
-Down: `deadline` {remaining_s}, `notice` {cause, remaining_s}. Up: `hello` {pid}, `phase` {phase},
-`step` {step, total}, `saved` {checkpoint, is_start}, `done` {ending, cause, message, hint}.
+Down: `deadline` {remaining_s}, `notice` {cause, remaining_s}. Up: `hello`, `phase` {phase},
+`step` {step, total}, `saved` {checkpoint, is_start}, `done` {ending, cause, message, hint,
+is_peer}.
 End of file means that the other side is dead.
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ from tasuki.checkpoint.verify import read_manifest
 from tasuki.checkpoint.weights import write_weights
 from tasuki.errors import CheckpointError, RecipeError
 from tasuki.spec.resolved import ResolvedValidate
-from tasuki.store.atomic import make_folder
+from tasuki.store.atomic import fsync_folder, make_folder
 from tasuki.store.runs import RunFolder
 from tasuki.train.task import Task
 
@@ -49,6 +50,8 @@ def keep_best(
             hint=f"choose `validate.metric` among {', '.join(metrics)}",
         )
     value = metrics[validate.metric]
+    if not math.isfinite(value):
+        return best
     if best is not None and not _is_better(value, best.value, validate.mode):
         return best
     folder = task.run.stage(task.stage.name)
@@ -58,6 +61,7 @@ def keep_best(
     # Named by content, not by claim: the state of an interrupted run must equal an undisturbed one.
     path = folder.best(f"{step:09d}-{sha256[:12]}")
     draft.replace(path)
+    fsync_folder(folder.path)
     return Best(validate.metric, value, step, path.name)
 
 

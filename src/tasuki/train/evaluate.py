@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +18,8 @@ from tasuki.data.split import resolve_batch
 from tasuki.errors import RecipeError, WeightsError
 from tasuki.runtime.state import capture_random, restore_random
 from tasuki.spec.resolved import ResolvedStage
-from tasuki.store.atomic import FORMAT, read_json, write_json
+from tasuki.store.atomic import FORMAT, read_json, read_json_or_none, write_json
+from tasuki.telemetry.lines import spelled
 from tasuki.train.engine import read_loss, to_device
 from tasuki.train.recipe import build_dataset, build_model, load_recipe, optional
 from tasuki.train.task import Task
@@ -44,7 +46,7 @@ def run_evaluation(task: Task) -> None:
             "stage": stage.name,
             "data": source if isinstance(source, str) else str(source),
             "split": stage.evaluate.split,
-            "metrics": metrics,
+            "metrics": spelled(metrics),
             "sha256": read_json(folder.metrics)["sha256"],
             "evaluated_at": utc(task.clock.wall()),
         },
@@ -111,9 +113,11 @@ def _checked(metrics: object) -> dict[str, float]:
         raise RecipeError(f"evaluate gave {metrics}: {error}", hint="numbers only") from error
 
 
-def load_weights(model: nn.Module, path: Any, *, strict: bool) -> None:
+def load_weights(model: nn.Module, path: Path, *, strict: bool) -> None:
     """Load a stage's weights, or say in words which layers differ."""
-    weights = read_weights(path)
+    # Weights of a stage stand beside the metrics that hold their hash; other files have none.
+    told = read_json_or_none(path.with_name("metrics.json")) or {}
+    weights = read_weights(path, sha256=told.get("sha256"))
     mismatch = explain_mismatch(model.state_dict(), weights)
     if mismatch is not None and strict:
         raise WeightsError(

@@ -10,6 +10,7 @@ from tasuki.clock import utc
 from tasuki.estimate.facts import stage_key
 from tasuki.store.atomic import FORMAT, make_folder, write_json
 from tasuki.store.history import append_history
+from tasuki.telemetry.lines import spelled
 from tasuki.train.prepare import Setup
 from tasuki.train.snapshot import Progress
 from tasuki.train.task import Task
@@ -36,8 +37,10 @@ def finish_stage(
             "steps": setup.total_steps,
             "epochs": setup.total_steps / setup.order.steps_per_epoch,
             "samples": setup.order.samples_before(setup.total_steps),
-            "last": last_row,
-            "best": best.as_json() if best else None,
+            "last": spelled(last_row),
+            "best": {"metric": best.metric, "value": best.value, "step": best.step}
+            if best
+            else None,
             "sha256": sha256,
             "finished_at": utc(task.clock.wall()),
         },

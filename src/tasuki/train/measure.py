@@ -68,12 +68,14 @@ def _measure(stage: ResolvedStage, order: dict[str, Any]) -> dict[str, Any]:
     recipe = load_recipe(stage.recipe, stage.params, paths=[Path(order["folder"])])
     dataset, steps, batch = order_data(recipe, stage, world=order["ranks"])
     total = steps.total_steps(stage.length.unit, stage.length.count)
-    model = build_model(recipe).train()
+    is_gpu = order["device"] == "cuda" and torch.cuda.is_available()
+    device = torch.device("cuda" if is_gpu else "cpu")
+    model = build_model(recipe).to(device).train()
     tracked, schedule = build_optimizer(recipe, model, stage, total)
     engine = StepEngine(
         LossModule(model, recipe.loss),
         tracked.optimizer,
-        device=torch.device("cpu"),
+        device=device,
         clip=stage.clip or None,
         world=1,
     )
@@ -92,6 +94,8 @@ def _measure(stage: ResolvedStage, order: dict[str, Any]) -> dict[str, Any]:
     for number, (batches, num_samples) in enumerate(loader.steps()):
         at = time.monotonic()
         engine.step(batches, num_samples)
+        if is_gpu:
+            torch.cuda.synchronize()
         if schedule is not None:
             schedule.set_for(number)
         times.append(time.monotonic() - at)

@@ -17,7 +17,8 @@ from tasuki.store.atomic import FORMAT, read_json_or_none, write_json
 from tasuki.train.engine import LossModule
 
 _MEET_WITHIN_S = 300.0
-_COLLECTIVE = timedelta(minutes=30)
+_COLLECTIVE = timedelta(hours=12)
+"""Rank 0 validates alone while the others wait; a dead rank is noticed at once all the same."""
 
 
 @dataclass(frozen=True, slots=True)

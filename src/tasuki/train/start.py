@@ -16,13 +16,13 @@ from tasuki.checkpoint.manifest import Manifest, Position
 from tasuki.checkpoint.parts import read_part
 from tasuki.checkpoint.verify import read_manifest
 from tasuki.clock import utc
-from tasuki.data.loader import fetch, seed_everything
+from tasuki.data.loader import fetch, seed_everything, share_of_step
 from tasuki.errors import DamagedCheckpoint
 from tasuki.runtime.saver import Saver
 from tasuki.runtime.state import State
 from tasuki.store.atomic import read_json
-from tasuki.store.attempts import read_attempt_ends
 from tasuki.store.claims import parent_of, record_parent
+from tasuki.telemetry.view import count_preemptions
 from tasuki.train.engine import StepEngine
 from tasuki.train.exact import describe, freeze, what_differs
 from tasuki.train.prepare import Setup, start_seed
@@ -67,6 +67,7 @@ def begin_or_resume(task: Task, setup: Setup, engine: StepEngine, saver: Saver) 
     """Find the checkpoint to go on from, or commit the stage's first; then restore it."""
     with task.stopwatch.part("restore"):
         name = _agree_on_checkpoint(task)
+        is_resumed = name is not None
         begin = _make_begin(task, setup)
         if name is None:
             name = _commit_start(task, setup, engine, saver, begin)
@@ -74,7 +75,7 @@ def begin_or_resume(task: Task, setup: Setup, engine: StepEngine, saver: Saver) 
         manifest = read_manifest(task.run.checkpoints / name)
         progress, last_row = _restore(task, setup, engine, manifest, task.run.checkpoints / name)
     progress.checkpoint, progress.saved_step = name, progress.step
-    if not manifest.position.is_start:
+    if is_resumed:
         _say_resuming(task, manifest)
     task.event("restored", checkpoint=name, stage=task.stage.name, step=progress.step)
     task.watch.tell("phase", phase="train", step=progress.step, total=setup.total_steps)
@@ -93,12 +94,11 @@ def begin_or_resume(task: Task, setup: Setup, engine: StepEngine, saver: Saver) 
 def _make_begin(task: Task, setup: Setup) -> Begin:
     earlier = task.experiment.stages[: task.stage_number - 1]
     steps = [read_json(task.run.stage(stage.name).metrics)["steps"] for stage in earlier]
-    ends = read_attempt_ends(task.run).values()
     return Begin(
         Progress(),
         {},
         is_end=False,
-        preemptions=sum(1 for end in ends if end and end.get("cause") == "preempted"),
+        preemptions=count_preemptions(task.run),
         steps_before=sum(steps),
         stage=task.stage.name,
         stage_number=task.stage_number,
@@ -170,9 +170,15 @@ def _settle_buckets(task: Task, setup: Setup, engine: StepEngine) -> None:
     """DDP groups its gradients anew after its first step: let it, before the state is restored."""
     if task.ranks.world == 1:
         return
-    index = int(setup.order.step(0, 0).indices[0])
+    share = share_of_step(
+        setup.order,
+        0,
+        micro_batch=setup.batch.micro_batch,
+        rank=task.ranks.rank,
+        world=task.ranks.world,
+    )
     collate = optional(setup.recipe, "collate") or default_collate
-    engine.throw_away(collate(fetch(setup.dataset, [(index, 0)])))
+    engine.throw_away(collate(fetch(setup.dataset, share.requests[0])))
 
 
 def _restore(

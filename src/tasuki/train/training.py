@@ -155,6 +155,8 @@ class Training:
         self._validate_if_due(step)
         if now >= self._tell_at:
             self._tell(now)
+        if step == self.setup.total_steps:
+            return  # the end saves
         if step % self._rhythm.period == 0:
             self._save()
         elif self.task.is_first and self._rhythm.is_due_by_time(step, now):

@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from tasuki.train.task import Task
 
 
+_LOST_PEER = ("Connection closed by peer", "Connection reset", "Broken pipe", "gloo", "NCCL")
+"""What torch says when another rank is gone: a consequence, not the cause."""
+
+
 def main(arguments: list[str]) -> int:
     """Handlers and the watch come first: a notice may come while torch is imported."""
     clock = SystemClock()
@@ -45,7 +49,7 @@ def main(arguments: list[str]) -> int:
     try:
         _work(orders, watch, clock)
     except BaseException as error:
-        _fail(watch, error)
+        _fail(watch, error, world=orders.world)
     leave(watch, ending=Ending.DONE, status=EXIT_DONE)
     return EXIT_DONE
 
@@ -106,7 +110,7 @@ def _make_task(orders: Orders, watch: Watch, stopwatch: Stopwatch, clock: Clock)
     )
 
 
-def _fail(watch: Watch, error: BaseException) -> None:
+def _fail(watch: Watch, error: BaseException, *, world: int) -> None:
     """Translate an exception into an ending; a traceback goes to the .err log for our eyes only."""
     ending = _ending_of(error)
     if isinstance(error, TasukiError):
@@ -117,7 +121,8 @@ def _fail(watch: Watch, error: BaseException) -> None:
         leave(watch, ending=ending, status=EXIT_FAILED, message=error.message, hint=error.hint)
     traceback.print_exception(error)
     words = f"{type(error).__name__}: {error}{_place(error)}"
-    leave(watch, ending=ending, status=EXIT_FAILED, message=words[:2000])
+    is_peer = world > 1 and any(word in str(error) for word in _LOST_PEER)
+    leave(watch, ending=ending, status=EXIT_FAILED, message=words[:2000], is_peer=is_peer)
 
 
 def _ending_of(error: BaseException) -> Ending:

@@ -74,7 +74,7 @@ def _time(seconds: float | None) -> str:
 
 
 def _print_commands(plan: dict[str, Any], python: str, runs: str, console: Console) -> None:
-    console.print("commands:")
+    console.print("commands (`tasuki run` makes the folders):")
     for job in plan["jobs"]:
         after = f"  # after {', '.join(job['after'])}" if job["after"] else ""
         words = [python, "-m", "tasuki.supervisor", f"{runs}/.jobs/{job['name']}"]
