@@ -1,0 +1,100 @@
+"""What is captured comes back exactly, or is refused at once."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tasuki.checkpoint.codec import first_difference
+from tasuki.checkpoint.parts import read_part, write_part
+from tasuki.errors import CheckpointError
+from tasuki.runtime.state import Tracked, capture, capture_random, restore, restore_random
+
+
+class Odd(nn.Module):
+    """A buffer that `state_dict` leaves out, and bf16 parameters whose momentum is fp32."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.register_buffer("count", torch.zeros(()), persistent=False)
+
+    def forward(self, x):
+        self.count += 1
+        return self.linear(x)
+
+
+def train(model, optimizer, steps):
+    for _ in range(steps):
+        model(torch.randn(4, 3, dtype=next(model.parameters()).dtype)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def make(dtype=torch.float32):
+    model = Odd().to(dtype)
+    return Tracked(model, torch.optim.AdamW(model.parameters()), None)
+
+
+def through_files(tmp_path, state):
+    write_part(tmp_path, 0, state)
+    return read_part(tmp_path, 0)
+
+
+def test_buffers_that_state_dict_leaves_out_come_back(tmp_path):
+    tracked = make()
+    train(tracked.model, tracked.optimizer, 3)
+    saved = through_files(tmp_path, capture(tracked))
+    fresh = make()
+    restore(fresh, saved)
+    assert float(fresh.model.count) == 3.0
+    assert first_difference(saved, capture(fresh)) is None
+
+
+def test_momentum_of_another_dtype_than_its_parameter_is_not_cast(tmp_path):
+    tracked = make(torch.bfloat16)
+    train(tracked.model, tracked.optimizer, 2)
+    for state in tracked.optimizer.state.values():
+        state["exp_avg"] = state["exp_avg"].float() + 1e-6
+    saved = through_files(tmp_path, capture(tracked))
+    fresh = make(torch.bfloat16)
+    restore(fresh, saved)
+    dtypes = {state["exp_avg"].dtype for state in fresh.optimizer.state.values()}
+    assert dtypes == {torch.float32}
+    assert first_difference(saved, capture(fresh)) is None
+
+
+def test_a_schedule_that_loses_state_is_refused_when_it_is_first_restored(tmp_path):
+    class Forgetful:
+        def __init__(self):
+            self.seen = 0
+
+        def state_dict(self):
+            return {"seen": self.seen}
+
+        def load_state_dict(self, state):
+            pass
+
+    tracked = make()
+    schedule = Forgetful()
+    schedule.seen = 7
+    saved = capture(Tracked(tracked.model, tracked.optimizer, schedule))
+    saved = through_files(tmp_path, saved)
+    with pytest.raises(CheckpointError, match="schedule"):
+        restore(Tracked(tracked.model, tracked.optimizer, Forgetful()), saved)
+
+
+def test_random_numbers_go_on_where_they_stopped(tmp_path):
+    def draw():
+        return random.random(), np.random.rand(), torch.rand(1).item(), random.gauss(0, 1)
+
+    draw()
+    saved = through_files(tmp_path, capture_random())
+    expected = [draw() for _ in range(3)]
+    draw()
+    restore_random(saved)
+    assert [draw() for _ in range(3)] == expected

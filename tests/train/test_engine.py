@@ -1,0 +1,111 @@
+"""The effective batch is sacred (promise 8): however a step is split, the gradient is the same."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from tasuki.data.loader import MicroBatch
+from tasuki.errors import RecipeError
+from tasuki.train.engine import LossModule, StepEngine, read_loss
+
+X = torch.randn(12, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+Y = X.sum(1, keepdim=True)
+
+
+def mean_loss(model, batch):
+    x, y = batch
+    return nn.functional.mse_loss(model(x), y)
+
+
+def weighted_loss(model, batch):
+    x, y = batch
+    weights = 1.0 + x[:, :1].abs()
+    return (weights * (model(x) - y) ** 2).sum(), float(weights.sum())
+
+
+def weights_after_a_step(loss, cuts, *, clip=None):
+    torch.manual_seed(1)
+    model = nn.Linear(5, 1, dtype=torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    engine = StepEngine(
+        LossModule(model, loss), optimizer, device=torch.device("cpu"), clip=clip, world=1
+    )
+    edges = [0, *cuts, len(X)]
+    batches = [MicroBatch((X[a:b], Y[a:b]), b - a) for a, b in pairwise(edges)]
+    engine.step(iter(batches), len(X))
+    return torch.cat([p.detach().flatten() for p in model.parameters()]), engine
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sets(st.integers(1, 11)), st.sampled_from([mean_loss, weighted_loss]))
+def test_any_split_into_micro_batches_gives_the_same_step(cuts, loss):
+    whole, _ = weights_after_a_step(loss, [])
+    split, _ = weights_after_a_step(loss, sorted(cuts))
+    assert torch.allclose(whole, split, rtol=1e-12, atol=1e-14)
+
+
+def test_one_micro_batch_is_back_propagated_as_it_is():
+    torch.manual_seed(1)
+    model = nn.Linear(5, 1, dtype=torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    mean_loss(model, (X, Y)).backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    bare = torch.cat([p.detach().flatten() for p in model.parameters()])
+    ours, _ = weights_after_a_step(mean_loss, [], clip=1.0)
+    assert torch.equal(bare, ours)
+
+
+def test_the_logged_loss_is_the_mean_over_all_samples_however_they_were_split():
+    for loss in (mean_loss, weighted_loss):
+        sums = []
+        for cuts in ([], [3, 4, 9]):
+            _, engine = weights_after_a_step(loss, cuts)
+            total, weight = engine.window.sums(torch.device("cpu")).tolist()
+            sums.append(total / weight)
+        assert math.isclose(*sums, rel_tol=1e-12)
+
+
+def test_a_step_without_any_weight_changes_nothing():
+    def masked(model, batch):
+        return (model(batch[0]) * 0).sum() + model(batch[0]).sum(), 0.0
+
+    torch.manual_seed(1)
+    before = nn.Linear(5, 1, dtype=torch.float64)
+    start = torch.cat([p.detach().flatten() for p in before.parameters()])
+    for cuts in ([], [5]):
+        after, _ = weights_after_a_step(masked, cuts)
+        assert torch.equal(start, after)
+
+
+def test_scalars_of_a_loss_are_kept_for_the_log():
+    def loss(model, batch):
+        return mean_loss(model, batch) * len(batch[0]), float(len(batch[0])), {"mae": 3.0}
+
+    _, engine = weights_after_a_step(loss, [])
+    assert engine.scalars == {"mae": 3.0}
+
+
+@pytest.mark.parametrize("output", [None, 1.0, (1.0, 2), (torch.ones(1), 2, {}, 3)])
+def test_a_loss_that_is_neither_a_mean_nor_a_sum_with_weight_is_refused_in_words(output):
+    with pytest.raises(RecipeError) as caught:
+        read_loss(output)
+    assert "(sum, weight)" in caught.value.hint
+
+
+def test_unread_losses_are_folded_so_that_they_never_pile_up():
+    _, engine = weights_after_a_step(mean_loss, [])
+    for _ in range(10_000):
+        engine.window.add(torch.tensor(2.0), 1.0)
+    assert len(engine.window.entries) <= 256
+    engine.window.entries[:] = []
+    for _ in range(1000):
+        engine.window.add(torch.tensor(2.0), 1.0)
+    assert engine.window.sums(torch.device("cpu")).tolist() == [2000.0, 1000.0]
