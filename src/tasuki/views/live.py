@@ -34,7 +34,7 @@ class LiveView:
         self.console = console or Console(stderr=True)
         self._live: Live | None = None
         self._next = 0.0
-        self._told: dict[str, str] = {}
+        self._told: dict[str, tuple[str, str]] = {}
 
     def __enter__(self) -> LiveView:
         if self.console.is_terminal:
@@ -76,10 +76,12 @@ class LiveView:
         """Without a terminal: a line when a stage begins or ends, and one every ten seconds."""
         tens = int(now / _PLAIN_EVERY_S)
         for run in runs:
-            mark = f"{run['state']} {run['stage']} {len(run['done'])} {tens if run['step'] else ''}"
-            if self._told.get(run["experiment"]) != mark:
-                self._told[run["experiment"]] = mark
-                self.console.print(Text.from_markup(line(run)), highlight=False)
+            mark = f"{run['stage']} {len(run['done'])} {run['attempts']} {tens}"
+            text = line(run)
+            last_mark, last_text = self._told.get(run["experiment"], ("", ""))
+            if mark != last_mark and text != last_text:
+                self._told[run["experiment"]] = (mark, text)
+                self.console.print(Text.from_markup(text), highlight=False, soft_wrap=True)
 
 
 def line(run: dict[str, Any]) -> str:
