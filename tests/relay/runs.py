@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from tasuki.relay.values import Cause, Ending, PhaseEnded, RunView, StageView, Started
@@ -56,3 +57,6 @@ ENDS = st.builds(
     has_stepped=st.booleans(),
 )
 EVENTS = st.builds(Started, CAUSES) | ENDS
+
+quick = settings(max_examples=40, deadline=None)
+"""Every transition is tried one by one besides."""

@@ -25,7 +25,7 @@ from tasuki.relay.values import (
     Train,
     Verdict,
 )
-from tests.relay.runs import ENDS, ended, run, stage
+from tests.relay.runs import ENDS, ended, quick, run, stage
 
 CRASH = ended(Ending.FAILED, message="boom", has_stepped=True)
 CRASH_FURTHER_ON = replace(CRASH, has_progressed=True)
@@ -123,6 +123,7 @@ def test_an_untrained_stage_is_trained_handed_over_and_finished() -> None:
     assert next_action(run(stage(trained=True)), ended(Ending.DONE)) == Finish()
 
 
+@quick
 @given(st.lists(ENDS, min_size=1, max_size=30))
 def test_a_run_never_comes_back_after_three_failures_in_a_row(ends: list[PhaseEnded]) -> None:
     simulation = Simulation()

@@ -26,7 +26,7 @@ from tasuki.relay.values import (
     Started,
     Train,
 )
-from tests.relay.runs import CAUSES, EVENTS, RUNS, STOPPING, WORDS, ended, run, stage
+from tests.relay.runs import CAUSES, EVENTS, RUNS, STOPPING, WORDS, ended, quick, run, stage
 
 NOTICES = [cause for cause in Cause if cause is not Cause.NONE]
 REQUEUES: list[bool | int] = [True, False, 0, 1, 5]
@@ -366,17 +366,20 @@ def test_an_interrupted_run_waits_for_a_person(requeue: bool | int) -> None:
 # -- rules over all of them ---------------------------------------------------------------------
 
 
+@quick
 @given(RUNS, EVENTS)
 def test_a_decision_is_the_same_each_time(view: RunView, event: Event) -> None:
     assert next_action(view, event) == next_action(view, event)
 
 
+@quick
 @given(RUNS, EVENTS)
 def test_nothing_is_begun_on_a_complete_or_stopped_run(view: RunView, event: Event) -> None:
     if view.is_complete or view.word in STOPPING:
         assert isinstance(next_action(view, event), Leave)
 
 
+@quick
 @given(RUNS, EVENTS)
 def test_nothing_is_retried_trained_or_evaluated_under_a_notice(
     view: RunView, event: Event
@@ -385,6 +388,7 @@ def test_nothing_is_retried_trained_or_evaluated_under_a_notice(
         assert not isinstance(next_action(view, event), Retry | Train | Evaluate)
 
 
+@quick
 @given(RUNS, EVENTS)
 def test_a_handover_names_the_cause_it_was_made_for(view: RunView, event: Event) -> None:
     action = next_action(view, event)
@@ -392,6 +396,7 @@ def test_a_handover_names_the_cause_it_was_made_for(view: RunView, event: Event)
         assert action.cause is event.cause
 
 
+@quick
 @given(RUNS, EVENTS)
 def test_requeue_false_is_never_resumed_by_itself(view: RunView, event: Event) -> None:
     action = next_action(view, event)
@@ -399,6 +404,7 @@ def test_requeue_false_is_never_resumed_by_itself(view: RunView, event: Event) -
         assert not action.is_resumed
 
 
+@quick
 @given(RUNS, EVENTS)
 def test_an_end_that_does_not_count_is_never_held_for_failing(view: RunView, event: Event) -> None:
     if isinstance(next_action(view, event), Hold):
@@ -407,6 +413,7 @@ def test_an_end_that_does_not_count_is_never_held_for_failing(view: RunView, eve
         assert event.ending is Ending.STUCK or is_third
 
 
+@quick
 @given(RUNS, EVENTS)
 def test_the_third_end_that_counts_is_always_held(view: RunView, event: Event) -> None:
     if view.is_complete or view.word in STOPPING or not isinstance(event, PhaseEnded):
@@ -415,6 +422,7 @@ def test_the_third_end_that_counts_is_always_held(view: RunView, event: Event) -
         assert isinstance(next_action(view, event), Hold)
 
 
+@quick
 @given(RUNS, CAUSES)
 def test_only_untrained_stages_are_trained_and_only_trained_ones_evaluated(
     view: RunView, cause: Cause
@@ -428,6 +436,7 @@ def test_only_untrained_stages_are_trained_and_only_trained_ones_evaluated(
         assert found.is_trained and found.wants_evaluation and not found.is_evaluated
 
 
+@quick
 @given(RUNS)
 def test_a_run_is_finished_only_when_nothing_is_left_to_do(view: RunView) -> None:
     if next_action(view, Started()) == Finish():

@@ -21,6 +21,7 @@ from tasuki.relay.values import (
     Settlement,
     Verdict,
 )
+from tests.relay.runs import quick
 
 AGAIN = HandOver(Cause.PREEMPTED, is_resumed=True)
 PLANNED = HandOver(Cause.LIMIT, is_resumed=True)
@@ -127,6 +128,7 @@ def test_the_exit_code_of_a_job_that_ends_is_that_of_its_gravest_lane(
     assert settle([lane(action) for action in actions]) == Settlement(Verdict.END, code)
 
 
+@quick
 @given(LANES)
 def test_a_job_that_comes_back_says_resume_me(lanes: list[LaneEnd]) -> None:
     settlement = settle(lanes)
@@ -134,6 +136,7 @@ def test_a_job_that_comes_back_says_resume_me(lanes: list[LaneEnd]) -> None:
         assert settlement.exit_code == EXIT_RESUME_ME
 
 
+@quick
 @given(LANES)
 def test_a_job_comes_back_exactly_when_a_lane_is_resumed_and_not_left_to_a_later_job(
     lanes: list[LaneEnd],
@@ -148,6 +151,7 @@ def test_a_job_comes_back_exactly_when_a_lane_is_resumed_and_not_left_to_a_later
     assert (settle(lanes).verdict is not Verdict.END) is bool(returning)
 
 
+@quick
 @given(LANES, st.randoms(use_true_random=False))
 def test_the_order_of_lanes_does_not_matter(lanes: list[LaneEnd], random: Random) -> None:
     shuffled = list(lanes)

@@ -192,7 +192,7 @@ def test_a_fall_back_over_two_attempts_recomputes_steps_of_both() -> None:
     story.worker_ended(110, "failed").ended(110)
     story.attempt(110).worker(110).progress(160, (50, 100), step=50)
     ledger = make_ledger(story.worker_ended(160).ended(160).events)
-    # Steps 50 to 90 of the first and 90 to 100 of both were done again by the third.
+    # Steps 50 to 100 of the first and 90 to 100 of the second were done again.
     assert nonzero(ledger) == {"step": 100, "recomputed": 60}
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasuki.errors import EXIT_USAGE, UsageError
 from tasuki.units import Duration, format_bytes, format_seconds, parse_bytes
 
 HOUR, DAY = 3600.0, 86400.0
+quick = settings(max_examples=60, deadline=None)
 
 # -- durations ----------------------------------------------------------------------------------
 
@@ -59,11 +60,13 @@ def test_a_bare_number_is_refused_because_its_unit_is_missing(number: object) ->
     assert "8h" in caught.value.hint
 
 
+@quick
 @given(st.integers(0, 999), st.integers(0, 23), st.integers(0, 59), st.integers(0, 59))
 def test_slurm_s_way_of_writing_and_ours_mean_the_same(d: int, h: int, m: int, s: int) -> None:
     assert Duration.parse(f"{d}-{h:02}:{m:02}:{s:02}") == Duration.parse(f"{d}d{h}h{m}m{s}s")
 
 
+@quick
 @given(st.floats(0, 1e9))
 def test_what_is_printed_reads_back_as_about_the_same_duration(seconds: float) -> None:
     back = Duration.parse(format_seconds(seconds)).seconds
@@ -78,12 +81,14 @@ def test_what_is_printed_reads_back_as_about_the_same_duration(seconds: float) -
     assert abs(back - seconds) <= allowed
 
 
+@quick
 @given(st.just(0.0) | st.floats(0.0006, 1e9))
 def test_a_printed_duration_prints_the_same_again(seconds: float) -> None:
     printed = format_seconds(seconds)
     assert format_seconds(Duration.parse(printed).seconds) == printed
 
 
+@quick
 @given(st.floats(0, 1e9))
 def test_a_printed_duration_has_two_parts_at_most(seconds: float) -> None:
     units = [char for char in format_seconds(seconds).replace("ms", "s") if char.isalpha()]
@@ -117,6 +122,7 @@ def test_durations_are_ordered() -> None:
     assert Duration.parse("90m") < Duration.parse("2h") == Duration.parse("120m")
 
 
+@quick
 @given(st.text(max_size=12))
 def test_any_text_is_a_duration_or_a_usage_error(text: str) -> None:
     try:
@@ -173,11 +179,13 @@ def test_what_is_no_number_of_bytes_is_refused_with_examples(text: object) -> No
     assert "96G" in caught.value.hint
 
 
+@quick
 @given(st.integers(0, 10**15 - 10**12))
 def test_printed_bytes_read_back_within_half_a_percent(count: int) -> None:
     assert abs(parse_bytes(format_bytes(count)) - count) <= 0.5 + count * 0.00501
 
 
+@quick
 @given(st.integers(0, 2**53), st.sampled_from("KMGTP"))
 def test_binary_prefixes_are_powers_of_1024_and_decimal_ones_of_1000(n: int, prefix: str) -> None:
     small, power = n % 1000, "KMGTP".index(prefix) + 1
@@ -216,6 +224,7 @@ def test_a_number_of_bytes_too_large_for_a_number_is_a_usage_error() -> None:
         parse_bytes("9" * 400)
 
 
+@quick
 @given(st.text(max_size=12))
 def test_any_text_is_a_number_of_bytes_or_a_usage_error(text: str) -> None:
     try:

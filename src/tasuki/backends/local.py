@@ -102,7 +102,7 @@ class LocalBackend:
         on_event: Callable[[str, str], None] = lambda _kind, _text: None,
     ) -> None:
         self._clock = clock
-        self._python = python
+        self._command = (python, "-P", "-m", "tasuki.supervisor")
         self._slots = slots
         self._preemption = preemption or Preemption()
         self._environment = environment
@@ -167,7 +167,7 @@ class LocalBackend:
         log = os.open(folder.log(job.start), os.O_WRONLY | os.O_CREAT | os.O_APPEND, FILE_MODE)
         try:
             job.process = subprocess.Popen(
-                [self._python, "-m", "tasuki.supervisor", str(folder.path), "--leash", str(reader)],
+                [*self._command, str(folder.path), "--leash", str(reader)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

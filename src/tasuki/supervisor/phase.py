@@ -57,7 +57,8 @@ def start_process(launch: Launch) -> Process:
     """A fresh interpreter. It stays in the supervisor's process group: one signal reaches all."""
     with _append(launch.log) as out, _append(launch.err) as err:
         return subprocess.Popen(
-            [launch.python, "-m", "tasuki.train", *launch.arguments],
+            # -P: a file of the user's called random.py must not hide Python's own.
+            [launch.python, "-P", "-m", "tasuki.train", *launch.arguments],
             cwd=launch.cwd,
             env=launch.environment,
             stdin=subprocess.DEVNULL,

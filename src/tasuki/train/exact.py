@@ -26,7 +26,9 @@ def apply_settings(*, threads: int, exact: bool) -> None:
 
 
 def describe(*, threads: int, world: int, device: torch.device) -> dict[str, Any]:
-    model = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    # Another vector width adds numbers in another order.
+    cpu = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+    model = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu
     return {
         "threads": threads,
         "world": world,

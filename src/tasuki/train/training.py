@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
@@ -32,6 +32,7 @@ from tasuki.train.snapshot import Progress, capture_all
 from tasuki.train.start import Begin, begin_or_resume
 from tasuki.train.task import Task
 
+T = TypeVar("T")
 _TELL_OFTEN_S = 1.0
 _TELL_SELDOM_S = 10.0
 _OFTEN_FOR_S = 60.0
@@ -101,7 +102,7 @@ class Training:
         self.task.watch.before_leaving = loader.stop
         self.task.watch.hold_on()
         self._set_boundary()
-        for batches, num_samples in loader.steps():
+        for batches, num_samples in self._timed(loader.steps()):
             while (decision := agreement.begin_step(self.progress.step)) is not Decision.GO:
                 if decision is Decision.STOP:
                     self._hand_over(loader)
@@ -114,8 +115,7 @@ class Training:
 
     def _step(self, batches: Iterator[MicroBatch], num_samples: int) -> None:
         """One step and its times. Nothing here reads a tensor."""
-        began = self.task.clock.monotonic()
-        self._wait_s = 0.0
+        began, waited = self.task.clock.monotonic(), self._wait_s
         if self.setup.schedule is not None:
             self.setup.schedule.set_for(self.progress.step)
         self.engine.step(self._timed(batches), num_samples)
@@ -126,18 +126,20 @@ class Training:
         taken = self.task.clock.monotonic() - began
         parts = self.task.stopwatch.parts
         parts["data_wait"] = parts.get("data_wait", 0.0) + self._wait_s
-        parts["step"] = parts.get("step", 0.0) + taken - self._wait_s
+        parts["step"] = parts.get("step", 0.0) + taken - (self._wait_s - waited)
+        self._wait_s = 0.0
         self.task.watch.step_s.append(taken)
 
-    def _timed(self, batches: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
+    def _timed(self, items: Iterator[T]) -> Iterator[T]:
+        """The same items; the time until each comes is data wait."""
         monotonic = self.task.clock.monotonic
         while True:
             began = monotonic()
-            batch = next(batches, None)
+            item = next(items, None)
             self._wait_s += monotonic() - began
-            if batch is None:
+            if item is None:
                 return
-            yield batch
+            yield item
 
     def _set_boundary(self) -> None:
         """The next step count at which something is due; until then a step costs nothing more."""
