@@ -17,7 +17,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -62,13 +62,11 @@ def differences(values: Sequence[float], baseline: Sequence[float]) -> Spread:
     return spread([value - base for value, base in zip(values, baseline, strict=True)])
 
 
-def run_interleaved(
-    cases: Mapping[str, Callable[[], T]], *, rounds: int, warm_up: int = 1
-) -> dict[str, list[T]]:
-    """Each case once per round. The warm-up rounds fill caches and are thrown away."""
+def run_interleaved(cases: Mapping[str, Callable[[], T]], *, rounds: int) -> dict[str, list[T]]:
+    """Each case once per round, after a warm-up round that is thrown away."""
     found: dict[str, list[T]] = {name: [] for name in cases}
     names = list(cases)
-    for number in range(-warm_up, rounds):
+    for number in range(-1, rounds):
         turn = number % len(names)
         for name in names[turn:] + names[:turn]:
             gc.collect()
@@ -76,6 +74,15 @@ def run_interleaved(
             if number >= 0:
                 found[name].append(result)
     return found
+
+
+def rounds_within(budget_s: float, *, most: int) -> Iterator[int]:
+    """Fewer rounds when the machine is busy and the budget is used up; never below MIN_ROUNDS."""
+    until = time.monotonic() + budget_s
+    for number in range(most):
+        if number >= MIN_ROUNDS and time.monotonic() > until:
+            return
+        yield number
 
 
 def machine_facts(*packages: str) -> dict[str, Any]:

@@ -135,9 +135,7 @@ def _measure(
 def _time(command: Sequence[str], cwd: Path, environment: dict[str, str]) -> Cost:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     began = time.perf_counter()
-    subprocess.run(
-        command, cwd=cwd, env=environment, capture_output=True, timeout=60, check=True
-    )
+    subprocess.run(command, cwd=cwd, env=environment, capture_output=True, timeout=60, check=True)
     wall = time.perf_counter() - began
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

@@ -44,7 +44,10 @@ def real_project(tmp_path) -> Iterator[Callable[..., Project]]:
 
 @pytest.fixture
 def here(monkeypatch, capsys) -> Callable[..., Said]:
-    """Types a command into this process: for what starts no worker."""
+    """Types a command into this process: the same code without the start of an interpreter.
+
+    For what needs no signal, no terminal and no clean environment.
+    """
 
     def type_here(folder: Path, *words: str, **environment: str) -> Said:
         from tasuki.cli.main import run
@@ -62,7 +65,7 @@ def here(monkeypatch, capsys) -> Callable[..., Said]:
     return type_here
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def finished(tmp_path_factory, warm_python) -> Iterator[Project]:
     """One project with two stages and an evaluation, trained to its end."""
     folder = tmp_path_factory.mktemp("finished")

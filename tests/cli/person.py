@@ -124,6 +124,10 @@ class Project:
     def runs(self) -> Path:
         return self.folder / "runs"
 
+    @property
+    def python(self) -> str:
+        return sys.executable
+
     def run(self, name: str = "exp") -> RunFolder:
         return RunFolder(self.runs / name)
 
@@ -239,7 +243,7 @@ def make_project(
     folder: Path,
     *,
     python: str | None = None,
-    recipe: str = "Learner",
+    recipe: str | None = "Learner",
     params: Mapping[str, Any] | None = None,
     stages: list[dict[str, Any]] | None = None,
     **more: Any,
@@ -249,8 +253,8 @@ def make_project(
     (folder / "recipes.py").write_text(RECIPES + MORE_RECIPES)
     value = {
         "project": "t",
-        "recipe": f"recipes:{recipe}",
-        "cluster": {"gpu": "cpu", "cpus": 1, "grace": "20s"} | ({"python": python} if python else {}),
+        "recipe": f"recipes:{recipe}" if recipe and ":" not in recipe else recipe,
+        "cluster": {"gpu": "cpu", "cpus": 1, "grace": "20s", "python": python},
         "defaults": {
             "params": dict(params or {}),
             "effective_batch": 8,

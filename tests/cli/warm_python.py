@@ -11,10 +11,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-SCRIPT = '''#!{python} -IS
+SCRIPT = """#!{python} -IS
 import json, os, select, signal, socket, sys
 
-assert sys.argv[1:3] == ["-m", "tasuki.supervisor"], sys.argv
+module = sys.argv.index("tasuki.supervisor")  # after `-m`, and whatever stands before it
+job, leash = sys.argv[module + 1], int(sys.argv[module + 3])
 reader, writer = os.pipe2(os.O_NONBLOCK)
 signal.set_wakeup_fd(writer)
 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
@@ -22,11 +23,11 @@ for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
 server = socket.socket(socket.AF_UNIX)
 server.connect({socket!r})
 environment = {{k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}}
-order = {{"job": sys.argv[3], "log": os.readlink("/proc/self/fd/1"), "environment": environment}}
+order = {{"job": job, "log": os.readlink("/proc/self/fd/1"), "environment": environment}}
 server.sendall(json.dumps(order).encode() + b"\\n")
 words = server.makefile("r")
 pid = int(words.readline())
-watched = [server, reader, int(sys.argv[5])]
+watched = [server, reader, leash]
 while server not in (ready := select.select(watched, [], [])[0]):
     if watched[-1] in ready and watched[-1] != reader:
         watched.pop()
@@ -36,7 +37,7 @@ while server not in (ready := select.select(watched, [], [])[0]):
             os.kill(pid, number)
 status = int(words.readline())
 sys.exit(status if status >= 0 else 128 - status)
-'''
+"""
 
 
 def write_warm_python(path: Path, *, socket: str) -> str:

@@ -259,7 +259,7 @@ def try_to_cut(found: list[StageWork], limit_s: float, cut: str) -> list[JobDraf
 
 
 CASES = given(stages(), st.floats(HOUR, 24 * HOUR), st.sampled_from(["stage", "fill"]))
-QUICK = settings(max_examples=60, deadline=None)
+QUICK = settings(max_examples=40, deadline=None)
 
 
 def check_steps(stage: StageWork, pieces: list[Piece]) -> None:

@@ -47,10 +47,11 @@ def test_killed_at_random_moments_and_run_again_it_ends_bit_for_bit_the_same(
     kills = 0
     while not project.run.is_complete():
         started = warm.start(project.job.path)
-        time.sleep(chance.uniform(0.02, 0.35))
+        # Longer and longer, so that a busy machine gets through too.
+        time.sleep(chance.uniform(0.02, 0.35 * 1.1**kills))
         started.kill(number)
         status = started.wait()
         kills += status != 0
-        assert kills < 60, project.logs()
+        assert kills < 50, project.logs()
     assert kills >= 2
     assert differences(undisturbed, project) == []

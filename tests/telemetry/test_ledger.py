@@ -33,7 +33,7 @@ def check_sum(ledger: Ledger) -> None:
     assert ledger.wall_s >= 0
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(orderly_stories(), NOWS)
 def test_the_parts_of_orderly_attempts_add_up_and_none_is_negative(
     events: list[dict[str, Any]], now: float | None
@@ -43,10 +43,10 @@ def test_the_parts_of_orderly_attempts_add_up_and_none_is_negative(
     ledger = make_ledger(events, now=now)
     check_sum(ledger)
     assert all(seconds >= -1e-6 for seconds in ledger.parts.values())
-    assert ledger.goodput is None or 0 <= ledger.goodput <= 1 + 1e-9
+    assert ledger.goodput is None or -1e-9 <= ledger.goodput <= 1 + 1e-9
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(wild_stories(), NOWS)
 def test_the_parts_add_up_whatever_overlaps_and_however_clocks_jump(
     events: list[dict[str, Any]], now: float | None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasuki.store.runs import RunFolder
@@ -135,6 +135,7 @@ def test_the_merged_file_holds_what_is_read(run: RunFolder) -> None:
 KILLS = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), max_size=6)
 
 
+@settings(max_examples=40, deadline=None)
 @given(KILLS)
 def test_interrupted_runs_tell_each_step_once_and_in_order(
     tmp_path_factory: object, kills: list[tuple[int, int]]

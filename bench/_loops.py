@@ -1,0 +1,347 @@
+"""tasuki's real step loop and a bare PyTorch loop over the same samples, in one process.
+
+tasuki's side is the worker's own code from its task to the end of the stage (`run_training`), in a
+run folder of its own per repetition. It is stopped every CHUNK steps, where other loops can have
+their turn or a part of it can be exchanged: two loops that take turns every few milliseconds see
+the same machine, whoever else works on it. Used by overhead.py, which says what is measured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import msgspec
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import OneCycleLR
+from torch.utils.data import default_collate
+
+from tasuki.actions.freeze import freeze_run
+from tasuki.clock import SystemClock
+from tasuki.data.loader import Loader, MicroBatch
+from tasuki.runtime.stopwatch import Stopwatch
+from tasuki.runtime.watch import Watch
+from tasuki.spec.load import load_spec
+from tasuki.spec.resolved import ResolvedSpec, ResolvedStage
+from tasuki.store.atomic import FORMAT, make_folder, write_json
+from tasuki.store.claims import take_claim
+from tasuki.store.jobs import job_folder
+from tasuki.store.runs import RunFolder
+from tasuki.telemetry.wire import Wire
+from tasuki.train import training, worker
+from tasuki.train.optim import default_optimizer, schedule_factor, warmup_steps
+from tasuki.train.orders import Orders
+from tasuki.train.prepare import Setup
+from tasuki.train.training import Training, run_training
+
+CHUNK = 10
+"""Steps between two turns: one log line."""
+Weights = dict[str, Tensor]
+
+_SPEC = """
+project: bench
+recipe: tiny_recipe:Tiny
+runs: runs
+cluster: { gpu: cpu, gpus: 1, cpus: 1 }
+experiments:
+  tiny:
+    stages:
+      - { name: tiny, data: generated, steps: 1, effective_batch: 32, lr: 0.001, seed: 7 }
+    save: { every: 1h }
+"""
+_RECIPE = '''
+import torch
+from torch import nn
+
+
+class Tiny:
+    def build_model(self):
+        return nn.Sequential(
+            nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)
+        )
+
+    def build_dataset(self, source, split):
+        """A list: the cheapest data set there is."""
+        generator = torch.Generator().manual_seed(1)
+        inputs = torch.randn(8192, 64, generator=generator)
+        classes = torch.randint(10, (8192,), generator=generator)
+        return list(zip(inputs, classes))
+
+    def loss(self, model, batch):
+        inputs, classes = batch
+        return nn.functional.cross_entropy(model(inputs), classes)
+'''
+
+
+class Taken(NamedTuple):
+    wall_s: float
+    cpu_s: float
+    """Of the loop's own thread: not what other people's processes take away."""
+
+
+class ChunkClock:
+    def __init__(self) -> None:
+        self._cpu, self._wall = time.thread_time(), time.perf_counter()
+
+    def stop(self) -> Taken:
+        return Taken(time.perf_counter() - self._wall, time.thread_time() - self._cpu)
+
+
+# -- tasuki's loop ----------------------------------------------------------------------------
+
+
+class Turns:
+    """What happens between the chunks of tasuki's loop."""
+
+    def begin(self, loop: Training) -> None:
+        """Before the first chunk."""
+
+    def before_chunk(self, loop: Training) -> None:
+        """Exchange a part, if that is wanted."""
+
+    def after_chunk(self, taken: Taken) -> None:
+        """A chunk of tasuki's loop is over: others may have their turn."""
+
+
+class ChunkedLoader:
+    """tasuki's loader, with a stop every CHUNK steps."""
+
+    def __init__(self, loader: Loader, loop: Training, turns: Turns) -> None:
+        self._loader, self._loop, self._turns = loader, loop, turns
+
+    def steps(self) -> Iterator[tuple[Iterator[MicroBatch], int]]:
+        steps = self._loader.steps()
+        for _ in range(self._loop.setup.total_steps // CHUNK):
+            self._turns.before_chunk(self._loop)
+            clock = ChunkClock()
+            yield from itertools.islice(steps, CHUNK)
+            self._turns.after_chunk(clock.stop())
+
+    def stop(self) -> None:
+        self._loader.stop()
+
+
+class ChunkedTraining(Training):
+    turns: Turns
+    last: ChunkedTraining
+
+    def _make_loader(self) -> Any:
+        ChunkedTraining.last = self
+        self.turns.begin(self)
+        return ChunkedLoader(super()._make_loader(), self, self.turns)
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """The project in its temporary folder, and the worker's connection to a supervisor."""
+
+    spec: ResolvedSpec
+    watch: Watch
+    supervisor: socket.socket
+    numbers: Iterator[int]
+
+    @property
+    def runs(self) -> Path:
+        return Path(self.spec.runs)
+
+    def train(self, steps: int, turns: Turns) -> Weights:
+        """One run from its first start to the end of its stage, as a worker does it."""
+        assert steps % CHUNK == 0, steps
+        self._hear()
+        run = self._freeze(steps)
+        orders = Orders(
+            job=job_folder(self.runs, "bench").path,
+            run=run.path,
+            claim=take_claim(run),
+            phase="train",
+            stage="tiny",
+            number=1,
+            rank=0,
+            world=1,
+            fd=None,
+        )
+        clock = SystemClock()
+        ChunkedTraining.turns = turns
+        with _silent_stdout(), patch.object(training, "Training", ChunkedTraining):
+            run_training(worker._make_task(orders, self.watch, Stopwatch(clock), clock))
+        return copy_weights(ChunkedTraining.last.setup.model)
+
+    def _hear(self) -> None:
+        """As a supervisor does: a rank blocks when 278 messages were not read."""
+        with contextlib.suppress(BlockingIOError):
+            while self.supervisor.recv(65536):
+                pass
+
+    def _freeze(self, steps: int) -> RunFolder:
+        [experiment] = self.spec.experiments
+        [stage] = experiment.stages
+        length = msgspec.structs.replace(stage.length, count=steps)
+        run = RunFolder(self.runs / f"tiny-{next(self.numbers)}")
+        stage = msgspec.structs.replace(stage, length=length)
+        experiment = msgspec.structs.replace(experiment, name=run.name, stages=(stage,))
+        freeze_run(run, experiment, self.spec, SystemClock())
+        return run
+
+
+@contextlib.contextmanager
+def open_bench() -> Iterator[Bench]:
+    with tempfile.TemporaryDirectory(prefix="tasuki-bench-") as name:
+        folder = Path(name)
+        (folder / "tasuki.yaml").write_text(_SPEC)
+        (folder / "tiny_recipe.py").write_text(_RECIPE)
+        spec = load_spec(str(folder / "tasuki.yaml"), environ={})
+        job = job_folder(Path(spec.runs), "bench")
+        make_folder(job.path)
+        lanes = {"format": FORMAT, "device": "cpu", "cpus": 1, "lanes": [{"gpus": [0]}]}
+        write_json(job.lanes, lanes)
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            ours.setblocking(False)
+            watch = Watch(Wire(theirs), SystemClock())
+            # Its thread runs beside the bare loop too: ten short looks a second.
+            watch.hold_on()
+            watch.start()
+            yield Bench(spec, watch, ours, itertools.count(1))
+
+
+@contextlib.contextmanager
+def _silent_stdout() -> Iterator[None]:
+    """A worker writes to descriptor 1, which is its log."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    with open(os.devnull, "wb") as nowhere:  # noqa: PTH123 (a device, not a path)
+        os.dup2(nowhere.fileno(), 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def copy_weights(model: nn.Module) -> Weights:
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def is_equal(one: Weights, other: Weights) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
+
+
+# -- bare loops -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a bare loop needs to do the same as tasuki's."""
+
+    recipe: Any
+    dataset: Any
+    stage: ResolvedStage
+    weights: Weights
+    """Of step 0."""
+    samples: list[list[int]]
+    """The dataset indices of each step."""
+    rates: list[float]
+    """The learning rate of each step."""
+
+
+def give(loop: Training) -> Given:
+    """Everything known beforehand: no bare loop is quicker."""
+    setup: Setup = loop.setup
+    stage, order, total = loop.task.stage, setup.order, setup.total_steps
+    steps = [order.step(*divmod(step, order.steps_per_epoch)) for step in range(total)]
+    warmup = warmup_steps(stage.warmup, total)
+    factor = schedule_factor(stage.schedule, total=total, warmup=warmup)
+    return Given(
+        recipe=setup.recipe,
+        dataset=setup.dataset,
+        stage=stage,
+        weights=copy_weights(setup.model),
+        samples=[step.indices.tolist() for step in steps],
+        rates=[stage.lr * factor(step) for step in range(total)],
+    )
+
+
+class BareLoop:
+    """Forward, backward, clip, step, as written by hand."""
+
+    def __init__(self, given: Given) -> None:
+        self.given = given
+        self.model: nn.Module = given.recipe.build_model()
+        self.model.load_state_dict(given.weights)
+        self.model.train()
+        self.parameters = list(self.model.parameters())
+        self.optimizer: Optimizer = default_optimizer(
+            self.model, lr=given.stage.lr, weight_decay=given.stage.weight_decay
+        )
+        self.step = 0
+
+    def run_chunk(self) -> Taken:
+        """The next CHUNK steps, with torch's own default of not insisting on determinism."""
+        with deterministic(False):
+            clock = ChunkClock()
+            self._run(slice(self.step, self.step + CHUNK))
+            taken = clock.stop()
+        self.step += CHUNK
+        return taken
+
+    def _run(self, which: slice) -> None:
+        given, model, optimizer = self.given, self.model, self.optimizer
+        dataset, loss_of, clip = given.dataset, given.recipe.loss, given.stage.clip
+        [group] = optimizer.param_groups
+        for indices, rate in zip(given.samples[which], given.rates[which], strict=True):
+            batch = default_collate([dataset[i] for i in indices])
+            group["lr"] = rate
+            loss = loss_of(model, batch)
+            loss.backward()
+            nn.utils.clip_grad_norm_(self.parameters, clip)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+
+class OneCycleLoop(BareLoop):
+    """The same with torch's own schedule."""
+
+    def __init__(self, given: Given) -> None:
+        super().__init__(given)
+        self.schedule = OneCycleLR(
+            self.optimizer,
+            given.stage.lr,
+            total_steps=len(given.rates),
+            pct_start=0.1,
+            cycle_momentum=False,
+        )
+
+    def _run(self, which: slice) -> None:
+        given, model, optimizer = self.given, self.model, self.optimizer
+        dataset, loss_of, clip = given.dataset, given.recipe.loss, given.stage.clip
+        schedule = self.schedule
+        for indices in given.samples[which]:
+            batch = default_collate([dataset[i] for i in indices])
+            loss = loss_of(model, batch)
+            loss.backward()
+            nn.utils.clip_grad_norm_(self.parameters, clip)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad(set_to_none=True)
+
+
+@contextlib.contextmanager
+def deterministic(wanted: bool) -> Iterator[None]:
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(wanted, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=True)

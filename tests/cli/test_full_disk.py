@@ -1,0 +1,111 @@
+"""A disk that is full: nothing committed is lost, and the run goes on when there is room."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.cli.person import Project, finish, until
+
+from tasuki.actions.compare import compare_runs
+from tasuki.checkpoint.lineage import find_latest
+
+PAGE = 4096
+
+
+@pytest.fixture
+def small_disk() -> Iterator[Callable[[Path], None]]:
+    """Puts a folder on a disk of 2 MB."""
+    if os.geteuid() != 0 or shutil.which("mount") is None:
+        pytest.skip("only root can mount a small disk: run the tests as root in a container")
+    mounted: list[Path] = []
+
+    def mount(folder: Path) -> None:
+        folder.mkdir()
+        words = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=20, check=False)
+        if done.returncode:
+            pytest.skip(f"no small disk can be mounted here: {done.stderr.strip()}")
+        mounted.append(folder)
+
+    yield mount
+    for folder in mounted:
+        subprocess.run(["umount", "--lazy", str(folder)], timeout=20, check=True)
+
+
+def fill(folder: Path, *, leave: int) -> Path:
+    filler = folder / "filler"
+    with filler.open("wb") as file:
+        file.write(b"\0" * (shutil.disk_usage(folder).free // PAGE * PAGE - leave))
+    return filler
+
+
+def test_a_disk_that_fills_up_holds_the_run_and_resume_goes_on_from_the_last_checkpoint(
+    project, small_disk, here
+):
+    made: Project = project(recipe="Heavy", params={"pause": 0.05})
+    small_disk(made.runs)
+    process = made.start("run")
+    until(lambda: made.step() >= 7, made.logs)
+    filler = fill(made.runs, leave=16 * PAGE)  # for words, not for a checkpoint of 120 kB
+    said = finish(process)
+    assert said.code == 1 and "exp: held" in said.out, f"{said}\n{made.logs()}"
+    assert "Nospaceleftondevice" in "".join(said.out.split())
+    assert "Traceback" not in said.out + said.err
+    run = here(made.folder, "status", "--json").run
+    assert run["state"] == "held" and "free" in run["reason"], run
+    # What was committed is whole.
+    latest = find_latest(made.run(), lambda name, error: pytest.fail(f"{name}: {error}"))
+    assert latest is not None and latest.manifest.position.stage_step >= 7
+    refused = here(made.folder, "run")
+    assert refused.code == 1 and "is held" in refused.err and "make room" in refused.err, refused
+    filler.unlink()
+    assert made.type("resume", "exp").code == 0, made.logs()
+    undisturbed: Project = project("ref", recipe="Heavy")
+    assert undisturbed.type("run").code == 0
+    assert compare_runs(made.run(), undisturbed.run(), ["one"]).is_equal
+
+
+def test_a_disk_without_a_single_free_byte_loses_nothing_that_was_committed(
+    project, small_disk, here
+):
+    made: Project = project(recipe="Heavy", params={"pause": 0.05})
+    small_disk(made.runs)
+    process = made.start("run")
+    until(lambda: made.step() >= 7, made.logs)
+    filler = fill(made.runs, leave=0)
+    said = finish(process)
+    assert said.code == 1, said
+    assert "Traceback" not in said.out + said.err, said
+    filler.unlink()
+    latest = find_latest(made.run(), lambda name, error: pytest.fail(f"{name}: {error}"))
+    assert latest is not None and latest.manifest.position.stage_step >= 7
+    assert here(made.folder, "status").code == 0
+    assert made.type("resume", "exp").code == 0, made.logs()
+    assert made.run().is_complete()
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=OSError,
+    reason="actions/freeze.snapshot_code writes without `translated`: ENOSPC is a traceback",
+)
+def test_a_disk_that_is_full_at_the_first_start_is_told_with_a_hint(project, small_disk, here):
+    made: Project = project()
+    small_disk(made.runs)
+    fill(made.runs, leave=0)
+    said = here(made.folder, "run")
+    assert said.code == 1 and "error:" in said.err and "make room" in said.err, said
+
+
+def test_a_first_start_that_found_the_disk_full_is_repeated_by_run(project, small_disk):
+    made: Project = project()
+    small_disk(made.runs)
+    filler = fill(made.runs, leave=0)
+    assert made.type("run").code == 1
+    filler.unlink()
+    assert made.type("run").code == 0, made.logs()
