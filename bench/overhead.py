@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import itertools
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from random import Random
 from typing import Any
 from unittest.mock import patch
 
@@ -59,6 +59,10 @@ STEPS = 1_000
 CHUNKS_OF_PART = 12
 """In each round."""
 NUM_PARTS = 8
+NUM_KINDS = NUM_PARTS + 2
+"""Of chunks of tasuki's loop: whole, without each part, without all of them."""
+ALL = "all of these at once"
+ADDED = "all that tasuki adds"
 BARE_LOOPS: dict[str, type[BareLoop]] = {"bare": BareLoop, "bare, torch OneCycleLR": OneCycleLoop}
 Costs = dict[str, list[Taken]]
 Exchange = Callable[[Training], contextlib.AbstractContextManager[Any]]
@@ -140,7 +144,10 @@ def _compare(values: list[float], baseline: list[float]) -> dict[str, Spread]:
 
 
 class WithoutParts(Turns):
-    """Each chunk lacks another part; after each whole one comes a bare one."""
+    """Each chunk lacks another part, in an order shuffled anew when all have had their turn.
+
+    In a fixed order a part's place in it would be measured too: after which other one it comes.
+    """
 
     def __init__(self, uses: Counter[str] | None = None) -> None:
         self.costs: Costs = {}
@@ -154,13 +161,21 @@ class WithoutParts(Turns):
     def begin(self, loop: Training) -> None:
         parts = exchanges(loop, self._uses)
         assert len(parts) == NUM_PARTS
-        self._exchanges = {"tasuki": lambda _: contextlib.nullcontext(), **parts}
+        self._exchanges = {
+            "tasuki": lambda _: contextlib.nullcontext(),
+            **parts,
+            ALL: lambda loop: _together(parts, loop),
+        }
         self.costs = {name: [] for name in ("bare", *self._exchanges)}
-        self._names = itertools.cycle(self._exchanges)
+        self._names = _shuffled_for_ever(list(self.costs), Random(1))
         self._bare = BareLoop(give(loop))
 
     def before_chunk(self, loop: Training) -> None:
         self._name = next(self._names)
+        if self._name == "bare":
+            assert self._bare is not None
+            self.costs["bare"].append(self._bare.run_chunk())
+            self._name = next(self._names)
         self._now.enter_context(self._exchanges[self._name](loop))
         # Chunks begin on multiples of the log period.
         loop._set_boundary()
@@ -168,9 +183,22 @@ class WithoutParts(Turns):
     def after_chunk(self, taken: Taken) -> None:
         self._now.close()
         self.costs[self._name].append(taken)
-        if self._name == "tasuki":
-            assert self._bare is not None
-            self.costs["bare"].append(self._bare.run_chunk())
+
+
+@contextlib.contextmanager
+def _together(parts: dict[str, Exchange], loop: Training) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for exchange in parts.values():
+            stack.enter_context(exchange(loop))
+        yield
+
+
+def _shuffled_for_ever(names: list[str], random: Random) -> Iterator[str]:
+    while True:
+        # One bare chunk per shuffle, never two in a row: it comes before one of the others.
+        others = random.sample(names[1:], len(names) - 1)
+        at = random.randrange(len(others))
+        yield from [*others[:at], names[0], *others[at:]]
 
 
 def exchanges(loop: Training, uses: Counter[str] | None = None) -> dict[str, Exchange]:
@@ -226,7 +254,7 @@ def _lean_engine_step(self: StepEngine, batches: Any, num_samples: int) -> None:
 def check_exchanges(bench: Bench) -> None:
     """A stand-in for what the loop does not call any more would show 0 µs. Also the warm-up."""
     uses: Counter[str] = Counter()
-    bench.train((1 + NUM_PARTS) * CHUNK, WithoutParts(uses))
+    bench.train(NUM_KINDS * CHUNK, WithoutParts(uses))
     unused = [name for name, count in uses.items() if not count]
     if unused:
         sys.exit(f"error: tasuki's step loop does not call {', '.join(unused)}: mend `exchanges`")
@@ -239,20 +267,20 @@ def measure_parts(bench: Bench) -> dict[str, float]:
     """
     gc.collect()
     turns = WithoutParts()
-    bench.train((1 + NUM_PARTS) * CHUNKS_OF_PART * CHUNK, turns)
+    bench.train(NUM_KINDS * CHUNKS_OF_PART * CHUNK, turns)
     return {
         name: spread([t.cpu_s for t in taken]).low / CHUNK for name, taken in turns.costs.items()
     }
 
 
 def _parts(rounds: list[dict[str, float]]) -> dict[str, Spread]:
-    """What the loop saves without each part; what no part explains; the sum."""
+    """What the loop saves without each part, and without all; what it adds to bare even then."""
     names = [name for name in rounds[0] if name not in ("bare", "tasuki")]
     found = {name: spread([r["tasuki"] - r[name] for r in rounds]) for name in names}
-    added = [r["tasuki"] - r["bare"] for r in rounds]
-    saved = [sum(r["tasuki"] - r[name] for name in names) for r in rounds]
-    found["the rest: boundaries, agreement, generators"] = differences(added, saved)
-    found["all that tasuki adds"] = spread(added)
+    found["the rest: boundaries, agreement, generators"] = spread(
+        [r[ALL] - r["bare"] for r in rounds]
+    )
+    found[ADDED] = spread([r["tasuki"] - r["bare"] for r in rounds])
     return found
 
 
@@ -278,7 +306,7 @@ def _show(results: dict[str, Any]) -> None:
                 for name, found in whole.items()
             ],
         )
-    rounds = parts["all that tasuki adds"].rounds
+    rounds = parts[ADDED].rounds
     print_table(
         f"CPU time a step saves without one part: medians of {rounds} rounds [quartiles]",
         ["part", "µs per step"],

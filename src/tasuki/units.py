@@ -15,6 +15,8 @@ _PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)", re.ASCII)
 _CLOCK = re.compile(r"(?:(\d+)-)?(\d+):([0-5]\d):([0-5]\d)", re.ASCII)
 _DAYS_HOURS = re.compile(r"(\d+)-(\d+)", re.ASCII)
 _BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgtp]?)(i?b?)", re.ASCII | re.IGNORECASE)
+_LONGEST = 40
+"""Characters; nobody means a longer one, and numbers of thousands of digits overflow."""
 _DURATION_HINT = "write for example 8h, 90m, 45s, 1h30m, 12:00:00 or 1-12:00:00"
 
 
@@ -36,6 +38,8 @@ class Duration:
                 f"`{text}` is not a duration: its unit is missing", hint=_DURATION_HINT
             )
         word = text.strip().lower()
+        if len(word) > _LONGEST:
+            raise UsageError(f"`{word[:20]}…` is not a duration", hint=_DURATION_HINT)
         if clock := _CLOCK.fullmatch(word):
             days, hours, minutes, seconds = (int(part or 0) for part in clock.groups())
             return cls(float(((days * 24 + hours) * 60 + minutes) * 60 + seconds))
@@ -71,10 +75,11 @@ def parse_bytes(text: object) -> int:
     """Read `96G`, `2.5GiB`, `500M`. K, M, G, T are powers of 1024, as Slurm counts; `GB` is 10⁹."""
     if isinstance(text, int) and not isinstance(text, bool) and text >= 0:
         return text
-    match = _BYTES.fullmatch(text.strip()) if isinstance(text, str) else None
+    is_text = isinstance(text, str) and len(text) <= _LONGEST
+    match = _BYTES.fullmatch(str(text).strip()) if is_text else None
     if match is None:
         raise UsageError(
-            f"`{text}` is not a number of bytes", hint="write for example 96G or 2.5GiB"
+            f"`{str(text)[:20]}` is not a number of bytes", hint="write for example 96G or 2.5GiB"
         )
     number, prefix, suffix = match.groups()
     power = " kmgtp".index(prefix.lower() or " ")
@@ -88,4 +93,4 @@ def format_bytes(count: float) -> str:
         if abs(count) < 999.5:
             return f"{count:.0f} {unit}" if unit == "B" or count >= 99.5 else f"{count:.3g} {unit}"
         count /= 1000
-    return f"{count:.3g} TB"
+    return f"{count:.3g} TB" if count < 999.5 else f"{count:,.0f} TB"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tests.cli.person import Project, Said, kill_leftovers, make_project
 from tests.cli.warm_python import write_warm_python
 

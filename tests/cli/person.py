@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from tests.harness.project import RECIPES
 
 from tasuki.store.jobs import JobFolder
 from tasuki.store.runs import RunFolder
 from tasuki.telemetry.events import read_events
+from tests.harness.project import RECIPES
 
 WITHIN_S = 60.0
 """No wait of a test is longer; on a quiet machine none takes more than a few seconds."""
 
-UNDISTURBED = {"BYTECODE": "PYTHONDONTWRITEBYTECODE", "BUFFER": "PYTHONUNBUFFERED"}
+NOT_A_PERSONS = ("PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED", "NO_COLOR", "FORCE_COLOR")
 """What test machines set and people do not."""
 
 MORE_RECIPES = '''
@@ -211,16 +211,17 @@ def until(is_true: Callable[[], Any], why: Callable[[], object] = lambda: "") ->
     end = time.monotonic() + WITHIN_S
     while not is_true():
         assert time.monotonic() < end, why()
-        time.sleep(0.01)
+        time.sleep(0.02)
 
 
 def processes_about(folder: Path) -> list[psutil.Process]:
-    """Every living process whose command line or working directory lies in a folder."""
+    """Every living process, but this one, whose command or working directory lies in a folder."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            words = " ".join(process.cmdline())
-            if str(folder) in words and process.status() != psutil.STATUS_ZOMBIE:
+            is_about = str(folder) in f"{' '.join(process.cmdline())} {process.cwd()}"
+            is_dead = process.status() == psutil.STATUS_ZOMBIE
+            if is_about and not is_dead and process.pid != os.getpid():
                 found.append(process)
     return found
 
@@ -234,7 +235,7 @@ def kill_leftovers(folder: Path) -> None:
 
 def person_environment(**more: str) -> dict[str, str]:
     """As at a person's shell: nothing of pytest's, nothing of this machine's."""
-    dropped = {*UNDISTURBED.values(), "NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES"}
+    dropped = (*NOT_A_PERSONS, "COLUMNS", "LINES")
     kept = {key: value for key, value in os.environ.items() if key not in dropped}
     return kept | more
 

@@ -1,10 +1,11 @@
-"""From an empty folder to a finished run, as the README says, in fresh interpreters."""
+"""From an empty folder to a finished run, as the README says."""
 
 from __future__ import annotations
 
 import sys
 
 import pytest
+
 from tests.cli.person import Project, kill_leftovers, person_environment
 
 
@@ -23,6 +24,15 @@ def test_a_new_project_is_planned_run_and_looked_at(tmp_path, warm_python):
         kill_leftovers(tmp_path)
 
 
+def test_new_says_what_it_would_write_and_writes_it_only_when_asked(here, tmp_path):
+    dry = here(tmp_path, "new", "my project", "--dry-run", "--json")
+    assert dry.code == 0 and list(tmp_path.iterdir()) == []
+    made = here(tmp_path, "new", "my project", "--json")
+    assert made.json() == dry.json()
+    assert "project: my-project" in (tmp_path / "my project" / "tasuki.yaml").read_text()
+    assert here(tmp_path / "my project", "plan", "--no-measure").code == 0
+
+
 def _plan(first: Project) -> None:
     before = set(first.tree())
     said = first.type("plan", "--set", "cluster.cpus=1", COLUMNS="140")
@@ -35,16 +45,11 @@ def _plan(first: Project) -> None:
 
 
 def _run(first: Project, warm_python: str) -> None:
-    """One stage and its evaluation in fresh interpreters; the rest in a warm one, to save time."""
-    said = first.type("run", "--set", "cluster.cpus=1", "--stages", "coarse")
-    assert said.code == 0, f"{said}\n{first.logs()}"
-    assert "coarse: 320 steps, loss" in said.out and "evaluated: loss" in said.out
-    assert not first.run("sine").is_complete()
-    warm = f"cluster.python={warm_python}"
-    said = first.type("run", "--set", "cluster.cpus=1", "--set", warm)
+    """In a warm interpreter, to save four imports of torch; test_going_on.py has fresh ones."""
+    said = first.type("run", "--set", "cluster.cpus=1", "--set", f"cluster.python={warm_python}")
     assert said.code == 0 and "sine: complete" in said.out, f"{said}\n{first.logs()}"
-    assert "fine: 640 steps, loss" in said.out
-    # It learnt something: the noise is 0.1, so the training loss cannot go below 0.01.
+    assert "coarse: 320 steps, loss" in said.out and "fine: 640 steps, loss" in said.out
+    # It learnt something: evaluated without noise.
     run = first.type("status", "--json").run
     assert run["stages"][1]["metrics"]["loss"] < 0.02
 

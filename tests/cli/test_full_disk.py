@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.cli.person import Project, finish, until
 
 from tasuki.actions.compare import compare_runs
 from tasuki.checkpoint.lineage import find_latest
+from tests.cli.person import Project, finish, until
 
 PAGE = 4096
 

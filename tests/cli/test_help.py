@@ -7,6 +7,7 @@ import subprocess
 
 import click
 import pytest
+
 from tests.cli.person import make_project
 
 VERBS = ["new", "run", "status", "logs", "cancel", "resume", "plan", "demo", "completion"]
@@ -49,7 +50,7 @@ def test_the_help_of_every_verb_shows_an_example_that_parses(here, tmp_path, ver
     assert said.code == 0 and "Example:" in said.out and "Usage: tasuki" in said.out, said
     command = cli.get_command(click.Context(cli), verb)
     examples = examples_of(command)
-    assert [words[0] for words in examples][0] == verb
+    assert examples[0][0] == verb
     for name, *arguments in examples:
         # Raises on an unknown option, a missing argument or a value that cannot be.
         cli.get_command(click.Context(cli), name).make_context(name, list(arguments))

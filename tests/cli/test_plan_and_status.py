@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests.cli.person import make_project
 
 from tasuki.store.control import Word, say
+from tests.cli.person import make_project
 
 PLAN = {
     *("format", "jobs", "makespan_s", "lower_bound_s", "gap", "optimal", "cost"),
@@ -193,6 +193,20 @@ def test_stages_and_experiments_may_be_chosen_with_several_words(here, tmp_path)
     assert chosen("--stages", "b", "--experiment", "exp") == [("exp", "a"), ("exp", "b")]
     assert ("other", "train") in chosen() and ("other", "train") in chosen("--experiment", "other")
     assert chosen("--experiment", "other", "exp") == chosen()
+
+
+def test_a_function_may_be_the_spec(here, tmp_path):
+    project = make_project(tmp_path / "p")
+    (project.folder / "specs.py").write_text(
+        "from tasuki import Experiment, Spec, Stage\n\n\n"
+        "def make():\n"
+        "    stages = [Stage(name=name, data='d', epochs=1) for name in 'xy']\n"
+        "    return Spec(recipe='recipes:Learner', experiments={'e': Experiment(stages=stages)})\n"
+    )
+    said = here(project.folder, "plan", "specs.py:make", "--no-measure", "--json")
+    assert said.code == 0, said
+    pieces = said.json()["jobs"][0]["lanes"][0]["stages"]
+    assert [(piece["experiment"], piece["stage"]) for piece in pieces] == [("e", "x"), ("e", "y")]
 
 
 def test_the_environment_names_stages_and_experiment_too(here, tmp_path):

@@ -13,9 +13,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from tests.cli.person import Project, person_environment, until
 
 from tasuki.views.text import neutral
+from tests.cli.person import Project, person_environment, until
 
 COLOUR = re.compile(r"\x1b\[(?:\d+;)*(?:3\d|4\d|9\d)(?:;\d+)*m")
 

@@ -69,6 +69,7 @@ def serve(path: str) -> None:
     import torch._inductor.config  # noqa: F401
 
     import tasuki.supervisor.__main__
+    import tasuki.supervisor.loop
     import tasuki.train.evaluate
     import tasuki.train.training
     import tasuki.train.worker  # noqa: F401

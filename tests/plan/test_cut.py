@@ -141,10 +141,6 @@ def test_a_trained_stage_is_only_evaluated() -> None:
     assert job.expected_s == 70.0
 
 
-@pytest.mark.xfail(
-    reason="bug: an evaluation longer than a job is planned over the limit (_place_evaluation)",
-    strict=True,
-)
 def test_an_evaluation_longer_than_any_job_is_refused() -> None:
     with pytest.raises(PlanError):
         cut_into_jobs([work("a", evaluates=True, evaluate_s=10 * HOUR)], limit_s=8 * HOUR)
@@ -317,10 +313,6 @@ def test_a_plan_is_the_same_each_time_and_has_no_empty_job(
     assert all(job.pieces for job in jobs)
 
 
-@pytest.mark.xfail(
-    reason="bug: rounding leaves 1e-14 s, for which a job without a step is planned (_place)",
-    strict=True,
-)
 def test_no_job_is_planned_for_no_steps() -> None:
     """A limit that holds a whole number of steps to the last bit."""
     step_s = 9.057988811466103

@@ -9,7 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import tasuki
+
 NUM_RACERS = 8
+_PACKAGES = str(Path(tasuki.__file__).parent.parent)
 
 _RACE = """
 import json, os, sys
@@ -34,14 +37,14 @@ with os.fdopen(results) as lines:
 
 
 def python(code: str, *arguments: object, prefix: tuple[str, ...] = ()) -> str:
-    """Run code in a fresh interpreter; what it printed."""
+    """Run code in a fresh interpreter; what it printed. `store` needs no site-packages."""
     done = subprocess.run(
-        [*prefix, sys.executable, "-c", code, *map(str, arguments)],
+        [*prefix, sys.executable, "-S", "-c", code, *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
-        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": _PACKAGES},
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

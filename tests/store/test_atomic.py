@@ -284,7 +284,6 @@ def test_a_file_in_the_way_of_a_folder_s_parent_is_an_error(tmp_path: Path) -> N
         make_folder(tmp_path / "a" / "b")
 
 
-@pytest.mark.xfail(reason="bug: make_folder returns as if it were a folder", strict=True)
 def test_a_file_in_the_way_of_a_folder_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a").touch()
     with pytest.raises(StoreError):
@@ -336,27 +335,18 @@ def test_a_missing_file_is_none_or_an_error_as_the_reader_wants(tmp_path: Path) 
         read_json(tmp_path / "a.json")
 
 
-@pytest.mark.xfail(reason="bug: RecursionError instead of StoreError (read_json)", strict=True)
 def test_a_file_of_a_hundred_thousand_brackets_is_an_error_that_names_it(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_bytes(b"[" * 100_000)
     with pytest.raises(StoreError):
         read_json(tmp_path / "a.json")
 
 
-@pytest.mark.xfail(
-    reason="bug: UnicodeEncodeError: an error message with a non-UTF-8 file name cannot be written",
-    strict=True,
-)
 def test_text_with_bytes_that_are_no_utf_8_can_be_written(tmp_path: Path) -> None:
     message = "no such file: " + os.fsdecode(b"d\xe4ten.h5")
     write_json(tmp_path / "a.json", {"message": message})
     assert "ten.h5" in read_json(tmp_path / "a.json")["message"]
 
 
-@pytest.mark.xfail(
-    reason="bug: read_json_or_none asks path.exists() outside `translated`: a bare OSError",
-    strict=True,
-)
 def test_a_file_that_cannot_be_looked_at_is_a_store_error(tmp_path: Path) -> None:
     with pytest.raises(StoreError):
         read_json_or_none(tmp_path / ("x" * 300))

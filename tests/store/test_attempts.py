@@ -80,10 +80,6 @@ def test_a_process_name_with_brackets_and_spaces_does_not_confuse_its_birth(tmp_
     assert named_birth(tmp_path, "a) Z 1 (b") == named_birth_by_kernel[0]
 
 
-@pytest.mark.xfail(
-    reason="bug: UnicodeDecodeError: the kernel cuts names at 15 bytes (process_birth)",
-    strict=True,
-)
 def test_a_process_name_cut_inside_a_letter_does_not_hide_its_birth(tmp_path: Path) -> None:
     assert named_birth(tmp_path, "aプロセスプ") == named_birth_by_kernel[0]
 

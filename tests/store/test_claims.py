@@ -98,7 +98,6 @@ def test_a_run_folder_that_cannot_be_made_is_a_store_error(tmp_path: Path) -> No
         take_claim(RunFolder(tmp_path / "exp1"))
 
 
-@pytest.mark.xfail(reason="bug: list_claims lets a bare OSError through", strict=True)
 def test_claims_that_cannot_be_listed_are_a_store_error(run: RunFolder) -> None:
     run.path.mkdir()
     run.claims.touch()

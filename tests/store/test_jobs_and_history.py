@@ -62,7 +62,6 @@ def test_jobs_plans_and_runs_lie_in_one_folder(tmp_path: Path) -> None:
     assert plan_path(tmp_path, "plan").parent.parent == tmp_path
 
 
-@pytest.mark.xfail(reason="bug: begin_start lets a bare OSError through", strict=True)
 def test_a_start_that_cannot_be_numbered_is_a_store_error(job: JobFolder) -> None:
     job.path.mkdir(parents=True)
     job.starts.touch()
@@ -113,10 +112,6 @@ def test_history_is_private(tmp_path: Path, no_umask: None) -> None:
     assert stat.S_IMODE((tmp_path / ".history" / "a.1.jsonl").stat().st_mode) == 0o600
 
 
-@pytest.mark.xfail(
-    reason="bug: read_history splits lines at U+2028 and U+0085, which to_json does not escape",
-    strict=True,
-)
 @pytest.mark.parametrize("char", ["\u2028", "\u2029", "\x85"])
 def test_a_fact_with_any_character_in_it_is_read_again(tmp_path: Path, char: str) -> None:
     append_history(tmp_path, "a.1", {"n": f"a{char}b"})

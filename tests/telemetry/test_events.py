@@ -117,10 +117,6 @@ def test_two_writers_one_after_the_other_keep_each_other_s_lines(tmp_path: Path)
     assert [line["n"] for line in read_lines(tmp_path / "a.jsonl")] == [0, 1]
 
 
-@pytest.mark.xfail(
-    reason="bug: a line that a full disk has torn swallows the next good one (LineWriter.append)",
-    strict=True,
-)
 def test_the_line_after_one_that_a_full_disk_has_torn_is_whole(tmp_path: Path) -> None:
     writer = LineWriter(tmp_path / "a.jsonl")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -135,7 +131,6 @@ def test_the_line_after_one_that_a_full_disk_has_torn_is_whole(tmp_path: Path) -
     assert [line["n"] for line in read_lines(tmp_path / "a.jsonl")] == [0, 2]
 
 
-@pytest.mark.xfail(reason="bug: UnicodeEncodeError: a line is refused (lines._line)", strict=True)
 def test_an_event_about_a_file_name_that_is_no_utf_8_is_written(
     run: RunFolder, clock: FakeClock
 ) -> None:
@@ -143,6 +138,5 @@ def test_an_event_about_a_file_name_that_is_no_utf_8_is_written(
     assert kinds(run) == ["worker-ended"]
 
 
-@pytest.mark.xfail(reason="bug: RecursionError (lines.parse_lines)", strict=True)
 def test_a_line_of_a_hundred_thousand_brackets_is_no_event() -> None:
     assert list(parse_lines(b"[" * 100_000 + b'\n{"n": 1}\n')) == [{"n": 1}]

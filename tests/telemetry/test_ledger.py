@@ -174,18 +174,11 @@ def test_what_a_killed_worker_did_after_its_last_word_is_recomputed() -> None:
     assert nonzero(ledger) == {"start": 10, "step": 50, "recomputed": 15}
 
 
-@pytest.mark.xfail(
-    reason="bug: a worker that has not spoken yet counts as from_step 0 (_mark_recomputed)",
-    strict=True,
-)
 def test_a_next_attempt_that_has_not_reported_yet_does_not_void_the_last_one() -> None:
     ledger = make_ledger(one_attempt().attempt(110).worker(110).events, now=120)
     assert ledger.parts["step"] == pytest.approx(80)
 
 
-@pytest.mark.xfail(
-    reason="bug: _mark_recomputed compares neighbours only, not all later attempts", strict=True
-)
 def test_a_fall_back_over_two_attempts_recomputes_steps_of_both() -> None:
     story = Story().attempt(0).worker(0).progress(100, (0, 100), step=100)
     story.worker_ended(100).ended(100).attempt(100).worker(100).progress(110, (90, 100), step=10)
@@ -196,20 +189,12 @@ def test_a_fall_back_over_two_attempts_recomputes_steps_of_both() -> None:
     assert nonzero(ledger) == {"step": 100, "recomputed": 60}
 
 
-@pytest.mark.xfail(
-    reason="bug: _Worker.told_s is never used: also time from before the last word is recomputed",
-    strict=True,
-)
 def test_what_a_killed_worker_left_open_before_its_last_word_is_other() -> None:
     story = Story().attempt(0).worker(0).progress(60, (0, 10), start=10, step=40)
     ledger = make_ledger(story.worker_ended(75, "failed").ended(75).events)
     assert nonzero(ledger) == {"start": 10, "step": 40, "other": 10, "recomputed": 15}
 
 
-@pytest.mark.xfail(
-    reason="bug: a worker that runs has not ended well: its time since its last word is recomputed",
-    strict=True,
-)
 def test_the_time_since_the_last_word_of_a_running_worker_is_not_lost() -> None:
     story = Story().attempt(0).worker(0).progress(60, (0, 10), start=10, step=50)
     assert make_ledger(story.events, now=68).parts["recomputed"] == 0
@@ -224,19 +209,11 @@ def test_a_complete_run_stops_its_wall_clock() -> None:
     assert make_ledger(story.events, now=10_000).wall_s == 100
 
 
-@pytest.mark.xfail(
-    reason="bug: killed between `complete` and `attempt-ended`, a run's clock never stops",
-    strict=True,
-)
 def test_a_complete_run_whose_supervisor_was_killed_stops_its_wall_clock() -> None:
     story = Story().attempt(0).add(100, "complete")
     assert make_ledger(story.events, now=10_000).wall_s == 100
 
 
-@pytest.mark.xfail(
-    reason="bug: `submitted` carries the dead attempt's claim (actions/run.py) and stretches it",
-    strict=True,
-)
 def test_a_later_submission_does_not_stretch_an_attempt_that_died_without_a_word() -> None:
     story = Story().attempt(0).worker(0).progress(10, (0, 5), step=10)
     story.submitted(1000).attempt(1010).ended(1020)
@@ -250,21 +227,15 @@ def test_the_overlap_of_a_fenced_zombie_is_taken_from_other() -> None:
     assert (ledger.wall_s, ledger.parts["step"], ledger.parts["other"]) == (100, 150, -50)
 
 
-@pytest.mark.xfail(
-    reason="bug: the queue is counted from summed attempts, so an overlap eats a true gap",
-    strict=True,
-)
 def test_an_overlap_does_not_hide_a_gap() -> None:
     story = Story().attempt(0).ended(10).attempt(5).ended(15).attempt(30).ended(40)
     assert make_ledger(story.sorted()).parts["queue"] == 15
 
 
-def test_a_clock_set_back_during_an_attempt_makes_other_negative_and_the_rest_still_adds_up() -> (
-    None
-):
+def test_a_clock_set_back_during_an_attempt_loses_its_report_and_the_parts_still_add_up() -> None:
     story = Story().attempt(5000).worker(5000)
     story.progress(1500, (0, 10), step=60).worker_ended(1510).ended(1510)
     ledger = make_ledger(story.sorted())
     check_sum(ledger)
     assert (ledger.wall_s, ledger.parts["step"]) == (0, 0)  # what was reported is lost
-    assert ledger.parts["queue"] == -ledger.parts["other"] == 3490
+    assert ledger.parts["queue"] == ledger.parts["other"] == 0

@@ -160,7 +160,6 @@ def test_a_long_message_below_the_bound_arrives(pair: tuple[Wire, socket.socket]
     assert message["kind"] == "done"
 
 
-@pytest.mark.xfail(reason="bug: the tail of a dropped line is taken for a message", strict=True)
 def test_the_tail_of_a_line_that_was_too_long_is_no_message(
     pair: tuple[Wire, socket.socket],
 ) -> None:
@@ -170,7 +169,6 @@ def test_the_tail_of_a_line_that_was_too_long_is_no_message(
     assert receive_all(wire) == []
 
 
-@pytest.mark.xfail(reason="bug: RecursionError (wire._parse)", strict=True)
 def test_a_line_of_brackets_is_ignored(pair: tuple[Wire, socket.socket]) -> None:
     wire, theirs = pair
     theirs.sendall(b"[" * 50_000 + b'\n{"kind": "done"}\n')

@@ -16,6 +16,9 @@ from tasuki.units import format_seconds
 LEAD_S = 1.0
 """Our own reaction and the scheduler's unevenness, kept free in each job beside the last save."""
 
+_ROUNDING = 1 + 1e-9
+"""Sums of seconds are not exact: a billionth more than the room still fits."""
+
 
 @dataclass(frozen=True, slots=True)
 class JobDraft:
@@ -57,7 +60,8 @@ def cut_into_jobs(
     jobs: list[_Filling] = [_Filling(limit_s - reserve_s)]
     for stage in work:
         _place(jobs, stage, cut)
-    return [_draft(job, reserve_s, number) for number, job in enumerate(jobs, 1) if job.pieces]
+    filled = [job for job in jobs if job.pieces]
+    return [_draft(job, reserve_s, number) for number, job in enumerate(filled, 1)]
 
 
 def _reserve(work: Sequence[StageWork]) -> float:
@@ -77,6 +81,12 @@ def _place(jobs: list[_Filling], stage: StageWork, cut: str) -> None:
     if not stage.trains:
         _place_evaluation(jobs, stage)
         return
+    if stage.start_s + stage.save_s + _step_s(stage) > jobs[-1].capacity_s:
+        raise PlanError(
+            f"stage `{stage.stage}` cannot progress in a job: start-up "
+            f"({format_seconds(stage.start_s)}), one step and one save do not fit",
+            hint="ask for a longer `cluster.time_limit`",
+        )
     if stage.wall_s is None:
         # Unknown: it goes on from job to job by requeueing, however long it takes.
         _add(jobs[-1], _piece(stage, "train", stage.from_step, stage.total_steps, None))
@@ -88,8 +98,11 @@ def _place(jobs: list[_Filling], stage: StageWork, cut: str) -> None:
     step = stage.from_step
     if cut == "stage" and jobs[-1].pieces and _whole(stage, left) > jobs[-1].left_s:
         jobs.append(_Filling(jobs[-1].capacity_s))
-    while stage.start_s + left + stage.save_s > jobs[-1].left_s:
-        room = jobs[-1].left_s - stage.start_s - stage.save_s
+    overhead = stage.start_s + stage.save_s
+    while overhead + left > jobs[-1].left_s * _ROUNDING:
+        room = jobs[-1].left_s - overhead
+        if jobs[-1].pieces and room < overhead:
+            room = 0.0  # not worth starting for
         seconds, to_step = _part_that_fits(stage, step, room)
         if seconds > 0:
             _add(
@@ -97,14 +110,8 @@ def _place(jobs: list[_Filling], stage: StageWork, cut: str) -> None:
                 _piece(stage, "train", step, to_step, stage.start_s + seconds + stage.save_s),
             )
             left, step = left - seconds, to_step
-        elif not jobs[-1].pieces:
-            raise PlanError(
-                f"stage `{stage.stage}` cannot progress in a job: start-up "
-                f"({format_seconds(stage.start_s)}), one step and one save do not fit",
-                hint="ask for a longer `cluster.time_limit`",
-            )
         jobs.append(_Filling(jobs[-1].capacity_s))
-    seconds = stage.start_s + left + stage.save_s
+    seconds = overhead + left
     _add(jobs[-1], _piece(stage, "train", step, stage.total_steps, seconds))
     if stage.evaluates:
         _place_evaluation(jobs, stage)
@@ -112,6 +119,11 @@ def _place(jobs: list[_Filling], stage: StageWork, cut: str) -> None:
 
 def _place_evaluation(jobs: list[_Filling], stage: StageWork) -> None:
     seconds = stage.start_s + (stage.evaluate_s or 0.0)
+    if seconds > jobs[-1].capacity_s:
+        raise PlanError(
+            f"evaluating stage `{stage.stage}` takes {format_seconds(seconds)}, more than a job",
+            hint="ask for a longer `cluster.time_limit`, or a shorter `evaluate.reserve`",
+        )
     if seconds > jobs[-1].left_s:
         jobs.append(_Filling(jobs[-1].capacity_s))
     _add(jobs[-1], _piece(stage, "evaluate", None, None, seconds))
@@ -129,7 +141,7 @@ def _part_that_fits(stage: StageWork, step: int | None, room_s: float) -> tuple[
     if stage.total_steps is None or step is None or not stage.wall_s:
         return room_s, None
     step_s = _step_s(stage)
-    steps = int(room_s / step_s)
+    steps = int(room_s / step_s * _ROUNDING)
     return steps * step_s, step + steps
 
 

@@ -72,6 +72,10 @@ class Watch(threading.Thread):
         if self._wire is not None:
             self._wire.send(kind, **facts)
 
+    def flush(self) -> None:
+        if self._wire is not None:
+            self._wire.flush(within_s=2.0)
+
     @property
     def lead_s(self) -> float:
         """How long before the end the last step must be over: one step, one save, and a bit."""
@@ -135,6 +139,7 @@ def leave(
     watch.tell(
         "done", ending=ending, cause=watch.notice, message=message, hint=hint, is_peer=is_peer
     )
+    watch.flush()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os._exit(status)

@@ -10,8 +10,6 @@ import contextlib
 import errno
 import json
 import os
-import secrets
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,8 +30,12 @@ def make_folder(path: Path) -> Path:
     with translated(path):
         for folder in reversed([path, *path.parents]):
             if not folder.is_dir():
-                with contextlib.suppress(FileExistsError):
+                try:
                     folder.mkdir(mode=FOLDER_MODE)
+                except FileExistsError:
+                    if not folder.is_dir():  # not another process that was faster: a file
+                        words = "a file is in the way of this folder"
+                        raise NotADirectoryError(errno.ENOTDIR, words) from None
     return path
 
 
@@ -86,7 +88,10 @@ def create_exclusive(path: Path, data: bytes) -> bool:
 
 def to_json(value: object) -> bytes:
     """One line of JSON. NaN and inf are refused: other readers of these files choke on them."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+    except UnicodeEncodeError:  # half a character, as in a file name that is no UTF-8
+        return json.dumps(value, allow_nan=False).encode() + b"\n"
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -95,7 +100,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raw = path.read_bytes()
     try:
         value = json.loads(raw)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise StoreError(f"{path} is damaged: {error}", hint="restore it from a copy") from error
     if not isinstance(value, dict):
         raise StoreError(f"{path} is damaged: it holds no JSON object")
@@ -109,7 +114,13 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def read_json_or_none(path: Path) -> dict[str, Any] | None:
     """As `read_json`, but a file that is not there is no error."""
-    return read_json(path) if path.exists() else None
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return None
+    except OSError:
+        pass  # reading it says what is wrong
+    return read_json(path)
 
 
 @contextlib.contextmanager
@@ -137,11 +148,12 @@ def _explain(error: OSError, path: Path, need: int | None) -> StoreError:
 def free_bytes(path: Path) -> int:
     """Free space for this user on the disk that holds, or would hold, `path`."""
     folder = next((p for p in [path, *path.parents] if p.is_dir()), Path("/"))
-    return shutil.disk_usage(folder).free
+    disk = os.statvfs(folder)
+    return disk.f_bavail * disk.f_frsize
 
 
 def _write_temp(path: Path, data: bytes) -> Path:
-    temp = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    temp = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
     fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
     try:
         try:

@@ -31,7 +31,7 @@ class Holder:
         here, there = host_id().split(":"), self.host.split(":")
         if here[0] != there[0]:
             return None
-        return here == there and process_birth(self.pid) == self.born
+        return here == there and bool(self.born) and process_birth(self.pid) == self.born
 
 
 def host_id() -> str:
@@ -46,7 +46,7 @@ def host_id() -> str:
 def process_birth(pid: int) -> str:
     """When a process was born, in clock ticks since boot; empty when it is gone or a zombie."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
         return ""
     fields = stat.rpartition(")")[2].split()

@@ -27,10 +27,11 @@ from tasuki.store.runs import RunFolder
 
 def list_claims(run: RunFolder) -> list[int]:
     """All claims ever taken, ascending."""
-    try:
-        names = os.listdir(run.claims)
-    except FileNotFoundError:
-        return []
+    with translated(run.claims):
+        try:
+            names = os.listdir(run.claims)
+        except FileNotFoundError:
+            return []
     return sorted(int(name) for name in names if name.isdecimal())
 
 

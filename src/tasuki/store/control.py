@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from tasuki.errors import StoreError
 from tasuki.store.atomic import FORMAT, create_exclusive, make_folder, read_json, to_json
 from tasuki.store.runs import RunFolder
 
@@ -62,8 +63,11 @@ def everything_said(run: RunFolder) -> list[Said]:
     """All words, oldest first."""
     said = []
     for number in range(1, _count(run) + 1):
-        value = read_json(run.control / f"{number:06d}.json")
+        path = run.control / f"{number:06d}.json"
+        value = read_json(path)
         known = {"word", "reason", "hint", "claim", "format"}
+        if value.get("word") not in set(Word):
+            raise StoreError(f"{path} is damaged: there is no word {value.get('word')!r}")
         said.append(
             Said(
                 word=Word(value["word"]),

@@ -29,10 +29,10 @@ def read_history(runs: Path) -> Iterator[dict[str, Any]]:
     if not folder.is_dir():
         return
     for path in sorted(folder.glob("*.jsonl")):
-        for line in path.read_text(errors="replace").splitlines():
+        for line in path.read_bytes().split(b"\n"):
             try:
                 value = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(value, dict):
                 yield value

@@ -11,7 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasuki.store.atomic import FOLDER_MODE, FORMAT, make_folder, read_json_or_none, write_json
+from tasuki.store.atomic import (
+    FOLDER_MODE,
+    FORMAT,
+    make_folder,
+    read_json_or_none,
+    translated,
+    write_json,
+)
 
 PLANS = ".plans"
 JOBS = ".jobs"
@@ -74,18 +81,20 @@ def begin_start(job: JobFolder) -> int:
     make_folder(job.starts)
     while True:
         number = last_start(job) + 1
-        try:
-            (job.starts / str(number)).mkdir(mode=FOLDER_MODE)
-        except FileExistsError:
-            continue
+        with translated(job.starts):
+            try:
+                (job.starts / str(number)).mkdir(mode=FOLDER_MODE)
+            except FileExistsError:
+                continue
         return number
 
 
 def last_start(job: JobFolder) -> int:
-    try:
-        names = os.listdir(job.starts)
-    except FileNotFoundError:
-        return 0
+    with translated(job.starts):
+        try:
+            names = os.listdir(job.starts)
+        except FileNotFoundError:
+            return 0
     return max((int(name) for name in names if name.isdecimal()), default=0)
 
 

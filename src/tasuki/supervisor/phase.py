@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -124,8 +125,10 @@ class Phase:
                     self.kill_by(now + PEERS_LEAVE_S, "another rank had failed")
 
     def _drain(self, rank: Rank) -> None:
-        rank.wire.sock.setblocking(False)
-        while messages := rank.wire.receive():
+        while select.select([rank.wire], [], [], 0)[0]:
+            messages = rank.wire.receive()
+            if messages is None:
+                return
             for message in messages:
                 self.on_message(message, rank)
 

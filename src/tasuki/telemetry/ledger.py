@@ -8,8 +8,7 @@ accounts for is `other`. So the parts always add up.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, field
 from typing import Any
 
 PARTS = (
@@ -40,51 +39,60 @@ class Ledger:
 
 
 @dataclass(slots=True)
+class _Worker:
+    phase: str
+    stage: str
+    begin: float
+    end: float
+    parts: dict[str, float] = field(default_factory=dict)
+    told_at: float | None = None
+    """When it last reported."""
+    first_step: int = 0
+    last_step: int = 0
+    is_running: bool = True
+    ended_well: bool = False
+
+
+@dataclass(slots=True)
 class _Attempt:
     begin: float
     end: float
     workers: list[_Worker]
 
 
-@dataclass(slots=True)
-class _Worker:
-    phase: str
-    stage: str
-    begin: float
-    end: float
-    parts: dict[str, float]
-    told_s: float
-    """How long the worker had lived when it last reported."""
-    first_step: int
-    last_step: int
-    ended_well: bool
-
-
 def make_ledger(events: Sequence[dict[str, Any]], *, now: float | None = None) -> Ledger:
     """The ledger of one run from all its events; `now` closes what is still going on."""
+    if any(event.get("kind") == "complete" for event in events):
+        now = None
     attempts = _read_attempts(events, now)
     begins = [e["t"] for e in events if e.get("kind") == "submitted"]
     first = min([*begins, *(a.begin for a in attempts)], default=0.0)
-    last = max([first, *(a.end for a in attempts)])
-    if now is not None and not any(e.get("kind") == "complete" for e in events):
-        last = max(last, now)
+    last = max([first, *(a.end for a in attempts), *([] if now is None else [now])])
+    _mark_recomputed([w for a in attempts for w in a.workers if w.phase == "train"])
     parts = dict.fromkeys(PARTS, 0.0)
-    _mark_recomputed(attempts)
     for attempt in attempts:
         _add_attempt(parts, attempt)
     wall = last - first
-    covered = sum(a.end - a.begin for a in attempts)
-    parts["queue"] = max(0.0, wall - covered)
+    parts["queue"] = max(0.0, wall - _covered(attempts))
     # Attempts of a fenced zombie overlap with their successor's: the excess is nobody's wall clock.
-    excess = sum(parts.values()) - wall
-    parts["other"] -= excess
+    parts["other"] -= sum(parts.values()) - wall
     return Ledger(parts, wall)
+
+
+def _covered(attempts: Sequence[_Attempt]) -> float:
+    """How long at least one attempt was there."""
+    covered, reached = 0.0, float("-inf")
+    for attempt in sorted(attempts, key=lambda a: a.begin):
+        covered += max(0.0, attempt.end - max(attempt.begin, reached))
+        reached = max(reached, attempt.end)
+    return covered
 
 
 def _read_attempts(events: Sequence[dict[str, Any]], now: float | None) -> list[_Attempt]:
     by_claim: dict[int, list[dict[str, Any]]] = {}
     for event in events:
-        by_claim.setdefault(int(event.get("claim", 0)), []).append(event)
+        if event.get("kind") != "submitted":  # written under the claim of the attempt before
+            by_claim.setdefault(int(event.get("claim", 0)), []).append(event)
     attempts = []
     last_claim = max(by_claim, default=0)
     for claim, own in sorted(by_claim.items()):
@@ -92,44 +100,49 @@ def _read_attempts(events: Sequence[dict[str, Any]], now: float | None) -> list[
         if started is None:
             continue
         ended = next((e for e in own if e["kind"] == "attempt-ended"), None)
-        open_end = now if now is not None and claim == last_claim else None
-        end = ended["t"] if ended else (open_end or max(e["t"] for e in own))
-        attempts.append(_Attempt(started["t"], end, _read_workers(own, end)))
+        is_open = ended is None and now is not None and claim == last_claim
+        end = ended["t"] if ended else (now if is_open and now else max(e["t"] for e in own))
+        attempts.append(_Attempt(started["t"], end, _read_workers(own, end, is_open=is_open)))
     return attempts
 
 
-def _read_workers(events: Sequence[dict[str, Any]], attempt_end: float) -> list[_Worker]:
+def _read_workers(
+    events: Sequence[dict[str, Any]], attempt_end: float, *, is_open: bool
+) -> list[_Worker]:
     workers: list[_Worker] = []
     for event in events:
         kind = event["kind"]
         if kind == "worker-started":
             phase, stage = str(event.get("phase")), str(event.get("stage"))
-            workers.append(
-                _Worker(phase, stage, event["t"], attempt_end, {}, 0.0, 0, 0, ended_well=False)
-            )
+            workers.append(_Worker(phase, stage, event["t"], attempt_end, is_running=is_open))
         elif workers and kind in ("progress", "time") and event.get("who") == "rank0":
             _take_progress(workers[-1], event)
         elif workers and kind == "worker-ended":
             workers[-1].end = event["t"]
+            workers[-1].is_running = False
             workers[-1].ended_well = event.get("ending") in ("done", "handed-over")
     return workers
 
 
 def _take_progress(worker: _Worker, event: dict[str, Any]) -> None:
     worker.parts = {k: float(v) for k, v in event.get("parts", {}).items() if k in PARTS}
-    worker.told_s = float(event.get("lived_s", 0.0))
+    worker.told_at = float(event["t"])
     worker.first_step = int(event.get("from_step", 0))
     worker.last_step = int(event.get("step", 0))
 
 
-def _mark_recomputed(attempts: list[_Attempt]) -> None:
-    """Steps that a later attempt did again were not worth their time."""
-    trained = [w for a in attempts for w in a.workers if w.phase == "train"]
-    for worker, after in pairwise(trained):
+def _mark_recomputed(trained: Sequence[_Worker]) -> None:
+    """Steps that any later attempt did again were not worth their time."""
+    for number, worker in enumerate(trained):
+        later = [
+            after.first_step
+            for after in trained[number + 1 :]
+            if after.stage == worker.stage and after.told_at is not None
+        ]
         done = worker.last_step - worker.first_step
-        if worker.stage != after.stage or done <= 0:
+        if not later or done <= 0:
             continue
-        lost = max(0, worker.last_step - max(after.first_step, worker.first_step))
+        lost = max(0, worker.last_step - max(min(later), worker.first_step))
         moved = worker.parts.get("step", 0.0) * lost / done
         worker.parts["step"] = worker.parts.get("step", 0.0) - moved
         worker.parts["recomputed"] = worker.parts.get("recomputed", 0.0) + moved
@@ -139,19 +152,25 @@ def _add_attempt(parts: dict[str, float], attempt: _Attempt) -> None:
     left = attempt.end - attempt.begin
     for worker in attempt.workers:
         lived = max(0.0, worker.end - worker.begin)
-        told = min(sum(worker.parts.values()), lived)
-        scale = told / sum(worker.parts.values()) if told else 0.0
+        total = sum(worker.parts.values())
+        told = min(total, lived)
         for part, seconds in worker.parts.items():
-            parts[part] += seconds * scale
-        parts[_rest_belongs_to(worker)] += lived - told
+            parts[part] += seconds * (told / total if total else 0.0)
+        spoke = lived if worker.told_at is None else max(0.0, worker.told_at - worker.begin)
+        until = max(told, min(spoke, lived))
+        parts[_before_its_last_word(worker)] += until - told
+        parts[_after_its_last_word(worker)] += lived - until
         left -= lived
     parts["other"] += left
 
 
-def _rest_belongs_to(worker: _Worker) -> str:
-    """The time a worker did not account for: before its first word, or after its last."""
-    if not worker.parts:
-        return "evaluate" if worker.phase == "evaluate" else "start"
-    if worker.phase == "train" and not worker.ended_well:
-        return "recomputed"
-    return "other"
+def _before_its_last_word(worker: _Worker) -> str:
+    if worker.told_at is not None:
+        return "other"
+    return "evaluate" if worker.phase == "evaluate" else "start"
+
+
+def _after_its_last_word(worker: _Worker) -> str:
+    if worker.phase != "train" or worker.ended_well:
+        return "other"
+    return "step" if worker.is_running else "recomputed"

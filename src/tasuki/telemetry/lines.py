@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tasuki.store.atomic import FILE_MODE, make_folder, translated, write_all
+from tasuki.store.atomic import FILE_MODE, make_folder, to_json, translated, write_all
 
 _TAIL_BYTES = 65536
 
@@ -19,6 +19,7 @@ class LineWriter:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._fd = -1
+        self._is_torn = False
 
     def append(self, value: dict[str, Any]) -> None:
         with translated(self.path):
@@ -26,7 +27,10 @@ class LineWriter:
                 make_folder(self.path.parent)
                 flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
                 self._fd = os.open(self.path, flags, FILE_MODE)
-            write_all(self._fd, _line(value))
+            data = b"\n" + _line(value) if self._is_torn else _line(value)
+            self._is_torn = True  # until it is written whole: a full disk may keep a part of it
+            write_all(self._fd, data)
+            self._is_torn = False
 
     def sync(self) -> None:
         """Make everything so far durable: called before a commit that counts on it."""
@@ -42,9 +46,9 @@ class LineWriter:
 
 def _line(value: dict[str, Any]) -> bytes:
     try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+        return to_json(value)
     except ValueError:
-        return json.dumps(spelled(value), ensure_ascii=False).encode() + b"\n"
+        return to_json(spelled(value))
 
 
 def spelled(value: Any) -> Any:
@@ -85,7 +89,7 @@ def parse_lines(text: bytes) -> Iterator[dict[str, Any]]:
             continue
         try:
             value = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(value, dict):
             yield value
