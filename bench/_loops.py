@@ -62,8 +62,14 @@ experiments:
     save: { every: 1h }
 """
 _RECIPE = '''
+import os
+
 import torch
 from torch import nn
+
+
+class Samples(list):
+    """Data of the user's own: tasuki cannot know that they draw no random numbers."""
 
 
 class Tiny:
@@ -73,11 +79,11 @@ class Tiny:
         )
 
     def build_dataset(self, source, split):
-        """A list: the cheapest data set there is."""
         generator = torch.Generator().manual_seed(1)
         inputs = torch.randn(8192, 64, generator=generator)
         classes = torch.randint(10, (8192,), generator=generator)
-        return list(zip(inputs, classes))
+        kind = list if os.environ.get("BENCH_DATA") == "plain" else Samples
+        return kind(zip(inputs, classes))
 
     def loss(self, model, batch):
         inputs, classes = batch

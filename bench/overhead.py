@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -58,7 +59,8 @@ BUDGET_S = 20.0
 STEPS = 1_000
 CHUNKS_OF_PART = 12
 """In each round."""
-NUM_PARTS = 8
+IS_PLAIN = os.environ.get("BENCH_DATA") == "plain"
+NUM_PARTS = 6 if IS_PLAIN else 8
 NUM_KINDS = NUM_PARTS + 2
 """Of chunks of tasuki's loop: whole, without each part, without all of them."""
 ALL = "all of these at once"
@@ -206,7 +208,7 @@ def exchanges(loop: Training, uses: Counter[str] | None = None) -> dict[str, Exc
     setup = loop.setup
     micro = setup.batch.micro_batch
     shares = [
-        share_of_step(setup.order, step, micro_batch=micro, rank=0, world=1)
+        share_of_step(setup.order, step, micro_batch=micro, rank=0, world=1, is_seeded=not IS_PLAIN)
         for step in range(setup.total_steps)
     ]
 
@@ -220,9 +222,16 @@ def exchanges(loop: Training, uses: Counter[str] | None = None) -> dict[str, Exc
             uses[name] = 0
         return lambda _: patch.object(target, name, stand_in if uses is None else counted)
 
-    return {
+    seeding = {
         "seeds of each sample": swap(loader, "seed_host", lambda _: None),
         "random states kept": swap(loader, "kept_random_states", contextlib.nullcontext),
+    }
+    if IS_PLAIN:
+        seeding = {}
+        if uses is not None:
+            uses.clear()
+    return {
+        **seeding,
         "order, seeds' values, split": swap(
             loader, "share_of_step", lambda _, step, **__: shares[step]
         ),

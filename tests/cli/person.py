@@ -135,9 +135,9 @@ class Project:
         return [JobFolder(path) for path in sorted((self.runs / ".jobs").glob("*"))]
 
     def outcomes(self) -> list[dict[str, Any]]:
-        """What the supervisors wrote at the end of each start, oldest first."""
+        """What the supervisors wrote at the end of each start, in the order of jobs and starts."""
         values = [json.loads(p.read_text()) for j in self.jobs() for p in j.path.glob("outcome.*")]
-        return sorted(values, key=lambda value: value["at"])
+        return sorted(values, key=lambda value: (value["job"], value["start"]))
 
     def change(self, **values: Any) -> None:
         """Write other values into the spec, key by key (`a__b` is `a.b`)."""

@@ -58,7 +58,7 @@ MISTAKES = [
         "an optimizer whose state holds a function",
         recipe="Unstorable",
         reason=("the state holds a function at", "optimizer.state[0]['rule']"),
-        hint="",
+        hint="leave functions and modules out of the state",
     ),
 ]
 
