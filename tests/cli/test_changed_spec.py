@@ -31,7 +31,7 @@ def test_a_change_of_what_is_learnt_is_refused_with_the_difference(begun, here):
     assert "was begun with another spec" in said.err
     assert "stages.a.lr: 0.001 → 0.5" in said.err and "stages.b.lr: 0.001 → 0.5" in said.err
     hint = said.err.partition("hint:")[2]
-    assert "`--new`" in hint and "`--accept-change stages.a.lr`" in hint
+    assert "`--new`" in hint and "--accept-change stages.a.lr --accept-change stages.b.lr" in hint
     assert "Traceback" not in said.err
     assert begun.tree() == before
 

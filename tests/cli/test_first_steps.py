@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 
-import pytest
-
 from tests.cli.person import Project, kill_leftovers, person_environment
 
 
@@ -72,10 +70,6 @@ def test_plan_tells_a_worker_side_mistake_as_an_error_with_a_hint(real_project):
     assert "hint: a recipe needs" in said.err and "Traceback" not in said.err
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="actions/measure.measure_stages: its child may write __pycache__ into the project",
-)
 def test_the_child_that_measures_is_told_to_write_no_bytecode(here, real_project, monkeypatch):
     """A child that imports the recipe leaves `__pycache__` beside it; this one tells how it was
     called instead."""

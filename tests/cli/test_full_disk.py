@@ -89,11 +89,6 @@ def test_a_disk_without_a_single_free_byte_loses_nothing_that_was_committed(
     assert made.run().is_complete()
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=OSError,
-    reason="actions/freeze.snapshot_code writes without `translated`: ENOSPC is a traceback",
-)
 def test_a_disk_that_is_full_at_the_first_start_is_told_with_a_hint(project, small_disk, here):
     made: Project = project()
     small_disk(made.runs)

@@ -187,9 +187,6 @@ def test_resume_needs_no_spec_beside_it(project, tmp_path, warm_python, here):
     assert list_claims(made.run()) == [1, 2, 3]
 
 
-@pytest.mark.xfail(
-    strict=True, reason="relay/decide._exit_code: Leave('superseded') counts as done, exit code 0"
-)
 def test_a_run_command_whose_run_was_taken_by_another_job_does_not_say_done(project, warm):
     slow = project(params=SLOW)
     process = slow.start("run")
@@ -211,10 +208,6 @@ def test_logs_follow_a_run_to_its_end(project):
     assert "Finished stage one: 24 steps" in said.out
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="actions/logs.follow_logs ends at every handover, also where the job comes back",
-)
 def test_logs_follow_a_run_over_a_preemption(tmp_path):
     run = RunFolder(tmp_path / "exp")
     run.logs.mkdir(parents=True)
@@ -277,11 +270,6 @@ def test_a_worker_that_ignores_the_notice_is_killed_when_the_grace_is_over(
     assert weights[0] == weights[1]
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="supervisor/phase.Phase.reap takes a rank that the supervisor itself killed for the "
-    "first to fail: the message blames the node's memory",
-)
 def test_a_worker_killed_after_the_grace_is_said_to_be_killed_by_the_supervisor():
     wire, theirs = make_wires()
     with subprocess.Popen(["sleep", "100"]) as worker:

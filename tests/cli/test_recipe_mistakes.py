@@ -103,18 +103,11 @@ def test_what_was_mended_in_the_recipe_goes_on_with_run_alone(project, here):
     assert said.code == 0 and said.run["state"] == "complete", said
 
 
-@pytest.mark.xfail(
-    strict=True, reason="views/status.show_results prints the reason of a run, never its hint"
-)
 def test_the_hint_is_shown_to_who_typed_run(project, here):
     said = here(project(recipe="NoLoss").folder, "run")
     assert words_of("build_dataset(self, source, split)") in words_of(said.out + said.err), said
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="actions/status.state_of drops `Said.hint`: neither `status` nor its JSON can show it",
-)
 def test_the_hint_is_shown_by_status(project, here):
     made = project(recipe="NoLoss")
     here(made.folder, "run")

@@ -120,9 +120,6 @@ def test_no_color_takes_the_colours_away(finished):
     assert "complete" in shown and not COLOUR.search(shown)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="cli/main._report: click.style does not know NO_COLOR; errors stay red"
-)
 def test_no_color_takes_the_colours_of_errors_away(finished):
     shown = on_terminal(finished, "run", "nowhere.yaml", NO_COLOR="1")
     assert "error:" in shown and not COLOUR.search(shown)
@@ -136,18 +133,11 @@ def test_nothing_is_wider_than_a_window_of_40_columns(finished, words):
     assert max(len(line) for line in table) <= 40, said
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="views/status.show_status: at 40 columns run and state are squeezed to `e…` and `…`",
-)
 def test_status_at_40_columns_still_says_which_run_is_in_which_state(finished):
     said = finished.type("status", COLUMNS="40")
     assert re.search(r"\bexp\b", said.out) and "complete" in said.out, said
 
 
-@pytest.mark.xfail(
-    strict=True, reason="views/plan.show_plan: at 40 columns the work is squeezed to `t…`"
-)
 def test_plan_at_40_columns_still_says_which_stages_are_in_it(finished):
     said = finished.type("plan", "--new", COLUMNS="40")
     assert "small" in said.out and "large" in said.out, said

@@ -107,7 +107,7 @@ def test_a_held_lane_does_not_keep_the_others_from_coming_back() -> None:
         ([], EXIT_DONE),
         ([DONE], EXIT_DONE),
         ([Leave("complete")], EXIT_DONE),
-        ([Leave("superseded")], EXIT_DONE),
+        ([Leave("superseded")], EXIT_RESUME_ME),
         ([CANCELLED], EXIT_RESUME_ME),
         ([DONE, CANCELLED], EXIT_RESUME_ME),
         ([SAVED], EXIT_RESUME_ME),

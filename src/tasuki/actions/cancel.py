@@ -28,7 +28,10 @@ def cancel_run(
     """First the word, so that nobody starts it again; then the notice to who works on it."""
     state, _ = state_of(run, now=clock.wall())
     if state == "complete":
-        raise RunError(f"run `{run.name}` is complete: there is nothing to cancel")
+        raise RunError(
+            f"run `{run.name}` is complete: there is nothing to cancel",
+            hint="`tasuki run --new` begins another one",
+        )
     holder = live_holder(run, now=clock.wall())
     if is_dry:
         return _answer(run, state, holder is not None)

@@ -18,7 +18,7 @@ from tasuki.spec.resolved import (
     fingerprint,
     to_plain,
 )
-from tasuki.store.atomic import FORMAT, make_folder, read_json, write_json
+from tasuki.store.atomic import FORMAT, make_folder, read_json, translated, write_json
 from tasuki.store.runs import RunFolder
 
 _SOURCES = {".py", ".pyi", ".yaml", ".yml", ".toml", ".json", ".cfg", ".ini", ".sh", ".txt", ".md"}
@@ -79,12 +79,12 @@ def check_unchanged(
     frozen = read_json(run.spec)
     changed = differences(frozen["spec"], to_plain(experiment))
     refused = [d for d in changed if not d.harmless and not _is_accepted(d.key, accepted)]
-    if refused:
+    if refused and has_committed(run):
         lines = "\n".join(f"  {d.key}: {_short(d.old)} → {_short(d.new)}" for d in refused)
         raise RunError(
             f"{run.path} was begun with another spec:\n{lines}",
-            hint="put it back, or start anew with `--new`, or `--accept-change "
-            f"{refused[0].key}` to go on with the change",
+            hint="put it back, or start anew with `--new`, or go on with the change: "
+            + " ".join(f"--accept-change {d.key}" for d in refused),
         )
     if changed:
         begun = frozen["fingerprints"]["code"]
@@ -121,8 +121,12 @@ def _short(value: object) -> str:
 
 def snapshot_code(run: RunFolder, spec: ResolvedSpec) -> str:
     """Copy the project's sources beside the run; the hash of what was copied."""
-    folder = Path(spec.folder)
-    files = _source_files(folder, exclude=Path(spec.runs))
+    files = _source_files(Path(spec.folder), exclude=Path(spec.runs))
+    with translated(run.code):
+        return _copy_sources(run, Path(spec.folder), files)
+
+
+def _copy_sources(run: RunFolder, folder: Path, files: Sequence[Path]) -> str:
     digest = hashlib.sha256()
     fresh = run.path / ".code.tmp"
     shutil.rmtree(fresh, ignore_errors=True)

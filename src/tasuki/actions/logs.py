@@ -13,6 +13,8 @@ from tasuki.store.runs import RunFolder
 
 _NAME = re.compile(r".+?\.(\d+)(?:\.(\d+))?\.(log|err)")
 _LOOK_EVERY_S = 0.3
+_COMES_BACK_S = 3.0
+"""A job that was requeued starts again within this time; else nobody works on the run."""
 
 
 def log_paths(run: RunFolder, *, errors: bool, attempt: int | None = None) -> list[Path]:
@@ -41,8 +43,17 @@ def follow_logs(
 ) -> Iterator[tuple[str, str]]:
     """As `read_logs`, and then whatever is added, until the run works no more."""
     seen: dict[Path, int] = {}
+    handed_over_at: float | None = None
     while True:
-        is_running = state_of(run, now=clock.wall())[0] in ("running", "waiting")
+        state, _ = state_of(run, now=clock.wall())
+        if state != "handed-over":
+            handed_over_at = None
+        elif handed_over_at is None:
+            handed_over_at = clock.monotonic()
+        is_coming_back = handed_over_at is not None and (
+            clock.monotonic() - handed_over_at < _COMES_BACK_S
+        )
+        is_running = state in ("running", "waiting") or is_coming_back
         for path in log_paths(run, errors=errors, attempt=attempt):
             with path.open("rb") as file:
                 file.seek(seen.get(path, 0))

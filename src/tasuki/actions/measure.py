@@ -41,7 +41,7 @@ def measure_stages(
     }
     try:
         child = subprocess.Popen(
-            [python, "-P", "-m", "tasuki.train.measure", str(writer)],
+            [python, "-P", "-B", "-m", "tasuki.train.measure", str(writer)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

@@ -24,7 +24,10 @@ def frozen_spec(
 ) -> tuple[ResolvedSpec, ResolvedExperiment]:
     """The spec a run was begun with, under the cluster's limits of today."""
     if run.is_complete():
-        raise RunError(f"run `{run.name}` is complete: there is nothing to resume")
+        raise RunError(
+            f"run `{run.name}` is complete: there is nothing to resume",
+            hint="`tasuki run --new` begins another one",
+        )
     value = read_json(run.spec)
     experiment = experiment_from_plain(value["spec"])
     spec = ResolvedSpec(

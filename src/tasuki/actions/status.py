@@ -27,6 +27,7 @@ def describe_run(run: RunFolder, *, now: float) -> dict[str, Any]:
     spec = read_json(run.spec)
     claim = highest_claim(run)
     state, reason = state_of(run, now=now)
+    said = last_said(run)
     told = read_json_or_none(run.training_state) or {}
     progress = last_progress(run, claim) if state == "running" else {}
     merged = {key: progress.get(key, told.get(key)) for key in _PROGRESS}
@@ -36,6 +37,7 @@ def describe_run(run: RunFolder, *, now: float) -> dict[str, Any]:
         "experiment": run.name,
         "state": state,
         "reason": reason,
+        "hint": said.hint if said is not None and state in _STATE_OF.values() else "",
         **merged,
         "attempts": len(list_claims(run)),
         "preemptions": count_preemptions(run),

@@ -17,7 +17,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from tasuki.clock import Clock
-from tasuki.errors import EXIT_FAILED, EXIT_RESUME_ME
+from tasuki.errors import EXIT_FAILED, EXIT_RESUME_ME, RunError
 from tasuki.relay.decide import MAX_FAILURES, next_action
 from tasuki.relay.values import Cause, Ending, HandOver, Hold, PhaseEnded, Retry, Verdict
 from tasuki.scheduler.local import give_cause, set_deadline
@@ -175,6 +175,12 @@ class LocalBackend:
                 pass_fds=[reader],
                 start_new_session=True,
             )
+        except OSError as error:
+            os.close(job.leash)
+            raise RunError(
+                f"no supervisor can be started with `{self._command[0]}`: {error.strerror}",
+                hint="check `cluster.python`",
+            ) from error
         finally:
             os.close(reader)
             os.close(log)

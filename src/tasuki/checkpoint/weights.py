@@ -71,7 +71,7 @@ def explain_mismatch(
 ) -> str | None:
     """In words, why weights do not fit a model; None if they do."""
     missing = [name for name in model_state if name not in weights]
-    unexpected = [name for name in weights if name not in model_state]
+    unexpected = sorted(name for name in weights if name not in model_state)
     other = [
         f"{name} ({_shape(weights[name])}, the model has {_shape(tensor)})"
         for name, tensor in model_state.items()

@@ -30,7 +30,7 @@ def command(run: str, follow: bool, errors: bool, attempt: int | None, runs: Pat
     last = ""
     for name, text in parts:
         if name != last:
-            click.echo(click.style(f"==> {name}", dim=True), err=True)
+            click.echo(f"==> {name}", err=True)
             last = name
         click.echo(neutral(text), nl=False)
     if not last:

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from tasuki.errors import EXIT_FAILED, EXIT_RESUME_ME, TasukiError
+from tasuki.errors import EXIT_FAILED, EXIT_RESUME_ME, TasukiError, UsageError
 
 GROUPS: dict[str, dict[str, str]] = {
     "Every day": {
@@ -50,8 +50,8 @@ class Verbs(click.Group):
         name = args[0]
         if name not in self.list_commands(ctx):
             near = difflib.get_close_matches(name, self.list_commands(ctx), n=1)
-            hint = f" Did you mean `{near[0]}`?" if near else " `tasuki --help` lists all."
-            raise click.UsageError(f"There is no verb `{name}`.{hint}", ctx)
+            hint = f"did you mean `{near[0]}`?" if near else "`tasuki --help` lists all"
+            raise UsageError(f"there is no verb `{name}`", hint=hint)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
@@ -92,9 +92,13 @@ def run() -> int:
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return error.exit_code
+    except click.UsageError as error:
+        path = error.ctx.command_path if error.ctx else "tasuki"
+        message, _, near = error.format_message().partition(" Did you mean ")
+        hint = f"did you mean {near}" if near else f"`{path} --help` tells more"
+        return _report(UsageError(message.rstrip("."), hint=hint))
     except click.ClickException as error:
-        error.show()
-        return error.exit_code
+        return _report(UsageError(error.format_message()))
     except (click.Abort, KeyboardInterrupt):
         return EXIT_RESUME_ME
     except BrokenPipeError:
@@ -107,7 +111,10 @@ def _report(error: TasukiError) -> int:
         import traceback
 
         traceback.print_exception(error)
-    click.echo(f"{click.style('error:', fg='red', bold=True)} {error}", err=True)
+    colour = False if os.environ.get("NO_COLOR") else None
+    words = f"{click.style('error:', fg='red', bold=True)} {error}"
+    click.echo(words, err=True, color=colour)
     if error.hint:
-        click.echo(f"\n{click.style('hint:', fg='cyan', bold=True)} {error.hint}", err=True)
+        words = f"\n{click.style('hint:', fg='cyan', bold=True)} {error.hint}"
+        click.echo(words, err=True, color=colour)
     return error.exit_code

@@ -28,18 +28,19 @@ class ManyValues(click.Command):
 
     def _spread(self, args: list[str]) -> list[str]:
         spread: list[str] = []
-        option = None
-        for arg in args:
-            if arg.startswith("-"):
-                option = arg if arg in self.several else None
-                if option is None:
-                    spread.append(arg)
-            elif option is not None and not _looks_like_spec(arg):
+        option, has_value = None, True
+        for arg in [*args, "--"]:
+            if arg.startswith("-") or (option is not None and _looks_like_spec(arg)):
+                if option is not None and not has_value:
+                    raise click.UsageError(f"`{option}` needs at least one name.")
+                option, has_value = (arg, False) if arg in self.several else (None, True)
+                spread += [] if option else [arg]
+            elif option is not None:
                 spread += [option, arg]
+                has_value = True
             else:
                 spread.append(arg)
-                option = None
-        return spread
+        return spread[:-1]
 
 
 def _looks_like_spec(word: str) -> bool:

@@ -154,6 +154,7 @@ def _exit_code(actions: Sequence[Action]) -> int:
         states
     ):
         return EXIT_FAILED
-    if any(isinstance(action, HandOver) for action in actions) or "cancelled" in states:
+    left = {"cancelled", "superseded"} & set(states)
+    if left or any(isinstance(action, HandOver) for action in actions):
         return EXIT_RESUME_ME
     return EXIT_DONE

@@ -341,7 +341,7 @@ def _state_after(action: Action) -> str:
 def _gravity(action: Action) -> int:
     match action:
         case Leave(state):
-            return {"cancelled": 1, "held": 3, "failed": 3}.get(state, 0)
+            return {"cancelled": 1, "superseded": 1, "held": 3, "failed": 3}.get(state, 0)
         case HandOver():
             return 2
         case Hold() | Fail():

@@ -119,7 +119,7 @@ class Phase:
             if rank.status is None and (status := rank.process.poll()) is not None:
                 self._drain(rank)
                 rank.status = status
-                if status not in (EXIT_DONE, EXIT_RESUME_ME):
+                if status not in (EXIT_DONE, EXIT_RESUME_ME) and not self.is_killed:
                     if self.first_end is None:
                         self.first_end = rank.number
                     self.kill_by(now + PEERS_LEAVE_S, "another rank had failed")

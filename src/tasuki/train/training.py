@@ -309,6 +309,7 @@ class Training:
                 "preemptions": self._begin.preemptions,
                 "best": best.as_json() if best else None,
                 "last_checkpoint": self.progress.checkpoint,
+                "loss": self.last_row.get("loss"),
                 "updated_at": utc(self.task.clock.wall()),
             },
         )

@@ -12,6 +12,8 @@ from rich.table import Table
 from tasuki.units import format_seconds
 from tasuki.views.text import count, neutral
 
+_NARROW = 70
+
 
 def show_plan(
     plan: dict[str, Any], *, python: str, runs: str, console: Console | None = None
@@ -20,10 +22,24 @@ def show_plan(
     if not plan["jobs"]:
         console.print("nothing left to do")
     else:
-        console.print(_table(plan))
+        if console.width < _NARROW:
+            _print_list(plan, console)
+        else:
+            console.print(_table(plan))
         _print_commands(plan, python, runs, console)
     for warning in plan["warnings"]:
         console.print(f"[yellow]warning:[/] {_plain(warning)}", highlight=False)
+
+
+def _print_list(plan: dict[str, Any], console: Console) -> None:
+    """For a narrow window."""
+    for job in plan["jobs"]:
+        console.print(
+            f"job {job['name'].rsplit('-', 1)[-1]}  limit {_time(job['limit_s'])}", highlight=False
+        )
+        for piece in [p for lane in job["lanes"] for p in lane["stages"]]:
+            words = f"  {piece['kind']} {piece['stage']}  {_time(piece['expected_s'])}"
+            console.print(words, highlight=False)
 
 
 def _table(plan: dict[str, Any]) -> Table:

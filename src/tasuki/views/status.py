@@ -12,6 +12,10 @@ from rich.table import Table
 from tasuki.units import format_seconds
 from tasuki.views.text import count, neutral, number
 
+_NARROW = 78
+_ROOMY = 100
+_MIN_WIDTHS = {"run": 8, "state": 11, "progress": 11}
+"""What must not be squeezed away."""
 _COLOURS = {
     "complete": "green",
     "running": "cyan",
@@ -32,27 +36,28 @@ def show_status(status: dict[str, Any], *, folder: str, console: Console | None 
     if not status["runs"]:
         console.print(f"no runs in {escape(folder)}", highlight=False)
         return
+    if console.width < _NARROW:
+        for run in status["runs"]:
+            console.print(_brief(run), highlight=False)
+            _print_reason(run, console, label="  ")
+        return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in (
-        "run",
-        "state",
-        "stage",
-        "progress",
-        "step",
-        "left",
-        "attempts",
-        "loss",
-        "goodput",
-    ):
-        table.add_column(name)
+    columns = ["run", "state", "stage", "progress", "step", "left", "loss", "attempts", "goodput"]
+    if console.width < _ROOMY:
+        del columns[-2:]
+    for name in columns:
+        table.add_column(name, no_wrap=True, min_width=_MIN_WIDTHS.get(name))
     for run in status["runs"]:
-        table.add_row(*_row(run))
+        table.add_row(*_row(run)[: len(columns)])
     console.print(table)
     for run in status["runs"]:
-        if run["reason"]:
-            console.print(
-                f"{escape(run['experiment'])}: {escape(neutral(run['reason']))}", highlight=False
-            )
+        _print_reason(run, console, label=f"{run['experiment']}: ")
+
+
+def _brief(run: dict[str, Any]) -> str:
+    """For a narrow window."""
+    name, state, stage, share, *_ = _row(run)
+    return f"{name}  {state}\n  {stage}  {share}"
 
 
 def _row(run: dict[str, Any]) -> list[str]:
@@ -67,11 +72,11 @@ def _row(run: dict[str, Any]) -> list[str]:
         escape(run["experiment"]),
         f"[{colour}]{run['state']}[/]",
         escape(run["stage"] or "–"),
-        f"{bar(share)} {share:.0%}",
+        f"{bar(share, 6)} {share:.0%}",
         f"{count(run['step'])}/{count(run['total_steps'])}",
         format_seconds(run["eta_s"]) if run["eta_s"] is not None else "–",
-        f"{run['attempts']}" + (f" ({run['preemptions']} preempted)" if run["preemptions"] else ""),
         number(run["loss"]),
+        f"{run['attempts']}" + (f" ({run['preemptions']} preempted)" if run["preemptions"] else ""),
         goodput,
     ]
 
@@ -85,11 +90,18 @@ def show_results(result: dict[str, Any], *, console: Console | None = None) -> N
         console.print(
             f"{escape(run['experiment'])}: [{colour}]{run['state']}[/]{words}", highlight=False
         )
-        if run["state"] != "complete" and run["reason"]:
-            console.print(f"  {escape(neutral(run['reason']))}", highlight=False)
+        if run["state"] != "complete":
+            _print_reason(run, console, label="  ")
         for stage in run["stages"]:
             if stage["is_trained"]:
                 console.print(f"  {_stage_line(stage)}", highlight=False)
+
+
+def _print_reason(run: dict[str, Any], console: Console, *, label: str) -> None:
+    if run["reason"]:
+        console.print(f"{escape(label)}{escape(neutral(run['reason']))}", highlight=False)
+    if run["hint"]:
+        console.print(f"  [cyan]hint:[/] {escape(neutral(run['hint']))}", highlight=False)
 
 
 def _stage_line(stage: dict[str, Any]) -> str:
