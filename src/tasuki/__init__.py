@@ -7,6 +7,9 @@ anything else.
 
 from __future__ import annotations
 
+import sys
+from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -46,19 +49,32 @@ __all__ = [
     "status",
 ]
 
-_VERBS = {"cancel", "logs", "new", "plan", "resume", "run", "status"}
+_VERBS = ("cancel", "logs", "new", "plan", "resume", "run", "status")
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'tasuki' has no attribute {name!r}")
-    from importlib import import_module
-
-    home = "tasuki.api" if name in _VERBS else "tasuki.spec.written"
     if name == "TasukiError":
-        home = "tasuki.errors"
-    return getattr(import_module(home), name)
+        return getattr(import_module("tasuki.errors"), name)
+    return getattr(import_module("tasuki.spec.written"), name)
 
 
 def __dir__() -> list[str]:
     return sorted([*__all__, "__version__"])
+
+
+class _Tasuki(ModuleType):
+    """Verbs are properties: a subpackage of the same name (`tasuki.plan`) must not hide one."""
+
+
+def _verb(name: str) -> property:
+    return property(
+        lambda _: getattr(import_module("tasuki.api"), name),
+        lambda _, __: None,  # the import of the subpackage tries to set itself here
+    )
+
+
+for _name in _VERBS:
+    setattr(_Tasuki, _name, _verb(_name))
+sys.modules[__name__].__class__ = _Tasuki

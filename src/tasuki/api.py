@@ -19,11 +19,12 @@ from tasuki.actions.new import new_project
 from tasuki.actions.plan import PlanRequest, choose_experiments, make_plan
 from tasuki.actions.resume import frozen_spec, take_current_code
 from tasuki.actions.run import RunRequest, run_here
-from tasuki.actions.runs import find_run, list_runs
+from tasuki.actions.runs import find_run
 from tasuki.actions.status import read_status
 from tasuki.clock import SystemClock
 from tasuki.spec.load import load_spec
 from tasuki.spec.resolved import ResolvedCluster, ResolvedSpec
+from tasuki.store.find import list_runs
 
 _CLOCK = SystemClock()
 

@@ -274,7 +274,7 @@ def test_a_worker_killed_after_the_grace_is_said_to_be_killed_by_the_supervisor(
     wire, theirs = make_wires()
     with subprocess.Popen(["sleep", "100"]) as worker:
         theirs.close()
-        phase = Phase("train", "one", [Rank(0, worker, wire)], 0.0)
+        phase = Phase("train", "one", [Rank(0, worker, wire)])
         phase.kill_by(1.0, "the notice was over")
         phase.tick(1.0)
         worker.wait()

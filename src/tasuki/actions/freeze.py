@@ -20,6 +20,7 @@ from tasuki.spec.resolved import (
 )
 from tasuki.store.atomic import FORMAT, make_folder, read_json, translated, write_json
 from tasuki.store.runs import RunFolder
+from tasuki.units import format_bytes
 
 _SOURCES = {".py", ".pyi", ".yaml", ".yml", ".toml", ".json", ".cfg", ".ini", ".sh", ".txt", ".md"}
 _MAX_FILE = 1_000_000
@@ -135,22 +136,29 @@ def _copy_sources(run: RunFolder, folder: Path, files: Sequence[Path]) -> str:
     for path in files:
         total += path.stat().st_size
         if total > _MAX_TOTAL:
-            break
+            raise RunError(
+                f"the sources in {folder} are more than {format_bytes(_MAX_TOTAL)}",
+                hint="put the spec into a folder of its own, beside the code it needs",
+            )
         data = path.read_bytes()
         name = path.relative_to(folder)
         digest.update(f"{name}\0{len(data)}\0".encode() + data)
         target = fresh / name
         make_folder(target.parent)
         target.write_bytes(data)
-    shutil.rmtree(run.code, ignore_errors=True)
+    old = run.path / ".code.old"
+    shutil.rmtree(old, ignore_errors=True)
+    if run.code.exists():
+        run.code.rename(old)
     fresh.rename(run.code)
+    shutil.rmtree(old, ignore_errors=True)
     return digest.hexdigest()
 
 
 def _source_files(folder: Path, *, exclude: Path) -> list[Path]:
     """git-tracked and untracked sources, never data; without git all sources below the folder."""
     found = _git_files(folder)
-    if found is None:
+    if not found:  # no git, or the whole folder is ignored by it
         found = []
         for root, folders, names in os.walk(folder):
             folders[:] = [

@@ -15,7 +15,6 @@ from typing import Any
 
 from tasuki.actions.machine import Machine, cpus_for, device_for
 from tasuki.actions.measure import MeasureFailed, measure_stages
-from tasuki.actions.runs import latest_run
 from tasuki.data.split import resolve_batch
 from tasuki.errors import UsageError
 from tasuki.estimate.times import StageTimes, estimate_stage, needs_measuring
@@ -23,6 +22,7 @@ from tasuki.plan.cut import JobDraft, cut_into_jobs
 from tasuki.plan.values import Job, Lane, Plan, StageWork
 from tasuki.spec.resolved import ResolvedExperiment, ResolvedSpec, ResolvedStage, start_of
 from tasuki.store.atomic import read_json_or_none
+from tasuki.store.find import latest_run
 from tasuki.store.history import read_history
 from tasuki.store.runs import RunFolder
 from tasuki.telemetry.events import read_events
@@ -55,8 +55,7 @@ def make_plan(request: PlanRequest) -> Plan:
     project = re.sub(r"[^A-Za-z0-9_.-]+", "-", spec.project).strip("-.")[:40] or "tasuki"
     plan_id = f"{project}-{secrets.token_hex(3)}"
     last_job_of: dict[str, str] = {}
-    ends: dict[str, float | None] = {}
-    for experiment in request.experiments:
+    for experiment in _by_need(request.experiments):
         work = _work_of(experiment, request, warnings)
         drafts = cut_into_jobs(work, limit_s=spec.cluster.time_limit_s, cut=spec.cut)
         after = _experiments_before(experiment, last_job_of)
@@ -65,7 +64,6 @@ def make_plan(request: PlanRequest) -> Plan:
             job = _make_job(name, after, draft, request)
             jobs.append(job)
             reasons.append(f"{name}: {draft.reason.split(': ', 1)[1]}")
-            ends[name] = _end_of(job, ends)
             after = (name,)
         if drafts:
             last_job_of[experiment.name] = after[-1]
@@ -291,24 +289,29 @@ def _make_job(name: str, after: tuple[str, ...], draft: JobDraft, request: PlanR
     )
 
 
+def _by_need(experiments: Sequence[ResolvedExperiment]) -> list[ResolvedExperiment]:
+    """As written, but after the experiments whose weights they start from."""
+    ordered: list[ResolvedExperiment] = []
+    left = list(experiments)
+    while left:
+        waiting = {experiment.name for experiment in left}
+        ready = next((e for e in left if not waiting & set(_needs(e)) - {e.name}), left[0])
+        ordered.append(ready)
+        left.remove(ready)
+    return ordered
+
+
+def _needs(experiment: ResolvedExperiment) -> list[str]:
+    starts = [s.init_from for s in experiment.stages if start_of(s.init_from) == "experiment"]
+    return [start.split("/")[0] for start in starts]
+
+
 def _experiments_before(
     experiment: ResolvedExperiment, last_job_of: dict[str, str]
 ) -> tuple[str, ...]:
     """`init_from: EXPERIMENT/STAGE` waits for that experiment's last job."""
-    needed = [
-        stage.init_from.split("/")[0]
-        for stage in experiment.stages
-        if start_of(stage.init_from) == "experiment"
-    ]
-    return tuple(last_job_of[name] for name in dict.fromkeys(needed) if name in last_job_of)
-
-
-def _end_of(job: Job, ends: dict[str, float | None]) -> float | None:
-    before = [ends[name] for name in job.after]
-    known = [end for end in before if end is not None]
-    if job.expected_s is None or len(known) < len(before):
-        return None
-    return max(known, default=0.0) + job.expected_s
+    needed = dict.fromkeys(_needs(experiment))
+    return tuple(last_job_of[name] for name in needed if name in last_job_of)
 
 
 def _add_up(seconds: Sequence[float | None]) -> float | None:

@@ -10,7 +10,6 @@ from typing import Any
 from tasuki.actions.freeze import check_unchanged, freeze_run
 from tasuki.actions.machine import cpus_for, device_for
 from tasuki.actions.plan import PlanRequest, make_plan
-from tasuki.actions.runs import latest_run, next_run
 from tasuki.actions.status import read_status
 from tasuki.backends.local import LocalBackend, LocalJob, Preemption
 from tasuki.clock import Clock
@@ -20,6 +19,7 @@ from tasuki.spec.resolved import ResolvedExperiment
 from tasuki.store.atomic import FORMAT, make_folder, write_json
 from tasuki.store.claims import highest_claim
 from tasuki.store.control import Word, last_said, say
+from tasuki.store.find import latest_run, next_run
 from tasuki.store.jobs import JobFolder, job_folder, plan_path
 from tasuki.store.runs import RunFolder
 from tasuki.telemetry.events import EventLog

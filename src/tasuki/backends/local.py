@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from tasuki.store.claims import highest_claim
 from tasuki.store.control import Word, say
 from tasuki.store.jobs import JobFolder, last_start, read_outcome
 from tasuki.store.runs import RunFolder
-from tasuki.telemetry.events import EventLog
+from tasuki.telemetry.events import EventLog, read_recent_events
 from tasuki.telemetry.view import read_view
 
 _TICK_S = 0.1
@@ -83,7 +83,6 @@ class _Running:
     """Starts in a row that died before they took a claim."""
     devices: tuple[str, ...] = ()
     exit_code: int = 0
-    starts: list[int] = field(default_factory=list)
 
 
 class LocalBackend:
@@ -148,10 +147,22 @@ class LocalBackend:
         if self._is_interrupted:
             job.state, job.exit_code = JobState.ENDED, EXIT_RESUME_ME
             return False
+        if self._is_stopped(job):
+            job.state, job.exit_code = JobState.ENDED, EXIT_RESUME_ME
+            return False
         ended = {j.job.folder.name for j in self._jobs if j.state is JobState.ENDED}
         busy = sum(j.job.gpus for j in self._jobs if j.state is JobState.RUNNING)
         is_free = busy == 0 or busy + job.job.gpus <= self._slots
         return is_free and set(job.job.after) <= ended
+
+    def _is_stopped(self, job: _Running) -> bool:
+        """A job before it said that the plan's later jobs must not go on."""
+        for before in self._jobs:
+            if before.job.folder.name in job.job.after and before.state is JobState.ENDED:
+                outcome = read_outcome(before.job.folder, before.start) or {}
+                if any(lane.get("stops_successors") for lane in outcome.get("lanes", ())):
+                    return True
+        return False
 
     def _start(self, job: _Running) -> None:
         folder = job.job.folder
@@ -186,7 +197,6 @@ class LocalBackend:
             os.close(log)
         job.term_at, job.cause = None, Cause.NONE
         job.state = JobState.RUNNING
-        job.starts.append(job.start)
         self._on_event("job-started", f"job {folder.name} started (start {job.start})")
 
     def _environment_of(self, job: _Running) -> dict[str, str]:
@@ -257,9 +267,11 @@ class LocalBackend:
             cause=job.cause,
             message=f"its supervisor ended with status {returncode} without a word",
             hint=f"see {job.job.folder.log(job.start)}",
-            has_stepped=True,
         )
-        job.num_stillborn = 0 if self._has_claimed(job) else job.num_stillborn + 1
+        if self._has_claimed(job):
+            job.num_stillborn = 0
+        elif job.cause is Cause.NONE:
+            job.num_stillborn += 1
         for run in job.job.runs:
             if run.is_complete():
                 continue
@@ -269,7 +281,12 @@ class LocalBackend:
                 say(run, Word.HOLD, reason=reason, hint=end.hint, claim=claim)
                 code = EXIT_FAILED
                 continue
-            own = replace(end, has_progressed=_has_committed(run, claim))
+            told = read_recent_events(run, claim)
+            own = replace(
+                end,
+                has_progressed=_has_committed(run, claim),
+                has_stepped=any(event["kind"] == "progress" for event in told),
+            )
             action = next_action(read_view(run, until=None, requeue=job.job.requeue), own)
             self._write_end(job, run, claim, own)
             if isinstance(action, Hold):

@@ -84,9 +84,9 @@ def run_and_show(
 ) -> int:
     """Run with a live view on stderr and the summary on stdout."""
     from tasuki.actions.run import RunRequest, run_here
-    from tasuki.actions.runs import latest_run
     from tasuki.actions.status import brief_run
     from tasuki.clock import SystemClock
+    from tasuki.store.find import latest_run
     from tasuki.views.live import LiveView
 
     def look() -> list[dict[str, Any]]:

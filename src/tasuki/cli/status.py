@@ -15,9 +15,10 @@ from tasuki.cli.options import json_option, print_json, runs_folder, runs_option
 @json_option
 def command(run: tuple[str, ...], runs: Path | None, as_json: bool) -> None:
     """Where every run stands: state, stage, step, time left, attempts, last loss."""
-    from tasuki.actions.runs import find_run, list_runs
+    from tasuki.actions.runs import find_run
     from tasuki.actions.status import read_status
     from tasuki.clock import SystemClock
+    from tasuki.store.find import list_runs
 
     folder = runs_folder(runs)
     chosen = [find_run(name, folder) for name in run] or list_runs(folder)

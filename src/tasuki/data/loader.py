@@ -143,7 +143,13 @@ class Loader:
                 return self._collate(fetch(self._dataset, request))
         try:
             return next(self._batches)
+        except TasukiError as error:
+            # torch puts the worker's whole traceback into the message: keep its last line.
+            words = error.message.strip().splitlines()[-1].partition(": ")[2]
+            raise type(error)(words or error.message, hint=error.hint) from None
         except RuntimeError as error:
+            if "DataLoader worker (pid" not in str(error):
+                raise
             raise RunError(
                 f"a loader worker is gone: {error}",
                 hint="often memory: fewer `loader.workers`, or a smaller `prefetch`",

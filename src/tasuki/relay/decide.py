@@ -148,6 +148,13 @@ def _comes_back(lane: LaneEnd) -> bool:
     return action.cause is Cause.PREEMPTED or not lane.is_continued
 
 
+def stops_successors(action: Action) -> bool:
+    """`requeue: false`, or its cap: after such a preemption the plan's later jobs stay away too."""
+    if not isinstance(action, HandOver):
+        return False
+    return action.cause is Cause.PREEMPTED and not action.is_resumed
+
+
 def _exit_code(actions: Sequence[Action]) -> int:
     states = [action.state if isinstance(action, Leave) else "" for action in actions]
     if any(isinstance(action, Hold | Fail) for action in actions) or {"held", "failed"} & set(

@@ -140,6 +140,9 @@ class StoreAgreement:
         try:
             self._answer()
         except RuntimeError:
+            # Rank 0 is gone, or somebody never answered: stop here rather than wait for ever.
+            self._at, self._purpose = 0, Decision.STOP
+            self._known.set()
             return False
         self._handled.wait()
         self._handled.clear()
@@ -155,6 +158,11 @@ class StoreAgreement:
             purpose = self._listener.get(self._key("want")).decode()
             self._listener.set(self._key("at"), f"{at} {purpose}")
         self._listener.wait([self._key("at")], _ANSWER)
+        self._listener.set(self._key(f"seen/{self._rank}"), "1")
+        if self._rank == 0:
+            # Rank 0 hosts the store: it must not leave before all have read where to stop.
+            seen = [self._key(f"seen/{rank}") for rank in range(self._world)]
+            self._listener.wait(seen, _ANSWER)
         at_text, purpose_text = self._listener.get(self._key("at")).decode().split()
         self._at, self._purpose = int(at_text), Decision(purpose_text)
         self._known.set()

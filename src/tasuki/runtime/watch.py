@@ -7,6 +7,7 @@ the thread leaves at once; from then on only a step boundary acts.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -141,5 +142,6 @@ def leave(
     )
     watch.flush()
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
     os._exit(status)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,11 +15,15 @@ from tasuki.supervisor.job import JobOrder, read_job
 if TYPE_CHECKING:
     from tasuki.supervisor.phase import Launcher
 
+NOTICES = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+
 
 def main(arguments: list[str], launch: Launcher | None = None) -> int:
     if not arguments or arguments[0].startswith("-"):
         sys.stderr.write("usage: python -m tasuki.supervisor JOB_DIR [--leash FD]\n")
         return EXIT_USAGE
+    # Held back until the loop can take them: a notice during the imports must not kill us.
+    signal.pthread_sigmask(signal.SIG_BLOCK, NOTICES)
     leash = int(arguments[2]) if arguments[1:2] == ["--leash"] else None
     try:
         job = read_job(Path(arguments[0]).absolute())

@@ -28,7 +28,7 @@ from tasuki.relay.values import (
 )
 from tasuki.store.atomic import FORMAT, read_json, read_json_or_none, write_json
 from tasuki.store.attempts import write_attempt_end, write_holder
-from tasuki.store.claims import take_claim
+from tasuki.store.claims import highest_claim, take_claim
 from tasuki.store.control import Word, say
 from tasuki.supervisor.finish import finish_run
 from tasuki.supervisor.job import JobOrder, LaneItem, LaneOrder
@@ -45,7 +45,6 @@ class Attempt:
     item: LaneItem
     claim: int
     events: EventLog
-    begun_at: float
     has_progressed: bool = False
     has_stepped: bool = False
     num_phases: int = 0
@@ -100,7 +99,7 @@ class Lane:
         )
         events = EventLog(item.run, claim=claim, node=0, who="supervisor", clock=self.clock)
         events.add("attempt-started", job=self.job.folder.name, start=self.start)
-        self.attempt = Attempt(item, claim, events, self.clock.monotonic())
+        self.attempt = Attempt(item, claim, events)
         self._act(action)
 
     def _view(self, item: LaneItem) -> RunView:
@@ -156,7 +155,7 @@ class Lane:
         num_ranks = len(self.order.gpus) if kind == "train" else 1
         attempt.events.add("worker-started", phase=kind, stage=stage, ranks=num_ranks)
         ranks = [self._start_rank(rank, num_ranks, kind, stage) for rank in range(num_ranks)]
-        self.phase = Phase(kind, stage, ranks, self.clock.monotonic())
+        self.phase = Phase(kind, stage, ranks)
         if self.remaining_s is not None:
             self.phase.tell("deadline", remaining_s=self.remaining_s)
         if self.notice is not Cause.NONE:
@@ -259,7 +258,8 @@ class Lane:
         }
         attempt.events.add("attempt-ended", **facts)
         write_attempt_end(attempt.item.run, attempt.claim, {**facts, "at": self.clock.wall()})
-        self._write_state(attempt, state)
+        if highest_claim(attempt.item.run) == attempt.claim:
+            self._write_state(attempt, state)
         attempt.events.close()
 
     def _write_state(self, attempt: Attempt, state: str) -> None:
@@ -301,9 +301,8 @@ class Lane:
 
     def set_remaining(self, remaining_s: float | None) -> None:
         """The scheduler's word on the end, now."""
-        moved = remaining_s is not None and self.remaining_s is not None
         self.remaining_s = remaining_s
-        if self.phase is not None and (moved or remaining_s is not None):
+        if self.phase is not None and remaining_s is not None:
             self.phase.tell("deadline", remaining_s=remaining_s)
 
     def give_notice(self, cause: Cause, *, until: float | None) -> None:

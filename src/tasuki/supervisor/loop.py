@@ -9,10 +9,11 @@ import os
 import selectors
 import signal
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from tasuki.clock import Clock
 from tasuki.errors import StoreError, TasukiError
-from tasuki.relay.decide import settle
+from tasuki.relay.decide import settle, stops_successors
 from tasuki.relay.values import Cause, LaneEnd, Settlement, Verdict
 from tasuki.scheduler.allocation import Allocation
 from tasuki.scheduler.local import LocalAllocation
@@ -40,6 +41,7 @@ class SignalPipe:
         signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         for number in (*_NOTICES, signal.SIGCHLD):
             self._previous.append((number, signal.signal(number, lambda *_: None)))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _NOTICES)  # see __main__
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -80,6 +82,8 @@ class Supervisor:
         ]
         self._asked_at = clock.monotonic()
         self._has_notice = False
+        self._remaining_at: float | None = None
+        """On the monotonic clock: when the scheduler ends this start."""
 
     def run(self) -> Settlement:
         """Until every lane has ended; then say what becomes of the job."""
@@ -123,7 +127,13 @@ class Supervisor:
 
     def _on_signals(self, numbers: set[int]) -> None:
         if numbers & {int(number) for number in _NOTICES}:
-            self._give_notice(self._allocation.cause_of_notice())
+            self._give_notice(self._cause())
+
+    def _cause(self) -> Cause:
+        try:
+            return self._allocation.cause_of_notice()
+        except StoreError:
+            return Cause.PREEMPTED  # a file that cannot be read: save, and come back
 
     def _on_leash(self, selector: selectors.DefaultSelector) -> None:
         """Whoever started us is gone: hand over."""
@@ -137,12 +147,9 @@ class Supervisor:
             return
         self._has_notice = True
         now = self._clock.monotonic()
-        left = self._job.grace_s
-        if cause is Cause.LIMIT and (remaining := self._allocation.remaining_s()) is not None:
-            left = min(left, max(0.0, remaining) + self._job.grace_s)
-        until = now + max(0.5, left - _LAST_WORD_S)
+        until = now + max(0.5, self._job.grace_s - _LAST_WORD_S)
         for lane in self._lanes:
-            lane.give_notice(cause, until=until)
+            self._guard(lane, partial(lane.give_notice, cause, until=until))
 
     def _watch_clock(self) -> None:
         now = self._clock.monotonic()
@@ -154,7 +161,10 @@ class Supervisor:
 
     def _ask_deadline(self) -> None:
         self._asked_at = self._clock.monotonic()
-        remaining = self._allocation.remaining_s()
+        with contextlib.suppress(StoreError):  # keep the last word where there is no new one
+            remaining = self._allocation.remaining_s()
+            self._remaining_at = None if remaining is None else self._asked_at + remaining
+        remaining = None if self._remaining_at is None else self._remaining_at - self._asked_at
         for lane in self._lanes:
             lane.set_remaining(remaining)
 
@@ -194,4 +204,8 @@ class Supervisor:
 def _describe(end: LaneEnd) -> dict[str, object]:
     action = end.action
     facts = {name: str(getattr(action, name)) for name in getattr(action, "__slots__", ())}
-    return {"action": type(action).__name__.lower(), **facts}
+    return {
+        "action": type(action).__name__.lower(),
+        **facts,
+        "stops_successors": stops_successors(action),
+    }

@@ -90,7 +90,6 @@ class Phase:
     kind: str
     stage: str
     ranks: list[Rank]
-    started_at: float
     has_stepped: bool = False
     has_progressed: bool = False
     killed_for: str = ""
@@ -163,14 +162,14 @@ class Phase:
             for word in words:
                 if word["ending"] == grave and not word.get("is_peer"):
                     return self._end(grave, cause, word)
-        expected = {Ending.DONE: EXIT_DONE, Ending.HANDED_OVER: EXIT_RESUME_ME}
-        if len(words) == len(self.ranks) and len(set(endings)) == 1 and endings[0] in expected:
+        is_well = set(endings) in ({Ending.DONE}, {Ending.HANDED_OVER})
+        if is_well and len(words) == len(self.ranks):
             return self._end(endings[0], cause, words[0])
         silent = next((rank for rank in self.ranks if rank.done is None), None)
         return self._end(Ending.FAILED, cause, {"message": self._explain(silent)})
 
     def _cause(self, words: list[dict[str, Any]]) -> Cause:
-        told = [Cause(word["cause"]) for word in words if word.get("cause")]
+        told = [Cause(word["cause"]) for word in words if word.get("cause", "none") != "none"]
         return self.notice if self.notice is not Cause.NONE else next(iter(told), Cause.NONE)
 
     def _end(self, ending: Ending, cause: Cause, word: dict[str, Any]) -> PhaseEnded:

@@ -77,9 +77,12 @@ def _count_failures(ends: dict[int, dict[str, Any] | None], *, forgiven: int) ->
             break
         if end is None:
             continue  # died without a word, or is the one that asks: neither a success nor a fault
-        if not counts_as_failure(read_end(end)):
+        told = read_end(end)
+        if counts_as_failure(told):
+            failures += 1
+        elif told.has_progressed or told.ending is Ending.DONE:
             break
-        failures += 1
+        # else: ended by the scheduler before its first step, neither a fault nor a success
     return failures
 
 

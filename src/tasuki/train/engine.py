@@ -60,9 +60,6 @@ class LossWindow:
         weight = sum(weight for _, weight in self.entries)
         return torch.stack([losses, losses.new_tensor(weight)])
 
-    def is_finite(self) -> bool:
-        return all(bool(torch.isfinite(entry)) for entry, _ in self.entries)
-
 
 class StepEngine:
     """Forward, backward, reduction, clipping and the optimizer's step."""

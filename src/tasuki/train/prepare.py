@@ -15,6 +15,7 @@ from tasuki.data.split import Batch, resolve_batch
 from tasuki.errors import DataError, RecipeError, SpecError, WeightsError
 from tasuki.runtime.state import Stateful, Tracked
 from tasuki.spec.resolved import ResolvedStage, start_of
+from tasuki.store.find import latest_run
 from tasuki.train.engine import LossModule, StepEngine
 from tasuki.train.evaluate import load_weights
 from tasuki.train.optim import PureSchedule, default_optimizer, schedule_factor, warmup_steps
@@ -46,9 +47,6 @@ def prepare(task: Task) -> Setup:
     dataset, order, batch = order_data(recipe, stage, world=task.ranks.world)
     total = order.total_steps(stage.length.unit, stage.length.count)
     model = build_model(recipe)
-    weights = find_initial_weights(task)
-    if weights is not None:
-        load_weights(model, weights, strict=stage.strict)
     model.to(task.device)
     model.train()
     tracked, schedule = build_optimizer(recipe, model, stage, total)
@@ -116,6 +114,13 @@ def build_engine(task: Task, setup: Setup) -> StepEngine:
     )
 
 
+def load_initial_weights(task: Task, model: nn.Module) -> None:
+    """At a stage's first start only: later starts have them in their checkpoints."""
+    weights = find_initial_weights(task)
+    if weights is not None:
+        load_weights(model, weights, strict=task.stage.strict)
+
+
 def find_initial_weights(task: Task) -> Path | None:
     """The file that `init_from` means."""
     stages = task.experiment.stages
@@ -129,7 +134,7 @@ def find_initial_weights(task: Task) -> Path | None:
             path = task.run.stage(word).weights
         case "experiment":
             experiment, _, stage = word.partition("/")
-            path = task.run.path.parent / experiment / "stages" / stage / "weights.safetensors"
+            path = latest_run(task.run.path.parent, experiment).stage(stage).weights
         case "file":
             path = task.folder / word
     if not path.is_file():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -17,6 +18,7 @@ from tasuki.store.atomic import FORMAT, read_json_or_none, write_json
 from tasuki.train.engine import LossModule
 
 _MEET_WITHIN_S = 300.0
+_GOODBYE = timedelta(seconds=10)
 _COLLECTIVE = timedelta(hours=12)
 """Rank 0 validates alone while the others wait; a dead rank is noticed at once all the same."""
 
@@ -35,6 +37,16 @@ class Ranks:
         assert self.address is not None
         host, port = self.address
         return TCPStore(host, port, is_master=False, wait_for_workers=False)
+
+    def say_goodbye(self) -> None:
+        """Rank 0 hosts the store: it leaves last, or the others' last questions fail."""
+        if self.store is None:
+            return
+        with contextlib.suppress(RuntimeError):
+            self.store.set(f"tasuki/bye/{self.rank}", "1")
+            if self.rank == 0:
+                others = [f"tasuki/bye/{rank}" for rank in range(1, self.world)]
+                self.store.wait(others, _GOODBYE)
 
 
 def join_ranks(

@@ -25,7 +25,7 @@ from tasuki.store.claims import parent_of, record_parent
 from tasuki.telemetry.view import count_preemptions
 from tasuki.train.engine import StepEngine
 from tasuki.train.exact import describe, freeze, what_differs
-from tasuki.train.prepare import Setup, start_seed
+from tasuki.train.prepare import Setup, load_initial_weights, start_seed
 from tasuki.train.recipe import optional
 from tasuki.train.snapshot import Progress, capture_all, restore_rank, restore_shared
 from tasuki.train.task import Task
@@ -140,6 +140,7 @@ def _find_checkpoint(task: Task) -> str | None:
 
 def _commit_start(task: Task, setup: Setup, engine: StepEngine, saver: Saver, begin: Begin) -> str:
     """The stage's step 0: fresh optimizer, random numbers from (seed, stage)."""
+    load_initial_weights(task, setup.model)
     seed_everything(start_seed(task.stage, "start", task.ranks.rank))
     position = begin.position_at(0, samples=0, is_start=True)
     rank = task.ranks.rank

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,7 +50,8 @@ class Task:
     def say(self, text: str) -> None:
         """A line for people, in the attempt's log; from rank 0 alone."""
         if self.is_first:
-            os.write(1, f"{text}\n".encode())
+            with contextlib.suppress(OSError):  # a full disk under the log must not end the run
+                os.write(1, f"{text}\n".encode())
 
     def event(self, kind: str, **facts: Any) -> None:
         if self.is_first:

@@ -327,6 +327,7 @@ class Training:
         )
         self._event_progress()
         self.task.event("handed-over", step=self.progress.step, cause=self.task.watch.notice)
+        self.task.ranks.say_goodbye()
         leave(self.task.watch, ending=Ending.HANDED_OVER, status=EXIT_RESUME_ME)
 
     def finish(self) -> None:

@@ -68,6 +68,7 @@ def _work(orders: Orders, watch: Watch, clock: Clock) -> None:
         from tasuki.train.training import run_training
 
         run_training(task)
+    task.ranks.say_goodbye()
 
 
 def _make_task(orders: Orders, watch: Watch, stopwatch: Stopwatch, clock: Clock) -> Task:

@@ -1,0 +1,49 @@
+"""Which folders are runs of which experiment."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from tasuki.store.atomic import read_json
+from tasuki.store.runs import RunFolder
+
+_NUMBERED = re.compile(r"(.+)-(\d+)")
+
+
+def list_runs(runs: Path) -> list[RunFolder]:
+    """All runs in a folder, by name."""
+    if not runs.is_dir():
+        return []
+    names = sorted(name for name in os.listdir(runs) if not name.startswith("."))
+    return [RunFolder(runs / name) for name in names if RunFolder(runs / name).spec.exists()]
+
+
+def runs_of(runs: Path, experiment: str) -> dict[int, RunFolder]:
+    """By number: `runs/<experiment>` and what `--new` made beside it."""
+    found = {}
+    for run in list_runs(runs):
+        match = _NUMBERED.fullmatch(run.name)
+        number = int(match[2]) if match and match[1] == experiment else 1
+        if run.name in (experiment, f"{experiment}-{number}") and _experiment(run) == experiment:
+            found[number] = run
+    return found
+
+
+def latest_run(runs: Path, experiment: str) -> RunFolder:
+    """The one with the highest number; the first, which may not exist yet, if there is none."""
+    found = runs_of(runs, experiment)
+    return found[max(found)] if found else RunFolder(runs / experiment)
+
+
+def next_run(runs: Path, experiment: str) -> RunFolder:
+    """The folder `--new` makes."""
+    number = max(runs_of(runs, experiment), default=0) + 1
+    while number > 1 and (runs / f"{experiment}-{number}").exists():
+        number += 1  # an experiment may be called so
+    return RunFolder(runs / (experiment if number == 1 else f"{experiment}-{number}"))
+
+
+def _experiment(run: RunFolder) -> str:
+    return str(read_json(run.spec).get("experiment"))
