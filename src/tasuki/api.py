@@ -17,13 +17,13 @@ from tasuki.actions.logs import read_logs
 from tasuki.actions.machine import look_around
 from tasuki.actions.new import new_project
 from tasuki.actions.plan import PlanRequest, choose_experiments, make_plan
-from tasuki.actions.resume import frozen_spec, take_current_code
+from tasuki.actions.resume import frozen_spec
 from tasuki.actions.run import RunRequest, run_here
 from tasuki.actions.runs import find_run
 from tasuki.actions.status import read_status
 from tasuki.clock import SystemClock
 from tasuki.spec.load import load_spec
-from tasuki.spec.resolved import ResolvedCluster, ResolvedSpec
+from tasuki.spec.resolved import ResolvedSpec
 from tasuki.store.find import list_runs
 
 _CLOCK = SystemClock()
@@ -67,11 +67,14 @@ def run(
 def resume(run: str, *, runs: str | Path = "runs", code: str = "frozen") -> dict[str, Any]:
     """Go on with a run from its last checkpoint; lifts a hold."""
     folder = find_run(run, Path(runs))
-    spec, experiment = frozen_spec(folder, ResolvedCluster())
-    if code == "current":
-        take_current_code(folder, _CLOCK)
-    request = replace(_request(spec, (), ()), folders={experiment.name: folder}, measure=False)
-    result = run_here(RunRequest(plan=request, clock=_CLOCK, lifts_hold=True))
+    spec, experiment = frozen_spec(folder, os.environ)
+    request = replace(_request(spec, (), ()), folders={experiment.name: folder})
+    request = replace(request, measure=spec.cluster.time_limit_s is not None)
+    result = run_here(
+        RunRequest(
+            plan=request, clock=_CLOCK, lifts_hold=True, takes_current_code=code == "current"
+        )
+    )
     return result.as_json(now=_CLOCK.wall())
 
 

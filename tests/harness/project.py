@@ -11,7 +11,7 @@ from pathlib import Path
 from tasuki.actions.compare import Comparison, compare_runs
 from tasuki.actions.machine import Machine
 from tasuki.actions.plan import PlanRequest, choose_experiments, make_plan
-from tasuki.actions.run import RunRequest, open_runs, write_jobs
+from tasuki.actions.run import RunRequest, open_runs, take_up, write_jobs
 from tasuki.clock import SystemClock
 from tasuki.spec.load import load_spec
 from tasuki.store.jobs import JobFolder
@@ -154,7 +154,8 @@ def make_project(
         ),
         clock=SystemClock(),
     )
-    folders, _ = open_runs(request)
+    folders = open_runs(request)
+    take_up(folders, request)
     jobs = write_jobs(make_plan(request.plan), folders, request)
     names = [stage.name for stage in spec.experiments[0].stages]
     return Project(folder, folders["exp"], jobs[0].folder, names)

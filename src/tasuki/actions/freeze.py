@@ -12,6 +12,7 @@ from pathlib import Path
 from tasuki.clock import Clock, utc
 from tasuki.errors import RunError
 from tasuki.spec.resolved import (
+    Difference,
     ResolvedExperiment,
     ResolvedSpec,
     differences,
@@ -43,6 +44,7 @@ def freeze_run(
             "file": spec.file,
             "folder": spec.folder,
             "spec": to_plain(experiment),
+            "cluster": to_plain(spec.cluster),
             "stages": [
                 _stage_summary(experiment, index) for index in range(len(experiment.stages))
             ],
@@ -65,41 +67,42 @@ def _stage_summary(experiment: ResolvedExperiment, index: int) -> dict[str, obje
     }
 
 
-def check_unchanged(
-    run: RunFolder,
-    experiment: ResolvedExperiment,
-    spec: ResolvedSpec,
-    *,
-    accepted: Sequence[str],
-    clock: Clock,
-) -> list[str]:
-    """Refuse a spec that would give another result than the run was begun for.
-
-    Harmless changes are taken over. Returns what was taken over, in words.
-    """
-    frozen = read_json(run.spec)
-    changed = differences(frozen["spec"], to_plain(experiment))
+def find_changes(
+    run: RunFolder, experiment: ResolvedExperiment, *, accepted: Sequence[str]
+) -> list[Difference]:
+    """What the spec says differently now; refused where the run would give another result."""
+    changed = differences(read_json(run.spec)["spec"], to_plain(experiment))
     refused = [d for d in changed if not d.harmless and not _is_accepted(d.key, accepted)]
     if refused and has_committed(run):
-        lines = "\n".join(f"  {d.key}: {_short(d.old)} → {_short(d.new)}" for d in refused)
+        lines = "\n".join(f"  {in_words(d)}" for d in refused)
         raise RunError(
             f"{run.path} was begun with another spec:\n{lines}",
             hint="put it back, or start anew with `--new`, or go on with the change: "
             + " ".join(f"--accept-change {d.key}" for d in refused),
         )
-    if changed:
-        begun = frozen["fingerprints"]["code"]
-        frozen["spec"] = to_plain(experiment)
-        frozen["stages"] = [_stage_summary(experiment, i) for i in range(len(experiment.stages))]
-        frozen["fingerprints"] = {"spec": fingerprint(experiment), "code": begun}
-        frozen["changed_at"] = utc(clock.wall())
-        write_json(run.spec, frozen)
+    return changed
+
+
+def take_over(
+    run: RunFolder, experiment: ResolvedExperiment, spec: ResolvedSpec, clock: Clock
+) -> None:
+    """Freeze the spec as it is now; the code too, while nothing was learnt with the old one."""
+    frozen = read_json(run.spec)
+    code = frozen["fingerprints"]["code"]
     if not has_committed(run):
-        # Nothing was learnt with the old code yet.
-        frozen = read_json(run.spec)
-        frozen["fingerprints"]["code"] = snapshot_code(run, spec)
-        write_json(run.spec, frozen)
-    return [f"{d.key}: {_short(d.old)} → {_short(d.new)}" for d in changed]
+        code = snapshot_code(run, spec)
+    fresh = frozen | {
+        "spec": to_plain(experiment),
+        "cluster": to_plain(spec.cluster),
+        "stages": [_stage_summary(experiment, i) for i in range(len(experiment.stages))],
+        "fingerprints": {"spec": fingerprint(experiment), "code": code},
+    }
+    if fresh != frozen:
+        write_json(run.spec, fresh | {"changed_at": utc(clock.wall())})
+
+
+def in_words(difference: Difference) -> str:
+    return f"{difference.key}: {_short(difference.old)} → {_short(difference.new)}"
 
 
 def has_committed(run: RunFolder) -> bool:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from tasuki.actions.freeze import snapshot_code
 from tasuki.clock import Clock
-from tasuki.errors import RunError
+from tasuki.errors import RunError, TasukiError
+from tasuki.spec.load import load_spec
 from tasuki.spec.resolved import (
     ResolvedCluster,
     ResolvedExperiment,
@@ -20,9 +25,9 @@ from tasuki.telemetry.events import EventLog
 
 
 def frozen_spec(
-    run: RunFolder, cluster: ResolvedCluster
+    run: RunFolder, environ: Mapping[str, str]
 ) -> tuple[ResolvedSpec, ResolvedExperiment]:
-    """The spec a run was begun with, under the cluster's limits of today."""
+    """The spec a run was begun with, under its cluster's limits of today."""
     if run.is_complete():
         raise RunError(
             f"run `{run.name}` is complete: there is nothing to resume",
@@ -35,10 +40,18 @@ def frozen_spec(
         file=value["file"],
         folder=value["folder"],
         runs=str(run.path.parent),
-        cluster=cluster,
+        cluster=_cluster_of(value, environ),
         experiments=(experiment,),
     )
     return spec, experiment
+
+
+def _cluster_of(value: dict[str, Any], environ: Mapping[str, str]) -> ResolvedCluster:
+    """As the run's spec file says now; as it said last where the file cannot be read any more."""
+    try:
+        return load_spec(value["file"], environ=environ).cluster
+    except TasukiError:
+        return msgspec.convert(value["cluster"], ResolvedCluster)
 
 
 def take_current_code(run: RunFolder, clock: Clock) -> str:

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tasuki.actions.freeze import check_unchanged, freeze_run
+from tasuki.actions.freeze import find_changes, freeze_run, in_words, take_over
 from tasuki.actions.machine import cpus_for, device_for
 from tasuki.actions.plan import PlanRequest, make_plan
+from tasuki.actions.resume import take_current_code
 from tasuki.actions.status import read_status
 from tasuki.backends.local import LocalBackend, LocalJob, Preemption
 from tasuki.clock import Clock
@@ -17,6 +18,7 @@ from tasuki.errors import EXIT_DONE, RunError, UsageError
 from tasuki.plan.values import Job, Plan
 from tasuki.spec.resolved import ResolvedExperiment
 from tasuki.store.atomic import FORMAT, make_folder, write_json
+from tasuki.store.attempts import live_runner, write_runner
 from tasuki.store.claims import highest_claim
 from tasuki.store.control import Word, last_said, say
 from tasuki.store.find import latest_run, next_run
@@ -33,6 +35,7 @@ class RunRequest:
     accepted: tuple[str, ...] = ()
     preemption: Preemption | None = None
     lifts_hold: bool = False
+    takes_current_code: bool = False
     on_plan: Callable[[Plan], None] = lambda _: None
     on_tick: Callable[[], None] = lambda: None
     on_event: Callable[[str, str], None] = lambda _kind, _text: None
@@ -58,9 +61,10 @@ class RunResult:
 def run_here(request: RunRequest) -> RunResult:
     """Everything that is asked for and not done yet, on this machine."""
     spec = request.plan.spec
-    folders, notes = open_runs(request)
+    folders = open_runs(request)
     plan = make_plan(replace(request.plan, folders=folders))
     request.on_plan(plan)
+    notes = take_up(folders, request)
     jobs = write_jobs(plan, folders, request)
     backend = LocalBackend(
         clock=request.clock,
@@ -76,24 +80,40 @@ def run_here(request: RunRequest) -> RunResult:
     return RunResult(code, plan, list(folders.values()), notes)
 
 
-def open_runs(request: RunRequest) -> tuple[dict[str, RunFolder], list[str]]:
-    """The folder of each experiment, checked; and what was taken over from a changed spec."""
-    spec = request.plan.spec
+def open_runs(request: RunRequest) -> dict[str, RunFolder]:
+    """The folder of each experiment, checked; nothing is changed yet."""
     folders = {}
-    notes: list[str] = []
     for experiment in request.plan.experiments:
         _refuse_commands(experiment)
         find = next_run if request.plan.is_new else latest_run
         meant = request.plan.folders.get(experiment.name)
-        run = meant or find(Path(spec.runs), experiment.name)
+        run = meant or find(Path(request.plan.spec.runs), experiment.name)
         _refuse_live(run, request.clock)
         if run.spec.exists():
-            notes += check_unchanged(
-                run, experiment, spec, accepted=request.accepted, clock=request.clock
-            )
-        _lift(run, lifts_hold=request.lifts_hold)
+            _refuse_held(run, lifts_hold=request.lifts_hold)
+            find_changes(run, experiment, accepted=request.accepted)
         folders[experiment.name] = run
-    return folders, notes
+    return folders
+
+
+def take_up(folders: dict[str, RunFolder], request: RunRequest) -> list[str]:
+    """Everything can be done: lift words, take changes over. Returns what changed, in words."""
+    notes: list[str] = []
+    for experiment in request.plan.experiments:
+        run = folders[experiment.name]
+        if run.is_complete():
+            continue
+        if not run.spec.exists():
+            freeze_run(run, experiment, request.plan.spec, request.clock)
+        else:
+            changes = find_changes(run, experiment, accepted=request.accepted)
+            notes += [in_words(change) for change in changes]
+            take_over(run, experiment, request.plan.spec, request.clock)
+            if request.takes_current_code:
+                take_current_code(run, request.clock)
+        write_runner(run)
+        _lift(run)
+    return notes
 
 
 def _refuse_commands(experiment: ResolvedExperiment) -> None:
@@ -108,24 +128,32 @@ def _refuse_commands(experiment: ResolvedExperiment) -> None:
 def _refuse_live(run: RunFolder, clock: Clock) -> None:
     holder = live_holder(run, now=clock.wall())
     if holder is not None:
-        raise RunError(
-            f"run `{run.name}` is live: attempt {holder.claim} in job {holder.job} "
-            f"(process {holder.pid} on {holder.host.split(':')[0]})",
-            hint="`tasuki status` shows it, `tasuki cancel` ends it, saved",
-        )
-
-
-def _lift(run: RunFolder, *, lifts_hold: bool) -> None:
-    """A person's run lifts a cancel, and a failure they have mended; only `resume` lifts a hold."""
-    said = last_said(run)
-    if said is None or said.word is Word.LIFT:
+        who = f"attempt {holder.claim} in job {holder.job} (process {holder.pid})"
+    elif (runner := live_runner(run)) is not None:
+        who = f"`tasuki run` works on it (process {runner})"
+    else:
         return
-    if said.word is Word.HOLD and not lifts_hold:
+    raise RunError(
+        f"run `{run.name}` is live: {who}",
+        hint="`tasuki status` shows it, `tasuki cancel` ends it, saved",
+    )
+
+
+def _refuse_held(run: RunFolder, *, lifts_hold: bool) -> None:
+    """Only `resume` lifts a hold."""
+    said = last_said(run)
+    if said is not None and said.word is Word.HOLD and not lifts_hold:
         raise RunError(
             f"run `{run.name}` is held: {said.reason}",
             hint=said.hint or f"mend the cause, then `tasuki resume {run.name}`",
         )
-    say(run, Word.LIFT, reason="a person said so", claim=highest_claim(run))
+
+
+def _lift(run: RunFolder) -> None:
+    """A person's run lifts a cancel, and a failure they have mended."""
+    said = last_said(run)
+    if said is not None and said.word is not Word.LIFT:
+        say(run, Word.LIFT, reason="a person said so", claim=highest_claim(run))
 
 
 def _uses_gpus(request: RunRequest) -> bool:
@@ -141,11 +169,8 @@ def _slots(request: RunRequest) -> int:
 
 
 def write_jobs(plan: Plan, folders: dict[str, RunFolder], request: RunRequest) -> list[LocalJob]:
-    """Freeze new runs, write the plan and a folder for each of its jobs."""
+    """Write the plan and a folder for each of its jobs."""
     spec = request.plan.spec
-    for experiment in request.plan.experiments:
-        if not folders[experiment.name].spec.exists():
-            freeze_run(folders[experiment.name], experiment, spec, request.clock)
     if not plan.jobs:
         return []
     runs = make_folder(Path(spec.runs))

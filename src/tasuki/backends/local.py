@@ -11,7 +11,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -118,17 +119,36 @@ class LocalBackend:
         """Until all jobs have ended; the exit code is the gravest one's."""
         self._jobs = [_Running(job) for job in jobs]
         self._began_at = self._clock.monotonic()
-        while any(job.state is not JobState.ENDED for job in self._jobs):
-            try:
+        with self._counted_interrupts():
+            while any(job.state is not JobState.ENDED for job in self._jobs):
+                while self._interrupts > self._handled_interrupts:
+                    self._handled_interrupts += 1
+                    self._interrupt()
                 self._turn()
                 self._clock.sleep(_TICK_S)
-            except KeyboardInterrupt:
-                self._interrupt()
         codes = [job.exit_code for job in self._jobs]
         if EXIT_FAILED in codes:
             return EXIT_FAILED
         # A handover that a later job of the plan took up is no unfinished business.
         return EXIT_RESUME_ME if not self._all_done() else 0
+
+    @contextlib.contextmanager
+    def _counted_interrupts(self) -> Iterator[None]:
+        """Ctrl-C and TERM are counted, and acted upon between turns: never in the middle of one."""
+        self._interrupts = self._handled_interrupts = 0
+
+        def count(*_: object) -> None:
+            self._interrupts += 1
+
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        kept = {number: signal.signal(number, count) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in kept.items():
+                signal.signal(number, handler)
 
     def _all_done(self) -> bool:
         last = {run.path: job.exit_code for job in self._jobs for run in job.job.runs}

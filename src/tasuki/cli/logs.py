@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from tasuki.cli.options import runs_folder, runs_option
+from tasuki.cli.options import json_option, print_json, runs_folder, runs_option
 
 
 @click.command(epilog="Example:  tasuki logs sine -f")
@@ -15,14 +15,27 @@ from tasuki.cli.options import runs_folder, runs_option
 @click.option("--err", "errors", is_flag=True, help="Errors instead of output.")
 @click.option("--attempt", type=int, help="Only this attempt.")
 @runs_option
-def command(run: str, follow: bool, errors: bool, attempt: int | None, runs: Path | None) -> None:
+@json_option
+def command(
+    run: str,
+    follow: bool,
+    errors: bool,
+    attempt: int | None,
+    runs: Path | None,
+    as_json: bool,
+) -> None:
     """What a run printed, over all attempts, oldest first."""
     from tasuki.actions.logs import follow_logs, read_logs
     from tasuki.actions.runs import find_run
     from tasuki.clock import SystemClock
+    from tasuki.store.atomic import FORMAT
     from tasuki.views.text import neutral
 
     folder = find_run(run, runs_folder(runs))
+    if as_json:
+        texts = dict(read_logs(folder, errors=errors, attempt=attempt))
+        print_json({"format": FORMAT, "experiment": folder.name, "logs": texts})
+        return
     if follow:
         parts = follow_logs(folder, clock=SystemClock(), errors=errors, attempt=attempt)
     else:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import click
 
-from tasuki.cli.options import json_option, make_request, runs_folder, runs_option
+from tasuki.cli.options import json_option, make_request, print_json, runs_folder, runs_option
 
 
 @click.command(epilog="Example:  tasuki resume sine --code current")
@@ -24,26 +25,25 @@ from tasuki.cli.options import json_option, make_request, runs_folder, runs_opti
 def command(run: str, code: str, dry_run: bool, runs: Path | None, as_json: bool) -> int:
     """Go on with a run that is held, failed, cancelled or was stopped, from its last checkpoint."""
     from tasuki.actions.plan import make_plan
-    from tasuki.actions.resume import frozen_spec, take_current_code
+    from tasuki.actions.resume import frozen_spec
     from tasuki.actions.runs import find_run
-    from tasuki.cli.options import read_spec
     from tasuki.cli.run import run_and_show
-    from tasuki.clock import SystemClock
-    from tasuki.spec.resolved import ResolvedCluster
 
     folder = find_run(run, runs_folder(runs))
-    here = Path("tasuki.yaml").exists()
-    cluster = read_spec("tasuki.yaml", (), None).cluster if here else ResolvedCluster()
-    spec, experiment = frozen_spec(folder, cluster)
+    spec, experiment = frozen_spec(folder, os.environ)
     request = replace(
-        make_request(spec, (), (), measure=cluster.time_limit_s is not None),
+        make_request(spec, (), (), measure=spec.cluster.time_limit_s is not None),
         folders={experiment.name: folder},
     )
-    if dry_run:
+    if not dry_run:
+        return run_and_show(
+            request, lifts_hold=True, takes_current_code=code == "current", as_json=as_json
+        )
+    plan = make_plan(request).as_json()
+    if as_json:
+        print_json(plan)
+    else:
         from tasuki.views.plan import show_plan
 
-        show_plan(make_plan(request).as_json(), python=request.python, runs=spec.runs)
-        return 0
-    if code == "current":
-        take_current_code(folder, SystemClock())
-    return run_and_show(request, lifts_hold=True, as_json=as_json)
+        show_plan(plan, python=request.python, runs=spec.runs)
+    return 0

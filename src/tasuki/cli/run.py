@@ -80,6 +80,7 @@ def run_and_show(
     accepted: tuple[str, ...] = (),
     preemption: Preemption | None = None,
     lifts_hold: bool = False,
+    takes_current_code: bool = False,
     as_json: bool,
 ) -> int:
     """Run with a live view on stderr and the summary on stdout."""
@@ -108,6 +109,7 @@ def run_and_show(
                 accepted=accepted,
                 preemption=preemption,
                 lifts_hold=lifts_hold,
+                takes_current_code=takes_current_code,
                 on_plan=view.show_plan,
                 on_tick=view.tick,
                 on_event=view.say,

@@ -94,3 +94,19 @@ def read_attempt_end(run: RunFolder, claim: int) -> dict[str, Any] | None:
 def read_attempt_ends(run: RunFolder) -> dict[int, dict[str, Any] | None]:
     """How every attempt ended; None for one that is running or died without a word."""
     return {claim: read_attempt_end(run, claim) for claim in list_claims(run)}
+
+
+def write_runner(run: RunFolder) -> None:
+    """Write down the `tasuki run` that works on a run, for the gaps between its attempts."""
+    pid = os.getpid()
+    facts = {"host": host_id(), "pid": pid, "born": process_birth(pid)}
+    write_json(run.runner, {"format": FORMAT, **facts})
+
+
+def live_runner(run: RunFolder) -> int | None:
+    """The process id of another `tasuki run` on this host that works on the run."""
+    value = read_json_or_none(run.runner)
+    if value is None or value.get("host") != host_id() or value.get("pid") == os.getpid():
+        return None
+    is_alive = bool(value.get("born")) and process_birth(int(value["pid"])) == value["born"]
+    return int(value["pid"]) if is_alive else None

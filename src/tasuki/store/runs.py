@@ -40,6 +40,11 @@ class RunFolder:
         return self.path / "control"
 
     @property
+    def runner(self) -> Path:
+        """Which `tasuki run` works on it."""
+        return self.path / "runner.json"
+
+    @property
     def events(self) -> Path:
         return self.path / "events"
 
