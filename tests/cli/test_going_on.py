@@ -204,7 +204,7 @@ def test_logs_follow_a_run_to_its_end(project):
     follower = slow.start("logs", "exp", "-f")
     assert finish(process).code == 0
     said = finish(follower)
-    assert said.code == 0 and "starting stage one from the beginning" in said.out, said
+    assert said.code == 0 and "Starting stage one" in said.out, said
     assert "Finished stage one: 24 steps" in said.out
 
 

@@ -54,6 +54,9 @@ def test_a_failure_that_goes_away_costs_nothing_but_time(warm, tmp_path, undistu
 def test_a_run_preempted_before_its_first_step_starts_over_and_says_so(warm, tmp_path, undisturbed):
     project = make_project(tmp_path / "p")
     started = warm.start(project.job.path)
+    until = time.monotonic() + 30
+    while not list_claims(project.run):
+        assert time.monotonic() < until, project.logs()
     started.kill(signal.SIGTERM)
     started.wait()
     assert warm.start(project.job.path).wait() == 0, project.logs()

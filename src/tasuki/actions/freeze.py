@@ -130,6 +130,19 @@ def snapshot_code(run: RunFolder, spec: ResolvedSpec) -> str:
         return _copy_sources(run, Path(spec.folder), files)
 
 
+def is_code_changed(run: RunFolder, spec: ResolvedSpec) -> bool:
+    """Has the project's code changed since the run took its copy?"""
+    folder = Path(spec.folder)
+    digest = hashlib.sha256()
+    for path in _source_files(folder, exclude=Path(spec.runs)):
+        _add_source(digest, path.relative_to(folder), path.read_bytes())
+    return digest.hexdigest() != str(read_json(run.spec)["fingerprints"]["code"])
+
+
+def _add_source(digest: hashlib._Hash, name: Path, data: bytes) -> None:
+    digest.update(f"{name}\0{len(data)}\0".encode() + data)
+
+
 def _copy_sources(run: RunFolder, folder: Path, files: Sequence[Path]) -> str:
     digest = hashlib.sha256()
     fresh = run.path / ".code.tmp"
@@ -145,7 +158,7 @@ def _copy_sources(run: RunFolder, folder: Path, files: Sequence[Path]) -> str:
             )
         data = path.read_bytes()
         name = path.relative_to(folder)
-        digest.update(f"{name}\0{len(data)}\0".encode() + data)
+        _add_source(digest, name, data)
         target = fresh / name
         make_folder(target.parent)
         target.write_bytes(data)

@@ -20,12 +20,21 @@ from tasuki.errors import UsageError
 from tasuki.estimate.times import StageTimes, estimate_stage, needs_measuring
 from tasuki.plan.cut import JobDraft, cut_into_jobs
 from tasuki.plan.values import Job, Lane, Plan, StageWork
-from tasuki.spec.resolved import ResolvedExperiment, ResolvedSpec, ResolvedStage, start_of
-from tasuki.store.atomic import read_json_or_none
+from tasuki.spec.resolved import (
+    ResolvedExperiment,
+    ResolvedSpec,
+    ResolvedStage,
+    differences,
+    start_of,
+    to_plain,
+)
+from tasuki.store.atomic import read_json, read_json_or_none
 from tasuki.store.find import latest_run
 from tasuki.store.history import read_history
 from tasuki.store.runs import RunFolder
 from tasuki.telemetry.events import read_events
+
+_MORE_IS_BETTER = ("acc", "auc", "f1", "score", "precision", "recall", "bleu", "iou", "r2")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +120,13 @@ def _without_effect(spec: ResolvedSpec, experiments: Sequence[ResolvedExperiment
         yield "`cluster.nodes` does not work yet: jobs have one node"
     if cluster.setup:
         yield "`cluster.setup` has no effect on jobs that run here"
+    for experiment in experiments:
+        for validate in {s.validate for s in experiment.stages if s.validate is not None}:
+            if validate.mode == "min" and any(word in validate.metric for word in _MORE_IS_BETTER):
+                yield (
+                    f"`validate.metric: {validate.metric}` is minimised; if more is better, "
+                    "write `mode: max` beside it"
+                )
     if any(stage.gpus for experiment in experiments for stage in experiment.stages):
         yield "a stage's own `gpus` do not work yet: `cluster.gpus` counts"
 
@@ -129,6 +145,8 @@ def _work_of(
     if request.is_new or not run.spec.exists():
         run = RunFolder(Path(request.spec.runs) / ".none")
     wanted = _wanted(experiment, request.stages)
+    if run.spec.exists():
+        warnings += _changes(experiment, run)
     if run.is_complete():
         return []
     left = [stage for stage in wanted if not run.stage(stage.name).metrics.exists()]
@@ -144,6 +162,13 @@ def _work_of(
     if not work and len(wanted) == len(experiment.stages):
         work.append(_evaluation_work(experiment, wanted[-1], request))  # only the marker is missing
     return work
+
+
+def _changes(experiment: ResolvedExperiment, run: RunFolder) -> Iterator[str]:
+    changed = differences(read_json(run.spec)["spec"], to_plain(experiment))
+    keys = [difference.key for difference in changed if not difference.harmless]
+    if keys:
+        yield f"{run.path} was begun with another spec ({', '.join(keys)}): `run` will ask about it"
 
 
 def _wanted(experiment: ResolvedExperiment, stages: Sequence[str]) -> list[ResolvedStage]:

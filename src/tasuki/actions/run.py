@@ -7,7 +7,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tasuki.actions.freeze import find_changes, freeze_run, in_words, take_over
+from tasuki.actions.freeze import (
+    find_changes,
+    freeze_run,
+    in_words,
+    is_code_changed,
+    take_over,
+)
 from tasuki.actions.machine import cpus_for, device_for
 from tasuki.actions.plan import PlanRequest, make_plan
 from tasuki.actions.resume import take_current_code
@@ -107,10 +113,15 @@ def take_up(folders: dict[str, RunFolder], request: RunRequest) -> list[str]:
             freeze_run(run, experiment, request.plan.spec, request.clock)
         else:
             changes = find_changes(run, experiment, accepted=request.accepted)
-            notes += [in_words(change) for change in changes]
+            notes += [f"taken over: {in_words(change)}" for change in changes]
             take_over(run, experiment, request.plan.spec, request.clock)
             if request.takes_current_code:
                 take_current_code(run, request.clock)
+            elif is_code_changed(run, request.plan.spec):
+                notes.append(
+                    f"run `{run.name}` goes on with the code it began with; "
+                    f"`tasuki resume {run.name} --code current` takes your changes into it"
+                )
         write_runner(run)
         _lift(run)
     return notes

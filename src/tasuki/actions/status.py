@@ -7,7 +7,7 @@ from typing import Any
 
 from tasuki.clock import utc
 from tasuki.store.atomic import FORMAT, read_json, read_json_or_none
-from tasuki.store.attempts import read_attempt_end, read_holder
+from tasuki.store.attempts import live_runner, read_attempt_end, read_holder
 from tasuki.store.claims import highest_claim, list_claims
 from tasuki.store.control import Word, last_said
 from tasuki.store.runs import RunFolder
@@ -66,18 +66,25 @@ def state_of(run: RunFolder, *, now: float) -> tuple[str, str]:
     claim = highest_claim(run)
     if claim == 0:
         return "waiting", "not started yet"
+    if live_runner(run) is not None:
+        return "waiting", "between two attempts: `tasuki run` is about to go on"
     end = read_attempt_end(run, claim)
     if end is None:
         return "handed-over", "the last attempt died without a word; `tasuki run` goes on"
     if end["ending"] == "handed-over":
         return "handed-over", f"{end['cause']}; `tasuki run` goes on"
+    if end["ending"] == "done":
+        return "waiting", "what was asked for is done; `tasuki run` does the stages that are left"
     return "waiting", str(end.get("message", ""))
 
 
 def last_progress(run: RunFolder, claim: int) -> dict[str, Any]:
     """The newest sign of life of an attempt."""
-    told = [e for e in read_recent_events(run, claim) if e["kind"] == "progress"]
-    return told[-1] if told else {}
+    return _last_of(read_recent_events(run, claim), "progress")
+
+
+def _last_of(events: list[dict[str, Any]], kind: str) -> dict[str, Any]:
+    return next((event for event in reversed(events) if event["kind"] == kind), {})
 
 
 def ledger_of(run: RunFolder, *, now: float | None = None) -> Ledger:
@@ -115,7 +122,9 @@ def brief_run(run: RunFolder, *, now: float) -> dict[str, Any]:
     """What a live view shows, several times a second: no ledger, no history."""
     claim = highest_claim(run)
     state, reason = state_of(run, now=now)
-    progress = last_progress(run, claim) if claim else {}
+    events = read_recent_events(run, claim) if claim else []
+    progress = _last_of(events, "progress")
+    phase = _last_of(events, "worker-started")
     stages = [stage["name"] for stage in read_json(run.spec)["stages"]]
     return {
         "experiment": run.name,
@@ -125,5 +134,7 @@ def brief_run(run: RunFolder, *, now: float) -> dict[str, Any]:
         "stages": stages,
         "done": [name for name in stages if run.stage(name).metrics.exists()],
         "eta_s": _eta(progress),
+        "phase": phase.get("phase"),
+        "phase_stage": phase.get("stage"),
         **{key: progress.get(key) for key in _PROGRESS},
     }

@@ -25,7 +25,7 @@ from tasuki.scheduler.local import give_cause, set_deadline
 from tasuki.store.atomic import FILE_MODE
 from tasuki.store.attempts import read_attempt_end, read_holder, write_attempt_end
 from tasuki.store.claims import highest_claim
-from tasuki.store.control import Word, say
+from tasuki.store.control import Word, last_said, say
 from tasuki.store.jobs import JobFolder, last_start, read_outcome
 from tasuki.store.runs import RunFolder
 from tasuki.telemetry.events import EventLog, read_recent_events
@@ -176,7 +176,10 @@ class LocalBackend:
         return is_free and set(job.job.after) <= ended
 
     def _is_stopped(self, job: _Running) -> bool:
-        """A job before it said that the plan's later jobs must not go on."""
+        """Its runs are held, failed or cancelled, or an earlier job said that none may follow."""
+        words = [said.word if (said := last_said(run)) else None for run in job.job.runs]
+        if job.job.after and all(word in (Word.HOLD, Word.FAIL, Word.CANCEL) for word in words):
+            return True
         for before in self._jobs:
             if before.job.folder.name in job.job.after and before.state is JobState.ENDED:
                 outcome = read_outcome(before.job.folder, before.start) or {}

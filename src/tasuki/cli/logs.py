@@ -47,4 +47,5 @@ def command(
             last = name
         click.echo(neutral(text), nl=False)
     if not last:
-        click.echo(f"run `{folder.name}` has printed nothing yet", err=True)
+        what = "no errors" if errors else "nothing"
+        click.echo(f"run `{folder.name}` has printed {what} so far", err=True)

@@ -122,7 +122,7 @@ def run_and_show(
         from tasuki.views.status import show_results
 
         for note in result.notes:
-            click.echo(f"taken over: {note}", err=True)
+            click.echo(note, err=True)
         show_results(values)
     return result.exit_code
 

@@ -33,6 +33,10 @@ from tasuki.relay.values import (
 MAX_FAILURES = 3
 """Attempts in a row without a new checkpoint after which a person must look."""
 
+_MEND = (
+    "`tasuki logs RUN --err` shows more; mend the cause, then `tasuki resume RUN` "
+    "(with `--code current` if you changed code)"
+)
 _STATE_OF_WORD = {"cancel": "cancelled", "hold": "held", "fail": "failed"}
 
 
@@ -113,7 +117,7 @@ def _after_failure(run: RunView, event: PhaseEnded) -> Action:
         return Hold(
             f"{failures} attempts in a row failed without a new checkpoint; the last one: "
             f"{event.message or 'no word'}",
-            event.hint or "read `tasuki logs`, mend the cause, then `tasuki resume`",
+            event.hint or _MEND,
         )
     if event.cause is not Cause.NONE:
         return _hand_over(run, event.cause)

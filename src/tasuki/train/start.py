@@ -134,8 +134,17 @@ def _find_checkpoint(task: Task) -> str | None:
     sweep_drafts(run, claim=claim)
     if latest is not None and latest.manifest.position.stage == task.stage.name:
         return latest.name
-    task.say(f"No checkpoint found: starting stage {task.stage.name} from the beginning")
+    task.say(_starting_line(task))
     return None
+
+
+def _starting_line(task: Task) -> str:
+    """A later attempt that has nothing to go on from says so; a stage's turn is nothing unusual."""
+    if task.stage_number == 1 and task.orders.claim > 1:
+        return f"No checkpoint found: starting stage {task.stage.name} from the beginning"
+    start = task.stage.init_from
+    weights = "" if start == "none" else f" from the weights of `{start}`"
+    return f"Starting stage {task.stage.name}{weights}"
 
 
 def _commit_start(task: Task, setup: Setup, engine: StepEngine, saver: Saver, begin: Begin) -> str:

@@ -185,7 +185,7 @@ class Training:
         self.metrics.add({**row, "samples_per_sec": round(rate, 3)})
 
     def _validate_if_due(self, step: int) -> None:
-        """Also before the first step: the figure to improve on."""
+        """Also before the first step: what a stage starts from may stay the best."""
         validate = self.task.stage.validate
         if validate is None or not self.task.is_first:
             return
@@ -200,10 +200,9 @@ class Training:
                 device=self.task.device,
             )
             self.metrics.add(self._row("val") | found)
-            if step > 0:
-                self.progress.best = keep_best(
-                    self.task, self.setup.model, found, validate, self.progress.best, step=step
-                )
+            self.progress.best = keep_best(
+                self.task, self.setup.model, found, validate, self.progress.best, step=step
+            )
 
     def _row(self, split: str) -> dict[str, Any]:
         return {

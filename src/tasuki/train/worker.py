@@ -138,6 +138,8 @@ def _ending_of(error: BaseException) -> Ending:
             return Ending.FAILED
         case TasukiError():
             return Ending.MISTAKE
+        case NameError() | AttributeError() | TypeError() | ImportError() | SyntaxError():
+            return Ending.MISTAKE  # code that cannot work: trying again changes nothing
         case _:
             return Ending.FAILED
 

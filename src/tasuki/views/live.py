@@ -90,10 +90,12 @@ def line(run: dict[str, Any]) -> str:
     number_of = f"stage {min(len(run['done']) + 1, len(run['stages']))}/{len(run['stages'])}"
     if run["state"] == "complete":
         return f"{name}  complete"
+    if run["phase"] == "evaluate" and run["phase_stage"] in run["done"]:
+        return f"{name}  evaluating {escape(run['phase_stage'])}  attempt {run['attempts']}"
     if not run["stage"] or not run["total_steps"]:
         return f"{name}  {number_of}  starting  attempt {run['attempts'] or 1}"
     if run["stage"] in run["done"]:
-        return f"{name}  {number_of}  {escape(run['stage'])} is trained  attempt {run['attempts']}"
+        return f"{name}  {number_of}  starting  attempt {run['attempts']}"
     share = run["step"] / run["total_steps"]
     left = f"  {format_seconds(run['eta_s'])} left" if run["eta_s"] else ""
     return (
