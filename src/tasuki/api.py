@@ -14,9 +14,8 @@ from typing import Any
 
 from tasuki.actions.cancel import cancel_run
 from tasuki.actions.logs import read_logs
-from tasuki.actions.machine import look_around
 from tasuki.actions.new import new_project
-from tasuki.actions.plan import PlanRequest, choose_experiments, make_plan
+from tasuki.actions.plan import PlanRequest, make_plan, request_plan
 from tasuki.actions.resume import frozen_spec
 from tasuki.actions.run import RunRequest, run_here
 from tasuki.actions.runs import find_run
@@ -100,12 +99,5 @@ def _load(spec: str | Path, settings: Sequence[str], config: str | None) -> Reso
 
 
 def _request(spec: ResolvedSpec, experiments: Sequence[str], stages: Sequence[str]) -> PlanRequest:
-    wanted = tuple(stages) or spec.only_stages
-    return PlanRequest(
-        spec=spec,
-        experiments=choose_experiments(spec, experiments, wanted),
-        stages=wanted,
-        machine=look_around(dict(os.environ)),
-        python=sys.executable,
-        environment=dict(os.environ),
-    )
+    environment = dict(os.environ)
+    return request_plan(spec, experiments, stages, python=sys.executable, environment=environment)

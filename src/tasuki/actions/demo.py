@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from tasuki.actions.compare import Comparison, compare_runs
-from tasuki.actions.machine import look_around
 from tasuki.actions.measure import measure_stages
-from tasuki.actions.plan import PlanRequest, choose_experiments
+from tasuki.actions.plan import PlanRequest, request_plan
 from tasuki.actions.run import RunRequest, run_here
 from tasuki.actions.status import brief_run, ledger_of, read_status
 from tasuki.backends.local import Preemption
@@ -53,15 +52,7 @@ def run_demo(
 ) -> dict[str, Any]:
     """Returns the report's values; raises if the run did not complete."""
     spec = _write_project(folder, environment)
-    experiments = choose_experiments(spec, (), ())
-    request = PlanRequest(
-        spec=spec,
-        experiments=experiments,
-        stages=(),
-        machine=look_around(environment),
-        python=python,
-        environment=environment,
-    )
+    request = request_plan(spec, python=python, environment=environment)
     watchers.on_step("measuring a few steps of each stage")
     measured, limit = _measure_until_even(request)
     limited = replace(
@@ -75,7 +66,7 @@ def run_demo(
     twin_runs = str(folder / "undisturbed")
     plain = replace(request, spec=_with_cluster(spec, limit_s=None, runs=twin_runs), measure=False)
     twin = _run(plain, clock, replace(watchers, on_plan=lambda _: None), None)
-    stages = [stage.name for stage in experiments[0].stages]
+    stages = [stage.name for stage in request.experiments[0].stages]
     return _report(run, twin, stages, compare_runs(run, twin, stages), limit, now=clock.wall())
 
 

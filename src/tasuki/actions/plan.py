@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tasuki.actions.machine import Machine, cpus_for, device_for
+from tasuki.actions.machine import Machine, cpus_for, device_for, look_around
 from tasuki.actions.measure import MeasureFailed, measure_stages
 from tasuki.data.split import resolve_batch
 from tasuki.errors import UsageError
@@ -54,6 +54,26 @@ class PlanRequest:
     folders: dict[str, RunFolder] = field(default_factory=dict)
     """Runs that are meant although their experiment has newer ones."""
     on_progress: Callable[[str], None] = lambda _: None
+
+
+def request_plan(
+    spec: ResolvedSpec,
+    experiments: Sequence[str] = (),
+    stages: Sequence[str] = (),
+    *,
+    python: str,
+    environment: dict[str, str],
+) -> PlanRequest:
+    """What is asked for, on the machine we are on."""
+    wanted = tuple(stages) or spec.only_stages
+    return PlanRequest(
+        spec=spec,
+        experiments=choose_experiments(spec, experiments, wanted),
+        stages=wanted,
+        machine=look_around(environment),
+        python=python,
+        environment=environment,
+    )
 
 
 def make_plan(request: PlanRequest) -> Plan:

@@ -88,17 +88,15 @@ def make_request(
     is_new: bool = False,
     measure: bool = True,
 ) -> PlanRequest:
-    from tasuki.actions.machine import look_around
-    from tasuki.actions.plan import PlanRequest, choose_experiments
+    from dataclasses import replace
 
-    wanted = stages or spec.only_stages
-    return PlanRequest(
-        spec=spec,
-        experiments=choose_experiments(spec, experiments, wanted),
-        stages=tuple(wanted),
-        machine=look_around(dict(os.environ)),
-        python=sys.executable,
-        environment=dict(os.environ),
+    from tasuki.actions.plan import request_plan
+
+    request = request_plan(
+        spec, experiments, stages, python=sys.executable, environment=dict(os.environ)
+    )
+    return replace(
+        request,
         measure=measure,
         is_new=is_new,
         on_progress=lambda text: click.echo(f"{text} …", err=True),

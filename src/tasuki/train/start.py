@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -66,11 +66,11 @@ class Begin:
 def begin_or_resume(task: Task, setup: Setup, engine: StepEngine, saver: Saver) -> Begin:
     """Find the checkpoint to go on from, or commit the stage's first; then restore it."""
     with task.stopwatch.part("restore"):
-        name = _agree_on_checkpoint(task)
-        is_resumed = name is not None
+        newest, is_resumed = _agree_on_checkpoint(task)
         begin = _make_begin(task, setup)
+        name = newest if is_resumed else None
         if name is None:
-            name = _commit_start(task, setup, engine, saver, begin)
+            name = _commit_start(task, setup, engine, saver, begin, parent=newest)
         _settle_buckets(task, setup, engine)
         manifest = read_manifest(task.run.checkpoints / name)
         progress, last_row = _restore(task, setup, engine, manifest, task.run.checkpoints / name)
@@ -79,16 +79,7 @@ def begin_or_resume(task: Task, setup: Setup, engine: StepEngine, saver: Saver) 
         _say_resuming(task, manifest)
     task.event("restored", checkpoint=name, stage=task.stage.name, step=progress.step)
     task.watch.tell("phase", phase="train", step=progress.step, total=setup.total_steps)
-    return Begin(
-        progress,
-        last_row,
-        manifest.position.is_end,
-        begin.preemptions,
-        begin.steps_before,
-        begin.stage,
-        begin.stage_number,
-        begin.steps_per_epoch,
-    )
+    return replace(begin, progress=progress, last_row=last_row, is_end=manifest.position.is_end)
 
 
 def _make_begin(task: Task, setup: Setup) -> Begin:
@@ -106,21 +97,23 @@ def _make_begin(task: Task, setup: Setup) -> Begin:
     )
 
 
-def _agree_on_checkpoint(task: Task) -> str | None:
-    """Rank 0 looks, verifies and records the parent; the others take its word."""
+def _agree_on_checkpoint(task: Task) -> tuple[str | None, bool]:
+    """(the newest good one, is it of this stage). Rank 0 looks; the others take its word."""
     key = "tasuki/start"
-    if not task.is_first:
-        assert task.ranks.store is not None
-        task.ranks.store.wait([key], _DECIDE_WITHIN)
-        name: str | None = json.loads(task.ranks.store.get(key))
-        return name
-    name = _find_checkpoint(task)
-    if task.ranks.store is not None:
-        task.ranks.store.set(key, json.dumps(name))
-    return name
+    if task.is_first:
+        found = _find_checkpoint(task)
+        if task.ranks.store is not None:
+            task.ranks.store.set(key, json.dumps(found))
+        return found
+    assert task.ranks.store is not None
+    task.ranks.store.wait([key], _DECIDE_WITHIN)
+    name, is_resumed = json.loads(task.ranks.store.get(key))
+    return name, is_resumed
 
 
-def _find_checkpoint(task: Task) -> str | None:
+def _find_checkpoint(task: Task) -> tuple[str | None, bool]:
+    """Verifies, falls back aloud, and records what this claim goes on from."""
+
     def report(name: str, error: DamagedCheckpoint) -> None:
         task.say(f"WARNING: checkpoint {name} is damaged, falling back to the one before: {error}")
         task.event("fell-back", checkpoint=name, reason=str(error))
@@ -133,9 +126,9 @@ def _find_checkpoint(task: Task) -> str | None:
         record_parent(run, claim, parent=latest.name if latest else None, facts=facts)
     sweep_drafts(run, claim=claim)
     if latest is not None and latest.manifest.position.stage == task.stage.name:
-        return latest.name
+        return latest.name, True
     task.say(_starting_line(task))
-    return None
+    return (latest.name if latest else None), False
 
 
 def _starting_line(task: Task) -> str:
@@ -147,7 +140,15 @@ def _starting_line(task: Task) -> str:
     return f"Starting stage {task.stage.name}{weights}"
 
 
-def _commit_start(task: Task, setup: Setup, engine: StepEngine, saver: Saver, begin: Begin) -> str:
+def _commit_start(
+    task: Task,
+    setup: Setup,
+    engine: StepEngine,
+    saver: Saver,
+    begin: Begin,
+    *,
+    parent: str | None,
+) -> str:
     """The stage's step 0: fresh optimizer, random numbers from (seed, stage)."""
     load_initial_weights(task, setup.model)
     seed_everything(start_seed(task.stage, "start", task.ranks.rank))
@@ -156,7 +157,7 @@ def _commit_start(task: Task, setup: Setup, engine: StepEngine, saver: Saver, be
     began = task.clock.monotonic()
     state = capture_all(setup, engine, begin.progress, rank=rank, last_row={})
     checkpoint = saver.save(
-        position, state, parent=_newest(task), facts={"total_steps": setup.total_steps}
+        position, state, parent=parent, facts={"total_steps": setup.total_steps}
     )
     task.watch.save_s.append(task.clock.monotonic() - began)
     key = "tasuki/started"
@@ -169,11 +170,6 @@ def _commit_start(task: Task, setup: Setup, engine: StepEngine, saver: Saver, be
     task.event("committed", checkpoint=checkpoint.name, step=0, pruned=[])
     task.watch.tell("saved", checkpoint=checkpoint.name, is_start=True)
     return checkpoint.name
-
-
-def _newest(task: Task) -> str | None:
-    latest = find_latest(task.run, lambda *_: None) if task.is_first else None
-    return latest.name if latest else None
 
 
 def _settle_buckets(task: Task, setup: Setup, engine: StepEngine) -> None:
