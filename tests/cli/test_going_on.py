@@ -93,12 +93,13 @@ def test_a_cancelled_run_is_saved_and_stays_cancelled_until_a_person_says_run(
     assert_undisturbed(slow, undisturbed)
 
 
-def test_a_run_that_was_never_started_can_be_cancelled_and_resumed(project, here):
+def test_a_cancel_does_not_lift_a_hold(project, here):
     made = project()
     made.change(cluster__python="/bin/false")
     assert here(made.folder, "run").code == 1
     assert here(made.folder, "cancel", "exp", "--json").json()["was_live"] is False
-    assert here(made.folder, "status", "--json").run["state"] == "cancelled"
+    assert here(made.folder, "status", "--json").run["state"] == "held"
+    assert here(made.folder, "run").code == 1
 
 
 def test_preempt_at_preempts_once_and_the_job_comes_back(slow, undisturbed, here):

@@ -63,7 +63,7 @@ Rule = tuple[Callable[[RunView, PhaseEnded], bool], Callable[[RunView, PhaseEnde
 FAILED_RULES: list[Rule] = [
     # Ended by the scheduler before it could do anything.
     (
-        lambda _, e: e.cause is not Cause.NONE and not e.has_stepped,
+        lambda _, e: e.cause not in (Cause.NONE, Cause.LIMIT) and not e.has_stepped,
         lambda v, e: expected_handover(v, e.cause),
     ),
     (lambda v, e: not e.has_progressed and v.failures >= 2, lambda *_: Hold),
@@ -290,7 +290,7 @@ def test_a_failure_after_a_new_checkpoint_is_always_tried_again() -> None:
     assert next_action(run(failures=9), end) == Retry("boom")
 
 
-@pytest.mark.parametrize("cause", NOTICES)
+@pytest.mark.parametrize("cause", [cause for cause in NOTICES if cause is not Cause.LIMIT])
 def test_an_attempt_the_scheduler_ended_before_its_first_step_is_no_failure(cause: Cause) -> None:
     end = ended(Ending.FAILED, cause)
     assert not counts_as_failure(end)
@@ -451,7 +451,7 @@ def test_a_run_is_finished_only_when_nothing_is_left_to_do(view: RunView) -> Non
         (ended(Ending.FAILED, has_stepped=True), True),
         (ended(Ending.FAILED, has_progressed=True), False),
         (ended(Ending.FAILED, Cause.LIMIT, has_stepped=True), True),
-        (ended(Ending.FAILED, Cause.LIMIT), False),
+        (ended(Ending.FAILED, Cause.LIMIT), True),
         (ended(Ending.HANDED_OVER, Cause.LIMIT), True),
         (ended(Ending.HANDED_OVER, Cause.LIMIT, has_progressed=True), False),
         (ended(Ending.HANDED_OVER, Cause.PREEMPTED), False),

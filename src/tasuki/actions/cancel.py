@@ -35,7 +35,7 @@ def cancel_run(
     holder = live_holder(run, now=clock.wall())
     if is_dry:
         return _answer(run, state, holder is not None)
-    if state != "cancelled":
+    if state not in ("cancelled", "held", "failed"):  # only `resume` lifts a hold
         say(run, Word.CANCEL, reason="cancelled by a person", claim=highest_claim(run))
     if holder is not None and holder.is_alive():
         # Other runs of the same job are interrupted too; the job comes back for them.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -26,6 +27,10 @@ from tasuki.units import format_bytes
 _SOURCES = {".py", ".pyi", ".yaml", ".yml", ".toml", ".json", ".cfg", ".ini", ".sh", ".txt", ".md"}
 _MAX_FILE = 1_000_000
 _MAX_TOTAL = 50_000_000
+_FIXED = {
+    "epochs", "steps", "samples", "length", "effective_batch", "data", "size", "split", "seed",
+    "order", "buckets", "stages",
+}  # fmt: skip
 _NEVER = {".git", ".venv", "venv", "node_modules", "__pycache__", ".tox", ".mypy_cache"}
 
 
@@ -73,14 +78,21 @@ def find_changes(
     """What the spec says differently now; refused where the run would give another result."""
     changed = differences(read_json(run.spec)["spec"], to_plain(experiment))
     refused = [d for d in changed if not d.harmless and not _is_accepted(d.key, accepted)]
-    if refused and has_committed(run):
-        lines = "\n".join(f"  {in_words(d)}" for d in refused)
+    fixed = [d for d in changed if _is_fixed(d.key)]
+    if (refused or fixed) and has_committed(run):
+        lines = "\n".join(f"  {in_words(d)}" for d in fixed or refused)
+        accept = " ".join(f"--accept-change {d.key}" for d in refused)
         raise RunError(
             f"{run.path} was begun with another spec:\n{lines}",
-            hint="put it back, or start anew with `--new`, or go on with the change: "
-            + " ".join(f"--accept-change {d.key}" for d in refused),
+            hint="put it back, or start anew with `--new`"
+            + ("" if fixed else f", or go on with the change: {accept}"),
         )
     return changed
+
+
+def _is_fixed(key: str) -> bool:
+    """What decides which samples come when cannot change under a run that has begun."""
+    return any(part in _FIXED for part in key.split(".")[-2:])
 
 
 def take_over(
@@ -145,13 +157,13 @@ def _add_source(digest: hashlib._Hash, name: Path, data: bytes) -> None:
 
 def _copy_sources(run: RunFolder, folder: Path, files: Sequence[Path]) -> str:
     digest = hashlib.sha256()
-    fresh = run.path / ".code.tmp"
-    shutil.rmtree(fresh, ignore_errors=True)
-    make_folder(fresh)
+    mark = f"{os.getpid()}-{os.urandom(4).hex()}"
+    fresh = make_folder(run.path / f".code.{mark}.tmp")
     total = 0
     for path in files:
         total += path.stat().st_size
         if total > _MAX_TOTAL:
+            shutil.rmtree(fresh, ignore_errors=True)
             raise RunError(
                 f"the sources in {folder} are more than {format_bytes(_MAX_TOTAL)}",
                 hint="put the spec into a folder of its own, beside the code it needs",
@@ -162,12 +174,12 @@ def _copy_sources(run: RunFolder, folder: Path, files: Sequence[Path]) -> str:
         target = fresh / name
         make_folder(target.parent)
         target.write_bytes(data)
-    old = run.path / ".code.old"
-    shutil.rmtree(old, ignore_errors=True)
-    if run.code.exists():
+    old = run.path / f".code.{mark}.old"
+    with contextlib.suppress(FileNotFoundError):
         run.code.rename(old)
     fresh.rename(run.code)
-    shutil.rmtree(old, ignore_errors=True)
+    for leftover in (old, *run.path.glob(".code.*")):
+        shutil.rmtree(leftover, ignore_errors=True)
     return digest.hexdigest()
 
 

@@ -18,7 +18,7 @@ from tasuki.spec.resolved import (
     ResolvedSpec,
     experiment_from_plain,
 )
-from tasuki.store.atomic import read_json, write_json
+from tasuki.store.atomic import read_json, shaped, write_json
 from tasuki.store.claims import highest_claim
 from tasuki.store.runs import RunFolder
 from tasuki.telemetry.events import EventLog
@@ -34,15 +34,16 @@ def frozen_spec(
             hint="`tasuki run --new` begins another one",
         )
     value = read_json(run.spec)
-    experiment = experiment_from_plain(value["spec"])
-    spec = ResolvedSpec(
-        project=value["project"],
-        file=value["file"],
-        folder=value["folder"],
-        runs=str(run.path.parent),
-        cluster=_cluster_of(value, environ),
-        experiments=(experiment,),
-    )
+    with shaped(run.spec):
+        experiment = experiment_from_plain(value["spec"])
+        spec = ResolvedSpec(
+            project=value["project"],
+            file=value["file"],
+            folder=value["folder"],
+            runs=str(run.path.parent),
+            cluster=_cluster_of(value, environ),
+            experiments=(experiment,),
+        )
     return spec, experiment
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from tasuki.clock import utc
-from tasuki.store.atomic import FORMAT, read_json, read_json_or_none
+from tasuki.store.atomic import FORMAT, read_json, read_json_or_none, shaped
 from tasuki.store.attempts import live_runner, read_attempt_end, read_holder
 from tasuki.store.claims import highest_claim, list_claims
 from tasuki.store.control import Word, last_said
@@ -24,6 +24,11 @@ def read_status(runs: Iterable[RunFolder], *, now: float) -> dict[str, Any]:
 
 def describe_run(run: RunFolder, *, now: float) -> dict[str, Any]:
     """One run as scripts see it; what is unknown is null."""
+    with shaped(run.path):
+        return _describe_run(run, now)
+
+
+def _describe_run(run: RunFolder, now: float) -> dict[str, Any]:
     spec = read_json(run.spec)
     claim = highest_claim(run)
     state, reason = state_of(run, now=now)

@@ -89,6 +89,12 @@ def explain_mismatch(
     return "; ".join(sentences) or None
 
 
+def check_weights(state_dict: Mapping[str, object]) -> None:
+    """Refuse what `write_weights` could not write."""
+    for name, value in state_dict.items():
+        _refuse_unusual(name, value)
+
+
 def _split_aliases(state_dict: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Tensors to store, and the other names of those that are the same memory."""
     tensors: dict[str, Tensor] = {}

@@ -16,6 +16,7 @@ from tasuki.units import format_seconds
 LEAD_S = 1.0
 """Our own reaction and the scheduler's unevenness, kept free in each job beside the last save."""
 
+_MOST_JOBS = 10_000
 _ROUNDING = 1 + 1e-9
 """Sums of seconds are not exact: a billionth more than the room still fits."""
 
@@ -110,6 +111,11 @@ def _place(jobs: list[_Filling], stage: StageWork, cut: str) -> None:
                 _piece(stage, "train", step, to_step, stage.start_s + seconds + stage.save_s),
             )
             left, step = left - seconds, to_step
+        if len(jobs) >= _MOST_JOBS:
+            raise PlanError(
+                f"stage `{stage.stage}` would need more than {_MOST_JOBS:,} jobs",
+                hint="ask for a longer `cluster.time_limit`, or for less work",
+            )
         jobs.append(_Filling(jobs[-1].capacity_s))
     seconds = overhead + left
     _add(jobs[-1], _piece(stage, "train", step, stage.total_steps, seconds))

@@ -33,6 +33,8 @@ from tasuki.relay.values import (
 MAX_FAILURES = 3
 """Attempts in a row without a new checkpoint after which a person must look."""
 
+_EXCUSES = (Cause.PREEMPTED, Cause.INTERRUPTED, Cause.CANCELLED)
+"""An attempt ended by these before its first step is nobody's fault; our own clock is no excuse."""
 _MEND = (
     "`tasuki logs RUN --err` shows more; mend the cause, then `tasuki resume RUN` "
     "(with `--code current` if you changed code)"
@@ -110,8 +112,8 @@ def _may_requeue(run: RunView) -> bool:
 
 
 def _after_failure(run: RunView, event: PhaseEnded) -> Action:
-    if event.cause is not Cause.NONE and not event.has_stepped:
-        return _hand_over(run, event.cause)  # ended by the scheduler before it could do anything
+    if event.cause in _EXCUSES and not event.has_stepped:
+        return _hand_over(run, event.cause)  # ended from outside before it could do anything
     failures = 0 if event.has_progressed else run.failures + 1
     if failures >= MAX_FAILURES:
         return Hold(
@@ -130,7 +132,7 @@ def counts_as_failure(end: PhaseEnded) -> bool:
         return False
     if end.ending is Ending.HANDED_OVER:
         return end.cause is Cause.LIMIT
-    return end.ending is Ending.FAILED and (end.cause is Cause.NONE or end.has_stepped)
+    return end.ending is Ending.FAILED and (end.cause not in _EXCUSES or end.has_stepped)
 
 
 def settle(lanes: Sequence[LaneEnd]) -> Settlement:

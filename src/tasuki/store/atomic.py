@@ -124,6 +124,16 @@ def read_json_or_none(path: Path) -> dict[str, Any] | None:
 
 
 @contextlib.contextmanager
+def shaped(path: Path) -> Iterator[None]:
+    """Around taking a file of ours apart: one that parses but holds something else is damaged."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        words = f"{type(error).__name__} {error}"
+        raise StoreError(f"{path} is damaged: {words}", hint="restore it from a copy") from error
+
+
+@contextlib.contextmanager
 def translated(path: Path, *, need: int | None = None) -> Iterator[None]:
     """Turn an OSError into a StoreError that names errno, path, need and free space."""
     try:

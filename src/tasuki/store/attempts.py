@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasuki.store.atomic import FORMAT, read_json_or_none, write_json
+from tasuki.store.atomic import FORMAT, read_json_or_none, shaped, write_json
 from tasuki.store.claims import claim_folder, list_claims
 from tasuki.store.runs import RunFolder
 
@@ -69,18 +69,20 @@ def write_holder(run: RunFolder, claim: int, *, job: str, start: int, at: float)
 
 
 def read_holder(run: RunFolder, claim: int) -> Holder | None:
-    value = read_json_or_none(claim_folder(run, claim) / "holder.json")
+    path = claim_folder(run, claim) / "holder.json"
+    value = read_json_or_none(path)
     if value is None:
         return None
-    return Holder(
-        claim=claim,
-        host=str(value.get("host")),
-        pid=int(value.get("pid", 0)),
-        born=str(value.get("born")),
-        job=str(value.get("job", "")),
-        start=int(value.get("start", 0)),
-        at=float(value.get("at", 0)),
-    )
+    with shaped(path):
+        return Holder(
+            claim=claim,
+            host=str(value.get("host")),
+            pid=int(value.get("pid", 0)),
+            born=str(value.get("born")),
+            job=str(value.get("job", "")),
+            start=int(value.get("start", 0)),
+            at=float(value.get("at", 0)),
+        )
 
 
 def write_attempt_end(run: RunFolder, claim: int, value: dict[str, Any]) -> None:

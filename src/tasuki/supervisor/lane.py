@@ -100,6 +100,12 @@ class Lane:
         events = EventLog(item.run, claim=claim, node=0, who="supervisor", clock=self.clock)
         events.add("attempt-started", job=self.job.folder.name, start=self.start)
         self.attempt = Attempt(item, claim, events)
+        # A cancel may have come before it could see that we hold the run: look once more.
+        action = next_action(self._view(item), Started(self.notice))
+        if not isinstance(action, Train | Evaluate | Finish):
+            cause = self.notice if isinstance(action, HandOver) else Cause.CANCELLED
+            end = PhaseEnded(ending=Ending.HANDED_OVER, cause=cause)
+            self._close_attempt(end, _state_after(action))
         self._act(action)
 
     def _view(self, item: LaneItem) -> RunView:

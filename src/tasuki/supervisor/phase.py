@@ -162,11 +162,23 @@ class Phase:
             for word in words:
                 if word["ending"] == grave and not word.get("is_peer"):
                     return self._end(grave, cause, word)
+        is_signalled = self.notice is Cause.NONE and cause is Cause.PREEMPTED
+        if is_signalled and not self.has_stepped and Ending.DONE not in endings:
+            # Nobody told the supervisor: not the scheduler, but somebody who wants this rank gone.
+            words_of_it = (
+                "a rank got a signal before its first step (a guard of the node's memory?)"
+            )
+            return self._end(Ending.FAILED, Cause.NONE, {"message": words_of_it})
         is_well = set(endings) in ({Ending.DONE}, {Ending.HANDED_OVER})
         if is_well and len(words) == len(self.ranks):
             return self._end(endings[0], cause, words[0])
-        silent = next((rank for rank in self.ranks if rank.done is None), None)
-        return self._end(Ending.FAILED, cause, {"message": self._explain(silent)})
+        silent = sorted(
+            (rank for rank in self.ranks if rank.done is None),
+            key=lambda rank: rank.number != self.first_end,
+        )
+        return self._end(
+            Ending.FAILED, cause, {"message": self._explain(silent[0] if silent else None)}
+        )
 
     def _cause(self, words: list[dict[str, Any]]) -> Cause:
         told = [Cause(word["cause"]) for word in words if word.get("cause", "none") != "none"]

@@ -41,14 +41,22 @@ class EventLog:
 
 def read_events(run: RunFolder) -> list[dict[str, Any]]:
     """All events of a run in order of claim, then time."""
-    events = [event for path in _files(run) for event in read_lines(path)]
+    events = [event for path in _files(run) for event in read_lines(path) if _is_whole(event)]
     return sorted(events, key=_order)
 
 
 def read_recent_events(run: RunFolder, claim: int) -> list[dict[str, Any]]:
     """The newest events of one attempt: enough to tell what it is doing, however long it runs."""
     files = [path for path in _files(run) if path.name.split(".", 1)[0] == str(claim)]
-    return sorted((event for path in files for event in read_last_lines(path)), key=_order)
+    events = [event for path in files for event in read_last_lines(path) if _is_whole(event)]
+    return sorted(events, key=_order)
+
+
+def _is_whole(event: dict[str, Any]) -> bool:
+    """A line that tells what happened, when and in which attempt; others are nobody's."""
+    at, claim = event.get("t"), event.get("claim")
+    is_timed = isinstance(at, int | float) and isinstance(claim, int)
+    return is_timed and isinstance(event.get("kind"), str)
 
 
 def _order(event: dict[str, Any]) -> tuple[int, float]:

@@ -47,10 +47,14 @@ def read_metrics(run: RunFolder) -> list[dict[str, Any]]:
     files = [p for p in run.metrics.glob("*.jsonl") if p.stem.isdecimal()]
     for path in sorted(files, key=lambda p: int(p.stem)):
         for line in read_lines(path):
-            if isinstance(resume := line.get("resume"), dict):
-                _drop_beyond(rows, stage=str(resume.get("stage")), step=int(resume.get("step", 0)))
+            resume = line.get("resume")
+            step = (resume if isinstance(resume, dict) else line).get("step", 0)
+            if not isinstance(step, int):
+                continue  # not a line of ours
+            if isinstance(resume, dict):
+                _drop_beyond(rows, stage=str(resume.get("stage")), step=step)
                 continue
-            key = (str(line.get("stage")), int(line.get("step", 0)), str(line.get("split")))
+            key = (str(line.get("stage")), step, str(line.get("split")))
             rows.pop(key, None)  # a repeated row moves to its new place
             rows[key] = line
     return list(rows.values())

@@ -6,7 +6,7 @@ from typing import Any
 
 from tasuki.relay.decide import counts_as_failure
 from tasuki.relay.values import Cause, Ending, PhaseEnded, RunView, StageView
-from tasuki.store.atomic import read_json
+from tasuki.store.atomic import read_json, shaped
 from tasuki.store.attempts import Holder, read_attempt_end, read_attempt_ends, read_holder
 from tasuki.store.claims import highest_claim
 from tasuki.store.control import Said, Word, everything_said
@@ -20,14 +20,15 @@ SILENT_AFTER_S = 900.0
 def read_view(run: RunFolder, *, until: str | None, requeue: bool | int) -> RunView:
     if run.is_complete():
         return RunView(stages=(), is_complete=True)
-    stages = tuple(_read_stage(run, stage) for stage in read_json(run.spec)["stages"])
+    with shaped(run.spec):
+        stages = tuple(_read_stage(run, stage) for stage in read_json(run.spec)["stages"])
     said = everything_said(run)
     ends = read_attempt_ends(run)
     return RunView(
         stages=stages,
         until=until,
         word=str(said[-1].word) if said else None,
-        failures=_count_failures(ends, forgiven=_forgiven(said)),
+        failures=_count_failures(run, ends, forgiven=_forgiven(said)),
         preemptions=count_preemptions(run),
         requeue=requeue,
     )
@@ -69,7 +70,9 @@ def _forgiven(said: list[Said]) -> int:
     return max((s.claim for s in said if s.word is Word.LIFT), default=0)
 
 
-def _count_failures(ends: dict[int, dict[str, Any] | None], *, forgiven: int) -> int:
+def _count_failures(
+    run: RunFolder, ends: dict[int, dict[str, Any] | None], *, forgiven: int
+) -> int:
     failures = 0
     for claim in sorted(ends, reverse=True):
         end = ends[claim]
@@ -77,7 +80,8 @@ def _count_failures(ends: dict[int, dict[str, Any] | None], *, forgiven: int) ->
             break
         if end is None:
             continue  # died without a word, or is the one that asks: neither a success nor a fault
-        told = read_end(end)
+        with shaped(run.claims / str(claim) / "end.json"):
+            told = read_end(end)
         if counts_as_failure(told):
             failures += 1
         elif told.has_progressed or told.ending is Ending.DONE:

@@ -14,6 +14,7 @@ from tasuki.checkpoint.weights import write_weights
 from tasuki.errors import CheckpointError, RecipeError
 from tasuki.spec.resolved import ResolvedValidate
 from tasuki.store.atomic import fsync_folder, make_folder
+from tasuki.store.claims import ensure_claim_holds
 from tasuki.store.runs import RunFolder
 from tasuki.train.task import Task
 
@@ -69,7 +70,7 @@ def _is_better(value: float, than: float, mode: str) -> bool:
     return value < than if mode == "min" else value > than
 
 
-def sweep_best(run: RunFolder, stage: str, *, keep: Best | None) -> None:
+def sweep_best(run: RunFolder, stage: str, *, claim: int, keep: Best | None) -> None:
     """Remove best weights that neither the run nor a kept checkpoint refers to."""
     folder = run.stage(stage).path
     files = set(folder.glob("best-*.safetensors")) if folder.is_dir() else set()
@@ -85,4 +86,5 @@ def sweep_best(run: RunFolder, stage: str, *, keep: Best | None) -> None:
             needed.add(best["file"])
     for path in files:
         if path.name not in needed:
+            ensure_claim_holds(run, claim)
             path.unlink(missing_ok=True)

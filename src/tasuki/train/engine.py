@@ -23,6 +23,9 @@ from tasuki.errors import RecipeError
 LossOutput = Tensor | tuple[Tensor, Any] | tuple[Tensor, Any, dict[str, Any]]
 
 
+_TWO_KINDS = "loss gives a mean for one batch and (sum, weight) for another"
+
+
 class LossModule(nn.Module):
     """Model and loss as one module, so that DDP sees the forward pass and `model` in the recipe's
     `loss` is the user's own."""
@@ -80,11 +83,14 @@ class StepEngine:
         self._clip = clip
         self._world = world
         self.window = LossWindow()
+        self._is_mean: bool | None = None
+        """Whether `loss` gives means; known after the first."""
         self.scalars: dict[str, Any] = {}
         """What the recipe's loss last gave to be logged."""
 
     def step(self, batches: Iterable[MicroBatch], num_samples: int) -> None:
         """One step. `num_samples` counts all ranks' samples."""
+        self.scalars = {}
         weight = self._accumulate(list_ahead(batches), num_samples)
         if weight is not None and not self._divide(weight):
             self._optimizer.zero_grad(set_to_none=True)
@@ -97,34 +103,45 @@ class StepEngine:
     def throw_away(self, batch: Any) -> None:
         """Forward, backward, forward: DDP settles its gradient buckets now, not after a resume."""
         for _ in range(2):
-            loss, _weight, _scalars = read_loss(self._module(to_device(batch, self._device)))
+            loss, weight, _scalars = read_loss(self._module(to_device(batch, self._device)))
+            self._check_kind(weight)
             (loss * 0).backward()
         self._optimizer.zero_grad(set_to_none=True)
+        kinds = torch.tensor([int(bool(self._is_mean))], device=self._device)
+        dist.all_reduce(kinds)
+        if int(kinds) not in (0, self._world):
+            raise RecipeError(_TWO_KINDS, hint="give the same kind for every batch")
 
     def _accumulate(
         self, batches: Iterable[tuple[MicroBatch, bool]], num_samples: int
     ) -> float | None:
         """Back-propagate all micro-batches; the weight to divide by, or None for plain means."""
         weights: list[float] = []
-        is_mean = True
         for batch, is_last in batches:
             with self._sync(is_last):
                 output = self._module(to_device(batch.data, self._device))
                 loss, weight, scalars = read_loss(output)
                 if scalars:
                     self.scalars = scalars
-                is_mean = weight is None
+                self._check_kind(weight)
                 if weight is None:
                     self._backward_mean(loss, batch.num_samples, num_samples)
                 else:
                     weights.append(weight if batch.num_samples else 0.0)
                     is_lone = is_last and len(weights) == 1
                     self._backward_sum(loss, weight, batch.num_samples, is_lone=is_lone)
-        if is_mean:
+        if self._is_mean:
             return None
         if len(weights) == 1 and self._world == 1 and weights[0]:
             return None  # divided before the backward pass
         return sum(weights)
+
+    def _check_kind(self, weight: float | None) -> None:
+        """Means and sums cannot be added to one gradient."""
+        is_mean = weight is None
+        if self._is_mean not in (None, is_mean):
+            raise RecipeError(_TWO_KINDS, hint="give the same kind for every batch")
+        self._is_mean = is_mean
 
     def _backward_mean(self, loss: Tensor, count: int, num_samples: int) -> None:
         if count == num_samples and self._world == 1:

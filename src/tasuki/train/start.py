@@ -10,18 +10,20 @@ from typing import Any
 
 from torch.utils.data import default_collate
 
-from tasuki.checkpoint.commit import sweep_drafts
+from tasuki.checkpoint.commit import Checkpoint, sweep_drafts
 from tasuki.checkpoint.lineage import find_latest
 from tasuki.checkpoint.manifest import Manifest, Position
 from tasuki.checkpoint.parts import read_part
 from tasuki.checkpoint.verify import read_manifest
+from tasuki.checkpoint.weights import check_weights
 from tasuki.clock import utc
 from tasuki.data.loader import fetch, seed_everything, share_of_step
-from tasuki.errors import DamagedCheckpoint
+from tasuki.errors import CheckpointError, DamagedCheckpoint
 from tasuki.runtime.saver import Saver
 from tasuki.runtime.state import State
-from tasuki.store.atomic import read_json
+from tasuki.store.atomic import read_json, read_json_or_none
 from tasuki.store.claims import parent_of, record_parent
+from tasuki.store.runs import RunFolder
 from tasuki.telemetry.view import count_preemptions
 from tasuki.train.engine import StepEngine
 from tasuki.train.exact import describe, freeze, what_differs
@@ -120,15 +122,39 @@ def _find_checkpoint(task: Task) -> tuple[str | None, bool]:
 
     run, claim = task.run, task.orders.claim
     latest = find_latest(run, report)
+    _refuse_lost(task, latest)
     is_recorded, _ = parent_of(run, claim)
     if not is_recorded:
         facts = {"at": utc(task.clock.wall()), "job": task.job.name}
         record_parent(run, claim, parent=latest.name if latest else None, facts=facts)
     sweep_drafts(run, claim=claim)
+    _sweep_temps(run)
     if latest is not None and latest.manifest.position.stage == task.stage.name:
         return latest.name, True
     task.say(_starting_line(task))
     return (latest.name if latest else None), False
+
+
+def _sweep_temps(run: RunFolder) -> None:
+    """What killed attempts left half-written beside weights. A zombie's rename then fails: good."""
+    for path in run.stages.glob("*/.*.tmp"):
+        path.unlink(missing_ok=True)
+
+
+def _refuse_lost(task: Task, latest: Checkpoint | None) -> None:
+    """A run that ever committed never starts over by itself."""
+    told = read_json_or_none(task.run.training_state) or {}
+    if latest is None and told.get("last_checkpoint"):
+        raise CheckpointError(
+            f"checkpoint {told['last_checkpoint']} of {task.run.path} is gone, and all others too",
+            hint="put `checkpoints` back, or start anew with `tasuki run --new`",
+        )
+    if latest is not None and latest.manifest.position.stage_number > task.stage_number:
+        raise CheckpointError(
+            f"stage `{task.stage.name}` is not marked as done, but {latest.name} is of the later "
+            f"stage `{latest.manifest.position.stage}`",
+            hint=f"put stages/{task.stage.name}/metrics.json back, or start anew with `--new`",
+        )
 
 
 def _starting_line(task: Task) -> str:
@@ -151,6 +177,7 @@ def _commit_start(
 ) -> str:
     """The stage's step 0: fresh optimizer, random numbers from (seed, stage)."""
     load_initial_weights(task, setup.model)
+    check_weights(setup.model.state_dict())  # now, not when the stage is done
     seed_everything(start_seed(task.stage, "start", task.ranks.rank))
     position = begin.position_at(0, samples=0, is_start=True)
     rank = task.ranks.rank

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from tasuki.checkpoint.retention import prune
 from tasuki.clock import utc
 from tasuki.data.loader import Loader, MicroBatch
-from tasuki.errors import EXIT_RESUME_ME, RunError
+from tasuki.errors import EXIT_RESUME_ME, RecipeError, RunError
 from tasuki.relay.values import Ending
 from tasuki.runtime.agreement import Agreement, Decision, SoloAgreement, StoreAgreement
 from tasuki.runtime.saver import Saver
@@ -36,6 +36,20 @@ T = TypeVar("T")
 _TELL_OFTEN_S = 1.0
 _TELL_SELDOM_S = 10.0
 _OFTEN_FOR_S = 60.0
+
+
+_ROW = {"t", "attempt", "stage", "epoch", "step", "samples", "split", "lr", "samples_per_sec"}
+
+
+def _named(values: dict[str, float]) -> dict[str, float]:
+    """A recipe's numbers must not take the place of a row's own."""
+    taken = sorted(_ROW & set(values))
+    if taken:
+        raise RecipeError(
+            f"a number to log is called `{taken[0]}`, which a line of metrics has already",
+            hint="give it another name",
+        )
+    return values
 
 
 class NotFinite(RunError):
@@ -180,7 +194,7 @@ class Training:
         rate = (self.progress.samples - self._logged_samples) / max(1e-9, now - self._logged_at)
         self._logged_at, self._logged_samples = now, self.progress.samples
         row = self._row("train") | {"loss": loss, "lr": self._lr()}
-        row |= {name: float(value) for name, value in self.engine.scalars.items()}
+        row |= _named({name: float(value) for name, value in self.engine.scalars.items()})
         self.last_row = row
         self.metrics.add({**row, "samples_per_sec": round(rate, 3)})
 
@@ -199,7 +213,7 @@ class Training:
                 stage=self.task.stage,
                 device=self.task.device,
             )
-            self.metrics.add(self._row("val") | found)
+            self.metrics.add(self._row("val") | _named(found))
             self.progress.best = keep_best(
                 self.task, self.setup.model, found, validate, self.progress.best, step=step
             )
@@ -218,9 +232,10 @@ class Training:
 
     def _refuse_nan(self, total: float) -> None:
         if total - total != 0.0:  # true for NaN and for infinities
+            where = f"stage `{self.task.stage.name}` at or before step {self.progress.step}"
             raise NotFinite(
-                f"the loss became {total} in stage `{self.task.stage.name}` at or before step "
-                f"{self.progress.step}; the last good checkpoint is {self.progress.checkpoint}",
+                f"the loss or a weight became {total} in {where}; the last good checkpoint is "
+                f"{self.progress.checkpoint}",
                 hint="lower `lr`, look at the data of these steps; then `tasuki resume`",
             )
 
@@ -262,6 +277,8 @@ class Training:
 
     def _commit(self, *, is_end: bool) -> None:
         self._refuse_nan(float(self.engine.window.sums(self.task.device)[0]))
+        if not all(bool(p.isfinite().all()) for p in self.setup.model.parameters()):
+            self._refuse_nan(float("nan"))
         self.metrics.sync()
         position = self._begin.position_at(
             self.progress.step, samples=self.progress.samples, is_end=is_end
@@ -284,7 +301,7 @@ class Training:
             return
         self.progress.checkpoint = checkpoint.name
         pruned = prune(self.task.run, claim=self.task.orders.claim, keep=self.task.stage.save.keep)
-        sweep_best(self.task.run, self.task.stage.name, keep=best)
+        sweep_best(self.task.run, self.task.stage.name, claim=self.task.orders.claim, keep=best)
         self.task.event(
             "committed", checkpoint=checkpoint.name, step=self.progress.step, pruned=pruned
         )
