@@ -21,6 +21,7 @@ from tasuki.spec.resolved import (
     to_plain,
 )
 from tasuki.store.atomic import FORMAT, make_folder, read_json, translated, write_json
+from tasuki.store.attempts import process_birth
 from tasuki.store.runs import RunFolder
 from tasuki.units import format_bytes
 
@@ -31,6 +32,7 @@ _FIXED = {
     "epochs", "steps", "samples", "length", "effective_batch", "data", "size", "split", "seed",
     "order", "buckets", "stages",
 }  # fmt: skip
+_TRIES = 50
 _NEVER = {".git", ".venv", "venv", "node_modules", "__pycache__", ".tox", ".mypy_cache"}
 
 
@@ -174,13 +176,24 @@ def _copy_sources(run: RunFolder, folder: Path, files: Sequence[Path]) -> str:
         target = fresh / name
         make_folder(target.parent)
         target.write_bytes(data)
-    old = run.path / f".code.{mark}.old"
-    with contextlib.suppress(FileNotFoundError):
-        run.code.rename(old)
-    fresh.rename(run.code)
-    for leftover in (old, *run.path.glob(".code.*")):
-        shutil.rmtree(leftover, ignore_errors=True)
+    _put_in_place(fresh, run, mark)
     return digest.hexdigest()
+
+
+def _put_in_place(fresh: Path, run: RunFolder, mark: str) -> None:
+    """Whole before and whole after, also when two do it at once: the last one wins."""
+    old = run.path / f".code.{mark}.old"
+    for _ in range(_TRIES):
+        try:
+            fresh.rename(run.code)  # onto a folder with files in it this fails
+            break
+        except OSError:
+            with contextlib.suppress(FileNotFoundError):
+                run.code.rename(old)
+            shutil.rmtree(old, ignore_errors=True)
+    for leftover in run.path.glob(".code.*"):
+        if not process_birth(int(leftover.name.split(".")[2].split("-")[0])):
+            shutil.rmtree(leftover, ignore_errors=True)
 
 
 def _source_files(folder: Path, *, exclude: Path) -> list[Path]:
