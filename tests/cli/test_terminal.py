@@ -86,6 +86,7 @@ def test_the_live_view_fits_a_terminal_of_40_columns(project, terminal):
     until(lambda: re.search(r"\d+/300", terminal.screen()), terminal.screen)
     terminal.press("C-c")
     until(lambda: "code=75" in terminal.screen(), terminal.screen)
+    assert "handed-over" in terminal.screen()
 
 
 def on_terminal(project: Project, *words: str, **environment: str) -> str:

@@ -27,7 +27,10 @@ from tasuki.store.atomic import (
 )
 from tests.store.processes import NUM_RACERS, python, race
 
-needs_strace = pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
+needs_strace = pytest.mark.skipif(
+    shutil.which("strace") is None,
+    reason="needs strace: `make system` as root on Debian, or install it",
+)
 
 
 def mode(path: Path) -> int:

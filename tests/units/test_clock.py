@@ -34,7 +34,9 @@ def test_the_wall_clock_goes_on_during_a_sleep(any_clock: Clock) -> None:
 
 
 def test_a_sleep_of_nothing_is_allowed(any_clock: Clock) -> None:
+    before = any_clock.monotonic()
     any_clock.sleep(0)
+    assert any_clock.monotonic() >= before
 
 
 def test_a_negative_sleep_is_refused(any_clock: Clock) -> None:
