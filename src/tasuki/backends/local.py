@@ -57,7 +57,7 @@ class Preemption:
     """When to preempt, for trying things out."""
 
     every_s: float | None = None
-    """After each start of a job."""
+    """After the start of each attempt."""
     at_s: float | None = None
     """Once, counted from the beginning."""
     when: Callable[[], bool] = lambda: False
@@ -247,13 +247,20 @@ class LocalBackend:
 
     def _is_to_preempt(self, job: _Running, now: float) -> bool:
         rule = self._preemption
-        if rule.every_s is not None and now >= job.started_at + rule.every_s:
+        if rule.every_s is not None and now >= self._attempt_began(job, now) + rule.every_s:
             return True
         if self._has_preempted_once:
             return False
         is_time = rule.at_s is not None and now >= self._began_at + rule.at_s
         self._has_preempted_once = is_time or rule.when()
         return self._has_preempted_once
+
+    def _attempt_began(self, job: _Running, now: float) -> float:
+        """When the newest attempt of this start began: one that failed is tried again inside it."""
+        own = (job.job.folder.name, job.start)
+        holders = [read_holder(run, highest_claim(run)) for run in job.job.runs]
+        ages = [self._clock.wall() - h.at for h in holders if h and (h.job, h.start) == own]
+        return max(job.started_at, now - min(ages)) if ages else job.started_at
 
     def _end(self, job: _Running, cause: Cause) -> None:
         """TERM now; KILL when the grace is over."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @click.option(
     "--accept-change", "accepted", multiple=True, metavar="KEY", help="Go on although KEY changed."
 )
-@click.option("--preempt-every", metavar="20s", help="Preempt each start of a job after this long.")
+@click.option("--preempt-every", metavar="20s", help="Preempt each attempt after this long.")
 @click.option("--preempt-at", metavar="12s", help="Preempt once, this long after the beginning.")
 @click.option("--dry-run", is_flag=True, help="The same as `tasuki plan`.")
 @json_option

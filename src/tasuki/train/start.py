@@ -162,6 +162,8 @@ def _starting_line(task: Task) -> str:
     if task.stage_number == 1 and task.orders.claim > 1:
         return f"No checkpoint found: starting stage {task.stage.name} from the beginning"
     start = task.stage.init_from
+    if start == "previous":
+        start = task.experiment.stages[task.stage_number - 2].name
     weights = "" if start == "none" else f" from the weights of `{start}`"
     return f"Starting stage {task.stage.name}{weights}"
 
