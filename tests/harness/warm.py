@@ -77,10 +77,17 @@ def serve(path: str) -> None:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
     listener.listen()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     print("ready", flush=True)
     while True:
         connection, _ = listener.accept()
         threading.Thread(target=_answer, args=(connection, listener), daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """Tests that were killed leave no server behind: end of file on stdin."""
+    os.read(0, 1)
+    os._exit(0)
 
 
 def _answer(connection: socket.socket, listener: socket.socket) -> None:
@@ -155,6 +162,7 @@ def warm_server(folder: Path):
         [sys.executable, "-m", "tests.harness.warm", path],
         cwd=ROOT,
         env=environment,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
     try:
