@@ -8,12 +8,14 @@ states of training are put back after each fetch.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import random
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,8 @@ Collate = Callable[[list[Any]], Any]
 _Request = list[tuple[int, int | None]]
 """(dataset index, random seed) of each sample of a micro-batch; None: nothing is drawn."""
 
+_SIGNAL_ON_PARENT_DEATH = 1
+"""Linux's PR_SET_PDEATHSIG."""
 _DRAW_NOTHING = (TensorDataset, list, tuple, range)
 """Data whose samples are certain not to draw random numbers: seeding costs 10 µs a sample."""
 
@@ -121,7 +125,7 @@ class Loader:
                 collate_fn=self._collate,
                 multiprocessing_context=context,
                 pin_memory=pin,
-                worker_init_fn=_prepare_worker,
+                worker_init_fn=partial(_prepare_worker, parent=os.getpid()),
             )
             with kept_random_states():  # an iterator of a DataLoader draws a seed when it is made
                 self._batches = iter(self._loader)
@@ -248,7 +252,11 @@ class _SeededDataset(Dataset[Any]):
         return fetch(self.dataset, request)
 
 
-def _prepare_worker(_: int) -> None:
+def _prepare_worker(_: int, *, parent: int) -> None:
+    # torch's own watch begins later: a worker whose rank dies before that would live for ever.
+    ctypes.CDLL(None).prctl(_SIGNAL_ON_PARENT_DEATH, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)
     # A notice goes to the whole process group: a worker that dies of it would break the last steps
     # and, through torch's SIGCHLD handler, the save.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
