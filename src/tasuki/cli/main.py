@@ -71,15 +71,13 @@ Examples:
 
 @click.command(cls=Verbs, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="tasuki", prog_name="tasuki")
-@click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
-@click.pass_context
-def cli(ctx: click.Context, debug: bool) -> None:
+@click.option("--debug", is_flag=True, expose_value=False, help="Show tracebacks of errors.")
+def cli() -> None:
     """PyTorch training that finishes inside the clock of a cluster.
 
     You describe experiments and limits once; tasuki plans jobs that fit, runs them, and hands the
     training on from job to job until it is done: nothing lost, bit for bit as if undisturbed.
     """
-    ctx.obj = {"debug": debug}
 
 
 def run() -> int:
@@ -107,7 +105,7 @@ def run() -> int:
 
 
 def _report(error: TasukiError) -> int:
-    if "--debug" in sys.argv:
+    if "--debug" in sys.argv:  # wherever it stands, also when the arguments themselves are wrong
         import traceback
 
         traceback.print_exception(error)
