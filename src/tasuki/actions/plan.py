@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from tasuki.actions.machine import Machine, cpus_for, device_for, look_around
-from tasuki.actions.measure import MeasureFailed, measure_stages
+from tasuki.actions.measure import measure_stages
+from tasuki.answers import ChildFailed
 from tasuki.data.split import resolve_batch
 from tasuki.errors import UsageError
 from tasuki.estimate.times import StageTimes, estimate_stage, needs_measuring
@@ -268,7 +269,7 @@ def _measure(
             python=request.python,
             environment=request.environment,
         )
-    except MeasureFailed as error:
+    except ChildFailed as error:
         error.message = f"experiment `{experiment.name}`: {error.message}"
         raise
 

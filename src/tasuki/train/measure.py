@@ -1,14 +1,10 @@
 """`python -m tasuki.train.measure FD`: how long steps take here, for `tasuki plan`.
 
-Reads the order from stdin, writes one JSON object to the given descriptor (the user's code may
-print), and leaves nothing behind.
+A child process (answers.py) that leaves nothing behind.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -17,10 +13,10 @@ from typing import Any
 
 import torch
 
+from tasuki.answers import Told, answer
 from tasuki.checkpoint.parts import write_part
 from tasuki.clock import SystemClock
 from tasuki.data.loader import Loader, seed_everything
-from tasuki.errors import TasukiError
 from tasuki.runtime.state import capture
 from tasuki.runtime.stopwatch import process_age_s
 from tasuki.spec.resolved import ResolvedStage, experiment_from_plain
@@ -36,17 +32,8 @@ _BUDGET_S = 3.0
 _WARM_UP = 2
 
 
-def main(fd: int) -> None:
-    order = json.load(sys.stdin)
-    answer: dict[str, Any]
-    try:
-        answer = {"stages": _measure_all(order, import_s=process_age_s())}
-    except TasukiError as error:
-        answer = {"error": error.message, "hint": error.hint}
-    except Exception as error:
-        answer = {"error": f"{type(error).__name__}: {error}", "hint": "the recipe raised it"}
-    with os.fdopen(fd, "w") as out:
-        json.dump(answer, out)
+def work(order: dict[str, Any], _: Told) -> dict[str, Any]:
+    return _measure_all(order, import_s=process_age_s())
 
 
 def _measure_all(order: dict[str, Any], *, import_s: float) -> dict[str, Any]:
@@ -123,4 +110,4 @@ def _time_save(state: dict[str, Any]) -> float:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    answer(work)
