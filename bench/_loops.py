@@ -271,7 +271,7 @@ def give(loop: Training) -> Given:
     factor = schedule_factor(stage.schedule, total=total, warmup=warmup)
     return Given(
         recipe=setup.recipe,
-        dataset=setup.dataset,
+        dataset=setup.data.dataset,
         stage=stage,
         weights=copy_weights(setup.model),
         samples=[step.indices.tolist() for step in steps],

@@ -47,8 +47,8 @@ from _measure import (
     spread,
     write_results,
 )
-from tasuki.data import loader
-from tasuki.data.loader import share_of_step
+from tasuki.data import fetch, loader
+from tasuki.data.shares import share_of_step
 from tasuki.train.engine import StepEngine
 from tasuki.train.optim import PureSchedule
 from tasuki.train.training import Training
@@ -206,9 +206,8 @@ def _shuffled_for_ever(names: list[str], random: Random) -> Iterator[str]:
 def exchanges(loop: Training, uses: Counter[str] | None = None) -> dict[str, Exchange]:
     """By the name of a part: how it is taken out. `uses` counts the calls of the stand-ins."""
     setup = loop.setup
-    micro = setup.batch.micro_batch
     shares = [
-        share_of_step(setup.order, step, micro_batch=micro, rank=0, world=1, is_seeded=not IS_PLAIN)
+        share_of_step(setup.order, step, setup.data.split, is_seeded=not IS_PLAIN)
         for step in range(setup.total_steps)
     ]
 
@@ -223,7 +222,7 @@ def exchanges(loop: Training, uses: Counter[str] | None = None) -> dict[str, Exc
         return lambda _: patch.object(target, name, stand_in if uses is None else counted)
 
     seeding = {
-        "seeds of each sample": swap(loader, "seed_host", lambda _: None),
+        "seeds of each sample": swap(fetch, "seed_host", lambda _: None),
         "random states kept": swap(loader, "kept_random_states", contextlib.nullcontext),
     }
     if IS_PLAIN:
@@ -233,7 +232,7 @@ def exchanges(loop: Training, uses: Counter[str] | None = None) -> dict[str, Exc
     return {
         **seeding,
         "order, seeds' values, split": swap(
-            loader, "share_of_step", lambda _, step, **__: shares[step]
+            loader, "share_of_step", lambda _, step, *__, **___: shares[step]
         ),
         "learning rate": swap(PureSchedule, "set_for", lambda *_: None),
         "engine: ways of a loss, window": swap(StepEngine, "step", _lean_engine_step),

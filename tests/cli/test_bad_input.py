@@ -118,8 +118,8 @@ MISTAKES = [
     Mistake(
         "stages: auto",
         change={"experiments__exp__stages": "auto"},
-        error="`stages: auto` comes with the data readers",
-        hint="write `stages: [{name: small_512",
+        error="`stages: auto` of `exp` has no `data` to look at",
+        hint="write for example `data: data/*.h5`",
     ),
     Mistake(
         "a stage that is a command",

@@ -3,7 +3,6 @@ from __future__ import annotations
 import pickle
 import time
 import tracemalloc
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -25,11 +24,11 @@ from tasuki.data.split import micro_batches, share_of_rank
 from tasuki.errors import UsageError
 
 quick = settings(max_examples=50, deadline=None, database=None)
-kinds = st.sampled_from(get_args(OrderKind))
+KINDS: tuple[OrderKind, ...] = ("shuffle", "smallest_first", "largest_first")
+"""Those that shuffle; `score` has a file of its own."""
+kinds = st.sampled_from(KINDS)
 size_lists = st.lists(st.sampled_from([3, 5, 8, 13]), min_size=1, max_size=70)
 batches = st.integers(1, 20)
-
-KINDS = get_args(OrderKind)
 
 
 def make_order(
@@ -297,8 +296,8 @@ def test_a_step_outside_the_epoch_is_refused(epoch: int, step: int) -> None:
 
 
 def test_an_unknown_kind_and_an_empty_batch_are_refused() -> None:
-    with pytest.raises(UsageError, match="`score`") as caught:
-        make_order(MIXED, kind="score")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="`random`") as caught:
+        make_order(MIXED, kind="random")  # type: ignore[arg-type]
     assert "largest_first" in caught.value.hint
     with pytest.raises(UsageError, match="effective_batch is 0"):
         make_order(MIXED, batch=0)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tasuki.actions.compare import Comparison, compare_runs
+from tasuki.actions.discover import look_with
 from tasuki.actions.machine import Machine
 from tasuki.actions.plan import PlanRequest, choose_experiments, make_plan
 from tasuki.actions.run import RunRequest, open_runs, take_up, write_jobs
@@ -118,14 +119,15 @@ def make_project(
     *,
     recipe: str = "Learner",
     params: dict | None = None,
-    stages: list[dict] | None = None,
+    stages: list[dict] | str | None = None,
     ranks: int = 1,
     defaults: dict | None = None,
     cluster: dict | None = None,
+    code: str = "",
 ) -> Project:
     """Written, planned and frozen; nothing started."""
     folder.mkdir(parents=True)
-    (folder / "recipes.py").write_text(RECIPES)
+    (folder / "recipes.py").write_text(RECIPES + code)
     value = {
         "project": "t",
         "recipe": f"recipes:{recipe}",
@@ -141,7 +143,8 @@ def make_project(
         "experiments": {"exp": {"stages": stages or [{"name": "one", "data": "d", "epochs": 4}]}},
     }
     (folder / "tasuki.yaml").write_text(json.dumps(value))  # JSON is YAML
-    spec = load_spec(str(folder), environ={})
+    look = look_with(python=sys.executable, environment=dict(os.environ))
+    spec = load_spec(str(folder), environ={}, look=look)
     request = RunRequest(
         plan=PlanRequest(
             spec=spec,

@@ -178,7 +178,7 @@ def test_a_wrong_cluster_is_refused_with_its_line(
         ("recipe: a:B\nexperiments: {a: {epochs: 1, steps: 3}}", "both `epochs` and `steps`"),
         ("recipe: a:B\ncommand: [x]\nexperiments: {a: {epochs: 1}}", "both `recipe` and"),
         ("experiments: {a: {epochs: 1}}", "has neither `recipe` nor `command`"),
-        ("recipe: a:B\nexperiments: {a: {stages: auto}}", "comes with the data readers"),
+        ("recipe: a:B\nexperiments: {a: {stages: auto}}", "has no `data` to look at"),
         ("recipe: a:B\ncut: half\nexperiments: {a: {epochs: 1}}", "`cut` must be one of"),
     ],
 )

@@ -277,10 +277,6 @@ WITHOUT_EFFECT = {
     "safety_factor": "0.5",
     "micro_batch": "auto",
     "on_nan": "skip",
-    "buckets": "auto",
-    "order": "score",
-    "allocator": "x",
-    "export": "onnx",
 }
 WITHOUT_EFFECT_ABOVE = {
     "sinks": "sinks: [tensorboard]",

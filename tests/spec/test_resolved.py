@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tasuki.errors import UsageError
+from tasuki.spec.buckets import Buckets
 from tasuki.spec.resolved import (
     Difference,
     ResolvedCluster,
@@ -72,7 +73,15 @@ STAGES = st.builds(
     validate=st.none() | st.builds(ResolvedValidate, data=DATA, every=EVERY),
     evaluate=st.none() | st.builds(ResolvedEvaluate, data=DATA, reserve_s=st.none() | FLOATS),
     loader=st.builds(ResolvedLoader, workers=COUNTS | st.just("auto"), pin=st.booleans()),
-    buckets=st.just("exact") | st.lists(COUNTS) | st.just({"cost": "nodes", "budget": 3}),
+    buckets=st.sampled_from(
+        [
+            Buckets(),
+            Buckets(kind="exact"),
+            Buckets(kind="auto", count=6, power=2),
+            Buckets(kind="bounds", uppers=(512, 1024)),
+            Buckets(kind="cost", cost="nodes+edges", budget=3),
+        ]
+    ),
     expect_wall_s=st.none() | FLOATS,
     export=st.none() | st.text() | st.lists(st.text()),
 )

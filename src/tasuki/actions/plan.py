@@ -302,8 +302,9 @@ def _stage_work(
         evaluate_s=reserve if reserve is not None else times.evaluate_s,
         source=times.source,
         facts={
-            "micro_batch": batch.micro_batch,
-            "accumulation": batch.accumulation,
+            # A cost budget decides step by step.
+            "micro_batch": None if stage.buckets.kind == "cost" else batch.micro_batch,
+            "accumulation": None if stage.buckets.kind == "cost" else batch.accumulation,
             "effective_batch": batch.effective_batch,
             "gradient_checkpointing": stage.gradient_checkpointing,
             "peak_bytes": stage.expect_peak_bytes,

@@ -75,9 +75,11 @@ def runs_option(function: F) -> F:
 
 
 def read_spec(source: str, settings: tuple[str, ...], config: str | None) -> ResolvedSpec:
+    from tasuki.actions.discover import look_with
     from tasuki.spec.load import load_spec
 
-    return load_spec(source, settings=settings, config=config, environ=os.environ)
+    look = look_with(python=sys.executable, environment=dict(os.environ))
+    return load_spec(source, settings=settings, config=config, environ=os.environ, look=look)
 
 
 def make_request(
@@ -109,7 +111,9 @@ def runs_folder(runs: Path | None) -> Path:
         return runs.absolute()
     if not Path("tasuki.yaml").exists():
         return Path("runs").absolute()
-    return Path(read_spec("tasuki.yaml", (), None).runs)
+    from tasuki.spec.load import load_runs_folder
+
+    return Path(load_runs_folder("tasuki.yaml", environ=os.environ))
 
 
 def print_json(value: object) -> None:

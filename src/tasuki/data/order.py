@@ -20,7 +20,10 @@ THE ORDER, FORMAT 1. Every resumed run depends on it: it changes only with a new
        shuffle: slots are numbered through, buckets ascending in size, j ascending;
            step s takes slot P(all slots, key(epoch, "steps", null)).at(s);
        smallest_first, largest_first: bucket after bucket, sizes ascending or descending; the t-th
-           step of a bucket takes its slot P(slots of the bucket, key(epoch, "slots", z)).at(t).
+           step of a bucket takes its slot P(slots of the bucket, key(epoch, "slots", z)).at(t);
+       score: nothing is shuffled: place p of a bucket holds the sample with the p-th smallest
+           score (of equal ones the smaller index); steps are the slots in ascending score of their
+           first sample (of equal ones the smaller bucket, then the smaller j), in every epoch.
     4. The position of a sample in its epoch is O + p. Positions are 0 … samples - 1, each once; a
        step's are consecutive; they depend neither on B nor on the kind of order.
     5. The seed of a sample's random numbers is number `position` of the splitmix64 stream that
@@ -57,10 +60,11 @@ from tasuki.errors import UsageError
 ORDER_FORMAT = 1
 
 Ints = NDArray[np.int64]
-OrderKind = Literal["shuffle", "smallest_first", "largest_first"]
+OrderKind = Literal["shuffle", "smallest_first", "largest_first", "score"]
 LengthUnit = Literal["epochs", "steps", "samples"]
 Purpose = Literal["samples", "steps", "slots", "rng"]
 
+SCORE_HINT = "give the recipe `sample_scores(self, dataset)`, or the file a data set `score`"
 BLOCK_SAMPLES = 4096
 _MAX_BLOCK_STEPS = 2048
 """Steps are shuffled too: with few samples per step, a seek would take over a millisecond."""
@@ -189,6 +193,7 @@ class Order:
         self._blocks: tuple[_Block, ...] = ()
         self._shuffles: tuple[int, dict[tuple[Purpose, int], KeyedPermutation]] = (0, {})
         self._shortfall: _Shortfall | None = None
+        self._by_score = self._sort_slots() if kind == "score" else None
 
     def step(self, epoch: int, step: int) -> StepSamples:
         """The samples of one step, in O(1) wherever it lies."""
@@ -249,7 +254,10 @@ class Order:
         places = np.arange(bounds[-1], dtype=np.int64) + np.repeat(
             first_places - bounds[:-1], counts
         )
-        members = self._shuffle(permute_each, epoch, "samples", of_sample, places)
+        if self.kind == "score":
+            members = places
+        else:
+            members = self._shuffle(permute_each, epoch, "samples", of_sample, places)
         members += self._offsets[of_sample]
         indices = members if self.plan.members is None else self.plan.members[members]
         indices.flags.writeable = False
@@ -267,12 +275,26 @@ class Order:
         """For each step its bucket, and the slot of this bucket."""
         if self.kind == "shuffle":
             steps = self._step_shuffle(epoch).at(steps)
+        elif self._by_score is not None:
+            steps = self._by_score[steps]
         turns = np.searchsorted(self._first_slots, steps, side="right") - 1
         buckets = self._sequence[turns]
         slots = steps - self._first_slots[turns]
-        if self.kind != "shuffle":
+        if self.kind in ("smallest_first", "largest_first"):
             slots = self._shuffle(permute_each, epoch, "slots", buckets, slots)
         return buckets, slots
+
+    def _sort_slots(self) -> Ints:
+        """The slots, numbered through, in the order in which `score` takes them."""
+        plan = self.plan
+        if plan.scores is None or plan.members is None:
+            raise UsageError("`order: score` needs a score per sample", hint=SCORE_HINT)
+        first_places = [
+            np.arange(slots, dtype=np.int64) * self.effective_batch + offset
+            for slots, offset in zip(self._slots.tolist(), self._offsets.tolist(), strict=True)
+        ]
+        of_slots = plan.scores[plan.members[np.concatenate(first_places)]]
+        return np.argsort(of_slots, kind="stable")
 
     # Samples used so far
 
@@ -292,6 +314,8 @@ class Order:
         slots = self._slots[buckets] - 1
         if self.kind == "shuffle":
             steps = self._step_shuffle(epoch).position_of(self._first_slots[turns] + slots)
+        elif self._by_score is not None:
+            steps = np.argsort(self._by_score)[self._first_slots[turns] + slots]
         else:
             slots = self._shuffle(position_of_each, epoch, "slots", buckets, slots)
             steps = self._first_slots[turns] + slots

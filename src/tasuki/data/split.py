@@ -7,6 +7,8 @@ attempts without changing what is learnt (promise 8).
 
 from __future__ import annotations
 
+import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tasuki.errors import UsageError
@@ -50,6 +52,33 @@ def micro_batches(share: range, micro_batch: int) -> list[range]:
     pieces = _ceil(len(share), micro_batch)
     cuts = (share_of_rank(len(share), piece, pieces) for piece in range(pieces))
     return [share[cut.start : cut.stop] for cut in cuts]
+
+
+def split_by_cost(costs: Sequence[int], budget: int, *, rank: int, world: int) -> list[list[int]]:
+    """This rank's micro-batches of a step, each within the budget; numbers of samples in the step.
+
+    The dearest samples are dealt first, each to the rank that has least so far; a rank then fills
+    as few micro-batches as it can (first fit, dearest first). A sample over the budget goes alone.
+    A rank may get nothing.
+    """
+    dearest = sorted(range(len(costs)), key=lambda sample: (-costs[sample], sample))
+    loads = [(0, 0, each) for each in range(world)]  # then those with fewer samples
+    mine = []
+    for sample in dearest:
+        load, count, least = heapq.heappop(loads)
+        heapq.heappush(loads, (load + costs[sample], count + 1, least))
+        if least == rank:
+            mine.append(sample)
+    filled: list[tuple[int, list[int]]] = []
+    for sample in mine:
+        for number, (load, samples) in enumerate(filled):
+            if load + costs[sample] <= budget:
+                samples.append(sample)
+                filled[number] = (load + costs[sample], samples)
+                break
+        else:
+            filled.append((costs[sample], [sample]))
+    return sorted(sorted(samples) for _, samples in filled)
 
 
 def resolve_batch(

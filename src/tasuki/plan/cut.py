@@ -56,7 +56,8 @@ def cut_into_jobs(
         raise PlanError(
             f"a job of {format_seconds(limit_s)} cannot keep {format_seconds(reserve_s)} free for "
             "its last save",
-            hint="ask for a longer `cluster.time_limit`",
+            hint="ask for a longer `cluster.time_limit`, or make steps shorter with a smaller "
+            "`effective_batch`; fewer epochs do not help: even one step and one save are too long",
         )
     jobs: list[_Filling] = [_Filling(limit_s - reserve_s)]
     for stage in work:
@@ -86,7 +87,8 @@ def _place(jobs: list[_Filling], stage: StageWork, cut: str) -> None:
         raise PlanError(
             f"stage `{stage.stage}` cannot progress in a job: start-up "
             f"({format_seconds(stage.start_s)}), one step and one save do not fit",
-            hint="ask for a longer `cluster.time_limit`",
+            hint="ask for a longer `cluster.time_limit`, or make steps shorter with a smaller "
+            "`effective_batch`; fewer epochs do not help: even one step is too long",
         )
     if stage.wall_s is None:
         # Unknown: it goes on from job to job by requeueing, however long it takes.
@@ -114,7 +116,8 @@ def _place(jobs: list[_Filling], stage: StageWork, cut: str) -> None:
         if len(jobs) >= _MOST_JOBS:
             raise PlanError(
                 f"stage `{stage.stage}` would need more than {_MOST_JOBS:,} jobs",
-                hint="ask for a longer `cluster.time_limit`, or for less work",
+                hint="ask for a longer `cluster.time_limit`, fewer `epochs`, or split the stage "
+                "into several that are run by name (`--stages`)",
             )
         jobs.append(_Filling(jobs[-1].capacity_s))
     seconds = overhead + left
@@ -128,7 +131,8 @@ def _place_evaluation(jobs: list[_Filling], stage: StageWork) -> None:
     if seconds > jobs[-1].capacity_s:
         raise PlanError(
             f"evaluating stage `{stage.stage}` takes {format_seconds(seconds)}, more than a job",
-            hint="ask for a longer `cluster.time_limit`, or a shorter `evaluate.reserve`",
+            hint="ask for a longer `cluster.time_limit`, split the data and evaluate a part "
+            "(`evaluate.data`, `evaluate.split`), or shorten `evaluate.reserve`",
         )
     if seconds > jobs[-1].left_s:
         jobs.append(_Filling(jobs[-1].capacity_s))

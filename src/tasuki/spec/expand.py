@@ -11,7 +11,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
-from typing import NoReturn
 
 from tasuki.errors import SpecError
 from tasuki.spec.check import name_at, nearest, quote
@@ -36,6 +35,9 @@ class Draft:
     layer: Node
     """The experiment's own keys, without `stages`, `each` and `name`."""
     stages: tuple[Node, ...]
+    """With `stages: auto` one without a name, for what settings say about all of them."""
+    auto: Node | None = None
+    """The written `stages: auto`, until the data have been looked at."""
 
 
 def pick_weaker_layers(root: Node, *, config: str | None) -> Node:
@@ -81,6 +83,8 @@ def draft_experiments(root: Node, weaker: Node) -> list[Draft]:
 
 def _expand(key: str, node: Node, weaker: Node) -> list[Draft]:
     full = merge_layers(weaker, node)
+    stages = full.entries().get("stages")
+    is_auto = stages is not None and stages.content == "auto"
     written = node.entries().get("name")
     name = str(written.content) if written is not None and written.content else key
     draft = Draft(
@@ -88,7 +92,8 @@ def _expand(key: str, node: Node, weaker: Node) -> list[Draft]:
         origin=name,
         mark=node.mark,
         layer=without(node, "name", "stages", "each"),
-        stages=_stages_of(name, full, node.mark),
+        stages=(Node({}, node.mark),) if is_auto else _stages_of(name, full, node.mark),
+        auto=stages if is_auto else None,
     )
     each = full.entries().get("each")
     if each is None or not each.entries():
@@ -98,8 +103,6 @@ def _expand(key: str, node: Node, weaker: Node) -> list[Draft]:
 
 def _stages_of(name: str, full: Node, mark: Mark) -> tuple[Node, ...]:
     written = full.entries().get("stages")
-    if written is not None and written.content == "auto":
-        stages_from_data(written)
     if written is not None and isinstance(written.content, tuple) and written.content:
         return written.content
     own = without(full, "name", "stages", "each").entries().keys() - {"recipe", "command"}
@@ -108,14 +111,6 @@ def _stages_of(name: str, full: Node, mark: Mark) -> tuple[Node, ...]:
     raise SpecError(
         f"{written.mark if written is not None else mark}: experiment `{name}` has no stages",
         hint="write `stages: [{name: small, data: small.h5, epochs: 3}]`, or `data:` and `epochs:`",
-    )
-
-
-def stages_from_data(written: Node) -> NoReturn:
-    """`stages: auto`, one stage per (file, size): to be filled in with the data readers."""
-    raise SpecError(
-        f"{written.mark}: `stages: auto` comes with the data readers; list the stages",
-        hint="write `stages: [{name: small_512, data: small.h5, size: 512, epochs: 3}]`",
     )
 
 
@@ -214,6 +209,11 @@ def _put_in_experiment(drafts: list[Draft], setting: Setting) -> list[Draft]:
 def _put_in_draft(draft: Draft, path: Sequence[str], setting: Setting) -> Draft:
     if path[0] != "stages":
         return replace(draft, layer=put(draft.layer, path, setting.value))
+    if draft.auto is not None:
+        raise SpecError(
+            f"{setting.mark}: the stages of `{draft.name}` are found in the data (`stages: auto`)",
+            hint="say what holds for all of them, or write `epochs: {512: 30, 1024: 20}`",
+        )
     changed = put(Node(draft.stages, draft.mark), path[1:], setting.value)
     assert isinstance(changed.content, tuple)
     return replace(draft, stages=changed.content)

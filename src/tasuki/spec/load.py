@@ -13,6 +13,7 @@ from typing import Any
 
 from tasuki.errors import SpecError
 from tasuki.spec.check import check_mapping, check_spec, check_stage, nearest
+from tasuki.spec.discover import LookAtData, find_stages
 from tasuki.spec.expand import (
     Draft,
     apply_late,
@@ -43,8 +44,6 @@ _HAS_EFFECT: Mapping[str, tuple[object, ...]] = {
     "offload": (False,),
     "compile": (False,),
     "on_nan": ("stop",),
-    "buckets": ("exact",),
-    "order": ("shuffle", "smallest_first", "largest_first"),
     "share": ("private",),
 }
 """Values of the keys in NOT_YET that already mean what they say."""
@@ -57,8 +56,12 @@ def load_spec(
     config: str | None = None,
     environ: Mapping[str, str],
     run_python: RunPython | None = None,
+    look: LookAtData | None = None,
 ) -> ResolvedSpec:
-    """Read, check and complete a spec: a YAML file, a folder with one, or `file.py:function`."""
+    """Read, check and complete a spec: a YAML file, a folder with one, or `file.py:function`.
+
+    `look` is asked which sizes the data have, for `stages: auto`.
+    """
     read = read_source(source, environ=environ, run_python=run_python)
     root, late = apply_early(
         include_files(read, _not_empty(read.root)), read_settings(settings, environ=environ)
@@ -67,12 +70,20 @@ def load_spec(
     check_spec(root)
     weaker = pick_weaker_layers(root, config=config)
     drafts = apply_late(draft_experiments(root, weaker), late)
+    drafts = [find_stages(draft, weaker, look=look, source=read) for draft in drafts]
     if name := environ.get("TASUKI_NAME"):
         drafts = rename(drafts, name)
     cluster = resolve_cluster(root.entries().get("cluster"), environ=environ)
     work = _Work(weaker=weaker, cluster=cluster, environ=environ)
     experiments = work.resolve(drafts)
     return _assemble(read, root, cluster, experiments, work)
+
+
+def load_runs_folder(source: str, *, environ: Mapping[str, str]) -> str:
+    """Only where the runs are: for verbs that need nothing else of a spec."""
+    read = read_source(source, environ=environ, run_python=None)
+    root, _ = apply_early(_not_empty(read.root), read_settings((), environ=environ))
+    return _runs(root.entries().get("runs"), read.absolute.parent, read.environ)
 
 
 def _not_empty(root: Node) -> Node:

@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import UnsetType
 
-from tasuki.errors import SpecError
+from tasuki.errors import SpecError, UsageError
 from tasuki.spec import written
+from tasuki.spec.buckets import Buckets, parse_buckets
 from tasuki.spec.layers import expand_path
 from tasuki.spec.positions import Node
 from tasuki.spec.resolved import (
@@ -28,6 +29,8 @@ from tasuki.spec.resolved import (
 from tasuki.spec.starts import Names, resolve_start
 from tasuki.spec.values import (
     Length,
+    Sizes,
+    parse_epochs,
     parse_every,
     parse_every_steps,
     parse_every_steps_or_epochs,
@@ -43,7 +46,7 @@ T = TypeVar("T")
 _AS_WRITTEN = (
     *("recipe", "ranks", "params", "split", "micro_batch", "accumulation", "safety_factor"),
     *("precision", "gradient_checkpointing", "offload", "compile", "lr", "weight_decay"),
-    *("schedule", "warmup", "seed", "on_nan", "buckets", "order", "gpus", "strict", "exact"),
+    *("schedule", "warmup", "seed", "on_nan", "order", "gpus", "strict", "exact"),
     *("allocator", "export"),
 )
 """Keys of a stage that mean what they say."""
@@ -85,6 +88,8 @@ def resolve_stage(node: Node, *, name: str, around: Surroundings) -> ResolvedSta
         values["command"] = tuple(command)
     if (size := given(stage.size)) is not None:
         values["size"] = parse_sizes(size)
+    if (buckets := given(stage.buckets)) is not None:
+        values["buckets"] = _buckets(buckets, entries)
     if (log_every := given(stage.log_every)) is not None:
         values["log_every"] = parse_every_steps(log_every)
     if not isinstance(stage.clip, UnsetType):
@@ -94,7 +99,7 @@ def resolve_stage(node: Node, *, name: str, around: Surroundings) -> ResolvedSta
     return ResolvedStage(
         name=name,
         data=_expand_data(entries.get("data"), environ=around.environ),
-        length=_length(stage),
+        length=_length(stage, values.get("size"), entries),
         effective_batch=_effective_batch(stage),
         save=_save(given(stage.save)),
         loader=_loader(given(stage.loader)),
@@ -125,12 +130,48 @@ def _expand_data(node: Node | None, *, environ: Mapping[str, str]) -> str | list
     return expand_path(node, str(node.content), environ=environ)
 
 
-def _length(stage: written.Stage) -> Length:
+def _length(stage: written.Stage, size: Sizes | None, entries: Mapping[str, Node]) -> Length:
     if (steps := given(stage.steps)) is not None:
         return Length(unit="steps", count=steps)
     if (samples := given(stage.samples)) is not None:
         return Length(unit="samples", count=samples)
-    return Length(unit="epochs", count=given(stage.epochs) or 1)
+    epochs = parse_epochs(given(stage.epochs) or 1)
+    if isinstance(epochs, int):
+        return Length(unit="epochs", count=epochs)
+    return Length(unit="epochs", count=_epochs_of(epochs, size, entries["epochs"]))
+
+
+def _epochs_of(epochs: dict[int, int], size: Sizes | None, node: Node) -> int:
+    """Of a stage with one size: `epochs: {512: 30, 1024: 20}` says how many."""
+    if size is None or len(size.values) != 1:
+        raise SpecError(
+            f"{node.mark}: `epochs` by size needs stages of one `size` each",
+            hint="write `stages: auto`, give the stage a `size`, or write one number of epochs",
+        )
+    if size.values[0] not in epochs:
+        raise SpecError(
+            f"{node.mark}: `epochs` says nothing about size {size.values[0]}, which the data have",
+            hint=f"it names {', '.join(map(str, epochs))}: add {size.values[0]}, or leave that "
+            "size out with `size:`",
+        )
+    return epochs[size.values[0]]
+
+
+def _buckets(buckets: object, entries: Mapping[str, Node]) -> Buckets:
+    try:
+        found = parse_buckets(buckets)
+    except UsageError as error:
+        # Two layers that are right by themselves may merge into something that is not.
+        raise SpecError(f"{entries['buckets'].mark}: {error.message}", hint=error.hint) from None
+    if found.kind == "cost":
+        for key in ("micro_batch", "accumulation"):
+            node = entries.get(key)
+            if node is not None and node.content not in (None, "auto"):
+                raise SpecError(
+                    f"{node.mark}: `{key}` and a cost budget cannot both decide the micro-batches",
+                    hint=f"leave `{key}` out, or `buckets`",
+                )
+    return found
 
 
 def _effective_batch(stage: written.Stage) -> int | None:

@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
+from tasuki.spec.buckets import Buckets
 from tasuki.spec.values import Every, Length, Sizes
 
 Plain: TypeAlias = str | list[Any] | dict[str, Any] | None
@@ -94,7 +95,7 @@ class ResolvedStage(msgspec.Struct, frozen=True, kw_only=True):
     log_every: Every = Every(unit="steps", count=10.0)
     on_nan: Literal["stop", "skip", "roll_back"] = "stop"
     loader: ResolvedLoader = ResolvedLoader()
-    buckets: str | list[int] | dict[str, Any] = "exact"
+    buckets: Buckets = Buckets()
     order: Literal["shuffle", "smallest_first", "largest_first", "score"] = "shuffle"
     gpus: int | None = None
     """None: those of the cluster."""
@@ -167,10 +168,6 @@ NOT_YET: Mapping[str, str] = MappingProxyType(
         "safety_factor": "nothing is fitted to the memory",
         "micro_batch": "`auto` puts the whole effective batch into one micro-batch",
         "on_nan": "a loss that is not finite stops the run",
-        "buckets": "buckets are exact sizes",
-        "order": "there is no index of scores",
-        "allocator": "the allocator keeps its own settings",
-        "export": "weights are written as safetensors only",
         "sinks": "metrics go to the run folder only",
         "on": "nobody is told",
         "share": "folders are private to the user",
@@ -299,6 +296,8 @@ def _stage_leaves(stage: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
             yield value["unit"], value["count"]
         elif key == "size":
             yield key, None if value is None else msgspec.convert(value, Sizes).label()
+        elif key == "buckets":
+            yield key, msgspec.convert(value, Buckets).label()
         elif key == "log_every":
             yield key, Every(**value).label()
         elif key in ("save", "validate") and value is not None:

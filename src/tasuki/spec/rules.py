@@ -13,8 +13,12 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
+from tasuki.spec.allocator import parse_allocator
+from tasuki.spec.buckets import parse_buckets
+from tasuki.spec.export import parse_export
 from tasuki.spec.values import (
     LARGEST_COUNT,
+    parse_epochs,
     parse_every,
     parse_every_steps,
     parse_every_steps_or_epochs,
@@ -134,14 +138,32 @@ Each = Annotated[
 Names = Annotated[
     str | list[Any] | dict[str, Any], Rule("text, a list or a mapping", example="[tensorboard]")
 ]
+Allocator = Annotated[str, Rule("text", example="expandable_segments", read=parse_allocator)]
+Exports = Annotated[
+    str | list[Any] | dict[str, Any],
+    Rule(
+        "a format, a list of formats or a mapping", example="[safetensors, pt]", read=parse_export
+    ),
+]
+Epochs = Annotated[
+    Annotated[int, Meta(ge=1, le=LARGEST_COUNT)]
+    | dict[str, Annotated[int, Meta(ge=1, le=LARGEST_COUNT)]],
+    Rule(
+        "a whole number",
+        "at least 1",
+        example="20",
+        read=parse_epochs,
+    ),
+]
 Buckets = Annotated[
-    Literal["exact", "auto"]
+    Literal["exact", "auto", "default"]
     | Annotated[list[Annotated[int, Meta(ge=1, le=LARGEST_COUNT)]], Meta(min_length=1)]
     | dict[str, Any],
     Rule(
         "`exact`, `auto`, a list of boundaries or a budget",
         "`exact`, `auto`, a list of sizes or `{cost: …, budget: …}`",
         example="exact",
+        read=parse_buckets,
     ),
 ]
 

@@ -122,6 +122,20 @@ def parse_sizes(written: object) -> Sizes:
     return Sizes(values=tuple(sorted(sizes)))
 
 
+def parse_epochs(written: object) -> int | dict[int, int]:
+    """Read `20`, `{512: 30, 1024: 20}`."""
+    if not isinstance(written, dict):
+        assert isinstance(written, int)
+        return written
+    bad = [key for key in written if not (str(key).isascii() and str(key).isdecimal())]
+    if bad or not written:
+        raise UsageError(
+            f"`{bad[0]}` is not a size of samples" if bad else "there is no size in it",
+            hint="write `{512: 30, 1024: 20}`: epochs by size",
+        )
+    return {int(key): int(count) for key, count in written.items()}
+
+
 def read_duration(text: object) -> float:
     """Seconds of `8h`, `12:00:00`."""
     seconds = Duration.parse(text).seconds

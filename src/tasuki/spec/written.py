@@ -85,7 +85,7 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     data: rules.Sources | Unset = UNSET
     size: rules.SizesText | Unset = UNSET
     split: rules.Text | Unset = UNSET
-    epochs: rules.Count | Unset = UNSET
+    epochs: rules.Epochs | Unset = UNSET
     steps: rules.Count | Unset = UNSET
     samples: rules.Count | Unset = UNSET
     effective_batch: rules.Count | Unset = UNSET
@@ -115,9 +115,9 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     init_from: rules.Text | Unset = UNSET
     strict: rules.Flag | Unset = UNSET
     exact: rules.Flag | Unset = UNSET
-    allocator: rules.Text | Unset = UNSET
+    allocator: rules.Allocator | Unset = UNSET
     expect: Expect | Unset = UNSET
-    export: rules.Names | Unset = UNSET
+    export: rules.Exports | Unset = UNSET
     each: rules.Each | Unset = UNSET
 
 

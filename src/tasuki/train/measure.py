@@ -16,14 +16,15 @@ import torch
 from tasuki.answers import Told, answer
 from tasuki.checkpoint.parts import write_part
 from tasuki.clock import SystemClock
-from tasuki.data.loader import Loader, seed_everything
+from tasuki.data.fetch import seed_everything
 from tasuki.runtime.state import capture
 from tasuki.runtime.stopwatch import process_age_s
 from tasuki.spec.resolved import ResolvedStage, experiment_from_plain
+from tasuki.train.data import make_loader, prepare_data
 from tasuki.train.engine import LossModule, StepEngine
 from tasuki.train.exact import apply_settings
-from tasuki.train.prepare import build_optimizer, order_data, start_seed
-from tasuki.train.recipe import build_model, load_recipe, optional
+from tasuki.train.prepare import build_optimizer, start_seed
+from tasuki.train.recipe import build_model, load_recipe
 
 _MIN_STEPS = 5
 _MAX_STEPS = 30
@@ -53,7 +54,8 @@ def _measure(stage: ResolvedStage, order: dict[str, Any]) -> dict[str, Any]:
     assert stage.recipe is not None
     seed_everything(start_seed(stage, "model", 0))
     recipe = load_recipe(stage.recipe, stage.params, paths=[Path(order["folder"])])
-    dataset, steps, batch = order_data(recipe, stage, world=order["ranks"])
+    data = prepare_data(recipe, stage, rank=0, world=order["ranks"])
+    steps, batch = data.order, data.batch
     total = steps.total_steps(stage.length.unit, stage.length.count)
     is_gpu = order["device"] == "cuda" and torch.cuda.is_available()
     device = torch.device("cuda" if is_gpu else "cpu")
@@ -66,16 +68,7 @@ def _measure(stage: ResolvedStage, order: dict[str, Any]) -> dict[str, Any]:
         clip=stage.clip or None,
         world=1,
     )
-    loader = Loader(
-        dataset,
-        steps,
-        collate=optional(recipe, "collate"),
-        micro_batch=batch.micro_batch,
-        rank=0,
-        world=order["ranks"],
-        first_step=0,
-        total_steps=total,
-    )
+    loader = make_loader(data, first_step=0, total_steps=total)
     setup_s = time.monotonic() - began
     times: list[float] = []
     for number, (batches, num_samples) in enumerate(loader.steps()):

@@ -8,14 +8,15 @@ from typing import Any
 
 from torch import nn
 
-from tasuki.data.buckets import plan_buckets
-from tasuki.data.loader import seed_everything
+from tasuki.data.fetch import seed_everything
+from tasuki.data.foreign import ForeignOrder
 from tasuki.data.order import Order, sample_seed
-from tasuki.data.split import Batch, resolve_batch
-from tasuki.errors import DataError, RecipeError, SpecError, WeightsError
+from tasuki.data.split import Batch
+from tasuki.errors import RecipeError, WeightsError
 from tasuki.runtime.state import Stateful, Tracked
 from tasuki.spec.resolved import ResolvedStage, start_of
 from tasuki.store.find import latest_run
+from tasuki.train.data import StageData, prepare_data
 from tasuki.train.engine import LossModule, StepEngine
 from tasuki.train.evaluate import load_weights
 from tasuki.train.optim import PureSchedule, default_optimizer, schedule_factor, warmup_steps
@@ -24,18 +25,24 @@ from tasuki.train.recipe import build_dataset, build_model, load_recipe, optiona
 from tasuki.train.task import Task
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
     recipe: Any
-    dataset: Any
-    order: Order
-    batch: Batch
+    data: StageData
     total_steps: int
     model: nn.Module
     tracked: Tracked
     schedule: PureSchedule | None
     """Ours; None where the recipe builds its own, which is tracked instead."""
     validation: Any | None
+
+    @property
+    def order(self) -> Order | ForeignOrder:
+        return self.data.order
+
+    @property
+    def batch(self) -> Batch:
+        return self.data.batch
 
 
 def prepare(task: Task) -> Setup:
@@ -44,7 +51,16 @@ def prepare(task: Task) -> Setup:
     assert stage.recipe is not None
     seed_everything(start_seed(stage, "model", 0))
     recipe = load_recipe(stage.recipe, stage.params, paths=[task.run.code, task.folder])
-    dataset, order, batch = order_data(recipe, stage, world=task.ranks.world)
+    data = prepare_data(
+        recipe,
+        stage,
+        rank=task.ranks.rank,
+        world=task.ranks.world,
+        index=task.run.path,
+    )
+    for warning in data.warnings:
+        task.say(f"WARNING: {warning}")
+    order = data.order
     total = order.total_steps(stage.length.unit, stage.length.count)
     model = build_model(recipe)
     model.to(task.device)
@@ -54,33 +70,15 @@ def prepare(task: Task) -> Setup:
     if stage.validate is not None and task.is_first:
         source = stage.validate.data if stage.validate.data is not None else stage.data
         validation = build_dataset(recipe, source, stage.validate.split)
-    return Setup(recipe, dataset, order, batch, total, model, tracked, schedule, validation)
-
-
-def order_data(recipe: Any, stage: ResolvedStage, *, world: int) -> tuple[Any, Order, Batch]:
-    """The data, the order of their samples, and how a step is split."""
-    dataset = build_dataset(recipe, stage.data, stage.split)
-    sizes_of = optional(recipe, "sample_sizes")
-    sizes = sizes_of(dataset) if sizes_of else None
-    if sizes is None and stage.size is not None:
-        raise DataError(
-            f"stage `{stage.name}` wants size {stage.size.label()}, but nothing tells the sizes",
-            hint="add sample_sizes(self, dataset) to the recipe, or leave `size` out",
-        )
-    wanted = stage.size.contains if stage.size is not None else None
-    plan = plan_buckets(sizes, len(dataset), wanted)
-    micro_batch = None if stage.micro_batch == "auto" else stage.micro_batch
-    batch = resolve_batch(stage.effective_batch, micro_batch, stage.accumulation, world)
-    if stage.order == "score":
-        raise SpecError("`order: score` does not work yet", hint="use `order: shuffle`")
-    order = Order(
-        plan,
-        seed=stage.seed,
-        stage=stage.name,
-        effective_batch=batch.effective_batch,
-        kind=stage.order,
+    return Setup(
+        recipe=recipe,
+        data=data,
+        total_steps=total,
+        model=model,
+        tracked=tracked,
+        schedule=schedule,
+        validation=validation,
     )
-    return dataset, order, batch
 
 
 def build_optimizer(

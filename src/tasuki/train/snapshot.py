@@ -24,6 +24,8 @@ class Progress:
     checkpoint: str | None = None
     """The last committed one: the parent of the next."""
     saved_step: int = -1
+    loader: dict[str, Any] | None = None
+    """Where a loader of the user's own stands; ours stands where the step is."""
 
 
 def capture_all(
@@ -42,6 +44,7 @@ def capture_all(
             "samples": progress.samples,
             "best": progress.best.as_json() if progress.best else None,
             "last_row": last_row,
+            "loader": progress.loader,
         }
     return state
 
@@ -63,7 +66,8 @@ def restore_shared(setup: Setup, state: State) -> tuple[Progress, dict[str, Any]
             )
     restore(setup.tracked, state["shared"])
     best = Best.from_json(told["best"]) if told["best"] else None
-    return Progress(told["step"], told["samples"], best), told["last_row"]
+    progress = Progress(told["step"], told["samples"], best, loader=told.get("loader"))
+    return progress, told["last_row"]
 
 
 def restore_rank(engine: StepEngine, state: State, device: torch.device) -> None:

@@ -8,8 +8,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from torch.utils.data import default_collate
-
 from tasuki.checkpoint.commit import Checkpoint, sweep_drafts
 from tasuki.checkpoint.lineage import find_latest
 from tasuki.checkpoint.manifest import Manifest, Position
@@ -17,7 +15,9 @@ from tasuki.checkpoint.parts import read_part
 from tasuki.checkpoint.verify import read_manifest
 from tasuki.checkpoint.weights import check_weights
 from tasuki.clock import utc
-from tasuki.data.loader import fetch, seed_everything, share_of_step
+from tasuki.data.fetch import seed_everything
+from tasuki.data.order import Order
+from tasuki.data.shares import share_of_step
 from tasuki.errors import CheckpointError, DamagedCheckpoint
 from tasuki.runtime.saver import Saver
 from tasuki.runtime.state import State
@@ -28,7 +28,6 @@ from tasuki.telemetry.view import count_preemptions
 from tasuki.train.engine import StepEngine
 from tasuki.train.exact import describe, freeze, what_differs
 from tasuki.train.prepare import Setup, load_initial_weights, start_seed
-from tasuki.train.recipe import optional
 from tasuki.train.snapshot import Progress, capture_all, restore_rank, restore_shared
 from tasuki.train.task import Task
 
@@ -205,15 +204,9 @@ def _settle_buckets(task: Task, setup: Setup, engine: StepEngine) -> None:
     """DDP groups its gradients anew after its first step: let it, before the state is restored."""
     if task.ranks.world == 1:
         return
-    share = share_of_step(
-        setup.order,
-        0,
-        micro_batch=setup.batch.micro_batch,
-        rank=task.ranks.rank,
-        world=task.ranks.world,
-    )
-    collate = optional(setup.recipe, "collate") or default_collate
-    engine.throw_away(collate(fetch(setup.dataset, share.requests[0])))
+    assert isinstance(setup.order, Order)  # a loader of the user's own has one rank
+    share = share_of_step(setup.order, 0, setup.data.split)
+    engine.throw_away(setup.data.fetcher(share.requests[0]))
 
 
 def _restore(

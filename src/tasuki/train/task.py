@@ -37,6 +37,8 @@ class Task:
     """The spec's folder."""
     device: torch.device
     threads: int
+    spare_cpus: int
+    """CPUs of this rank beside its threads: as many loader workers at the most."""
     ranks: Ranks
     watch: Watch
     stopwatch: Stopwatch
@@ -73,9 +75,8 @@ def choose_device(job: JobFolder, rank: int) -> torch.device:
     return torch.device("cpu")
 
 
-def choose_threads(job: JobFolder, *, world: int, workers: int) -> int:
-    """Threads of a rank: its share of the CPUs, less its loader workers."""
+def cpus_of_rank(job: JobFolder, *, world: int) -> int:
+    """A rank's share of the job's CPUs."""
     value = read_json(job.lanes)
     ranks_of_job = sum(len(lane["gpus"]) for lane in value["lanes"])
-    share = int(value.get("cpus") or 1) // max(world, ranks_of_job)
-    return max(1, share - workers)
+    return max(1, int(value.get("cpus") or 1) // max(world, ranks_of_job))

@@ -10,19 +10,21 @@ for is read, and a batch's samples are read together, along the file's chunks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tasuki.data.hdf5.files import find_files
 from tasuki.data.hdf5.layout import SIZES, refuse_different
-from tasuki.data.hdf5.reader import Arrays, Hdf5File, Ints
+from tasuki.data.hdf5.reader import BLOCK, Arrays, Hdf5File, Ints
 from tasuki.errors import DataError
 
+SCORE = "score"
 Transform = Callable[[dict[str, Any]], Any]
 
 
@@ -40,24 +42,35 @@ class Hdf5Dataset:
         self.files = [Hdf5File(path) for path in find_files(source, split)]
         refuse_different([(file.path, file.layout) for file in self.files])
         self._ends = list(accumulate(len(file) for file in self.files))
-        self._sizes: Ints | None = None
         self.transform = transform
 
     @property
     def draws_random_numbers(self) -> bool:
         """False spares the seeding of each sample (promise 2): what is read is what is stored."""
-        return self.transform is not None
+        own = type(self)
+        is_own = own.__getitem__ is Hdf5Dataset.__getitem__ and own.finish is Hdf5Dataset.finish
+        return self.transform is not None or not is_own
 
     @property
-    def sizes(self) -> Ints:
-        """The size of every sample, as `n` says."""
-        if self._sizes is None:
-            self._sizes = np.concatenate([_sizes_of(file) for file in self.files])
-        return self._sizes
+    def sizes(self) -> Sizes:
+        """The size of every sample, as `n` says; read when they are asked for."""
+        return Sizes(self.files, self._ends)
 
     def counts(self, name: str) -> Ints:
         """A number per sample: rows of a flat data set, or what one with S entries holds."""
         return np.concatenate([file.counts(name) for file in self.files])
+
+    def scores(self) -> NDArray[np.float64]:
+        """The data set `score`, for `order: score`."""
+        for file in self.files:
+            column = file.layout.column(SCORE)
+            if column is None or column.kind != "rows" or column.shape != ():
+                raise DataError(
+                    f"`{file.path}` has no data set `{SCORE}` with one number per sample",
+                    hint="`order: score` takes small scores first; or give the recipe "
+                    "`sample_scores(self, dataset)`",
+                )
+        return np.concatenate([file.numbers(SCORE) for file in self.files]).astype(np.float64)
 
     def __len__(self) -> int:
         return self._ends[-1]
@@ -76,8 +89,10 @@ class Hdf5Dataset:
         wanted = np.asarray(indices, dtype=np.int64)
         samples: list[dict[str, Any]] = [{}] * len(wanted)
         for file, places, local in self._by_file(wanted):
-            for place, sample in zip(places.tolist(), file.read(local), strict=True):
-                samples[place] = {SIZES: int(self.sizes[wanted[place]]), **sample}
+            sizes = file.sizes_at(local).tolist()
+            read = file.read(local)
+            for place, size, sample in zip(places.tolist(), sizes, read, strict=True):
+                samples[place] = {SIZES: size, **sample}
         return samples
 
     def finish(self, sample: dict[str, Any]) -> Any:
@@ -88,11 +103,11 @@ class Hdf5Dataset:
         """What the default collate would make of these samples; None where it could not."""
         wanted = np.asarray(indices, dtype=np.int64)
         groups = list(self._by_file(wanted))
-        if self.transform is not None or len(groups) != 1:
+        if self.draws_random_numbers or len(groups) != 1:
             return None
         [(file, _, local)] = groups
         stacked = file.read_stacked(local)
-        return None if stacked is None else {SIZES: self.sizes[wanted], **stacked}
+        return None if stacked is None else {SIZES: file.sizes_at(local), **stacked}
 
     def _by_file(self, wanted: Ints) -> list[tuple[Hdf5File, NDArray[np.intp], Ints]]:
         """For each file that is asked: places in `wanted`, and the file's own indices."""
@@ -107,12 +122,53 @@ class Hdf5Dataset:
         return groups
 
 
-def _sizes_of(file: Hdf5File) -> Ints:
-    sizes = file.sizes()
+class Sizes:
+    """Sizes of samples as a sequence that is read piece by piece: 10⁸ of them take no memory."""
+
+    def __init__(self, files: Sequence[Hdf5File], ends: Sequence[int]) -> None:
+        self._files, self._ends = files, ends
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def __iter__(self) -> Iterator[int]:
+        for begin in range(0, len(self), BLOCK):
+            yield from self._between(begin, min(begin + BLOCK, len(self))).tolist()
+
+    @overload
+    def __getitem__(self, where: int) -> int: ...
+    @overload
+    def __getitem__(self, where: slice) -> Ints: ...
+    def __getitem__(self, where: int | slice) -> int | Ints:
+        if not isinstance(where, slice):
+            where = operator.index(where)
+            if not -len(self) <= where < len(self):
+                raise IndexError(where)
+            return int(self._between(where % len(self), where % len(self) + 1)[0])
+        begin, end, step = where.indices(len(self))
+        assert step == 1, "sizes are read one after another"
+        return self._between(begin, end)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return self._between(0, len(self)).astype(dtype or np.int64, copy=False)
+
+    def _between(self, begin: int, end: int) -> Ints:
+        pieces = [np.empty(0, dtype=np.int64)]
+        first = 0
+        for file, last in zip(self._files, self._ends, strict=True):
+            low, high = max(begin, first), min(end, last)
+            if low < high:
+                pieces.append(_checked(file, low - first, high - first))
+            first = last
+        return np.concatenate(pieces)
+
+
+def _checked(file: Hdf5File, begin: int, end: int) -> Ints:
+    sizes = file.read_rows(SIZES, begin, end).astype(np.int64, copy=False)
     if sizes.min() < 1:
         at = int(np.flatnonzero(sizes < 1)[0])
         raise DataError(
-            f"sample {at} of `{file.path}` has size {sizes[at]}",
+            f"sample {begin + at} of `{file.path}` has size {sizes[at]}",
             hint=f"`tasuki data check {file.path} --fix` leaves such samples out",
         )
     return sizes

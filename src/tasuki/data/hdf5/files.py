@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from pathlib import Path
 
 from tasuki.errors import DataError
+from tasuki.store.nearby import look_beside
 
 SUFFIXES = (".h5", ".hdf5", ".hdf")
 
@@ -22,12 +22,40 @@ def find_files(source: str | Path | Sequence[str | Path], split: str | None) -> 
     """
     if isinstance(source, str | Path):
         return _find(Path(source), split)
+    if not source:
+        raise DataError("no file of data is named", hint="name at least one under `data:`")
     return [path for one in source for path in _find(Path(one), split)]
 
 
+def find_sources(patterns: Sequence[str], split: str) -> list[Path]:
+    """The data sets that patterns mean: files, and folders that have a file of the split."""
+    found: dict[Path, None] = {}
+    for pattern in patterns:
+        matches = _matches(Path(pattern)) if _is_pattern(Path(pattern)) else [Path(pattern)]
+        usable = [path for path in matches if _is_source(path, split)]
+        if not usable:
+            _find(Path(pattern), split)  # says what is wrong with it
+            raise DataError(
+                f"`{pattern}` matches no HDF5 file",
+                hint="`stages: auto` reads sizes from HDF5 files; for other data list the stages",
+            )
+        found.update(dict.fromkeys(usable))
+    return list(found)
+
+
+def _is_source(path: Path, split: str) -> bool:
+    if path.is_dir():
+        return any((path / f"{split}{suffix}").is_file() for suffix in SUFFIXES)
+    return path.is_file() and is_hdf5(path)
+
+
+def _is_pattern(source: Path) -> bool:
+    return any(char in str(source) for char in "*?[") and not source.exists()
+
+
 def _find(source: Path, split: str | None) -> list[Path]:
-    if any(char in str(source) for char in "*?[") and not source.exists():
-        return _glob(source, split)
+    if _is_pattern(source):
+        return [path for one in _matches(source) for path in _find(one, split)]
     if source.is_dir():
         return _in_folder(source, split)
     if not source.exists():
@@ -35,16 +63,16 @@ def _find(source: Path, split: str | None) -> list[Path]:
     return [source]
 
 
-def _glob(pattern: Path, split: str | None) -> list[Path]:
+def _matches(pattern: Path) -> list[Path]:
     anchor = Path(pattern.anchor) if pattern.is_absolute() else Path()
     parts = pattern.relative_to(anchor) if pattern.is_absolute() else pattern
     found = sorted(anchor.glob(str(parts)))
     if not found:
         raise DataError(
-            f"no file matches `{pattern}`",
-            hint="check the pattern; relative paths are relative to the spec's folder",
+            f"no file matches `{pattern}`; {look_beside(pattern)}",
+            hint="check the pattern; in a spec it is relative to the spec's folder",
         )
-    return [path for one in found for path in _find(one, split)]
+    return found
 
 
 def _in_folder(folder: Path, split: str | None) -> list[Path]:
@@ -52,25 +80,18 @@ def _in_folder(folder: Path, split: str | None) -> list[Path]:
     chosen = [path for path in present if split in (None, path.stem)]
     if chosen:
         return chosen
-    wanted = f"`{split}.h5`" if split is not None else "HDF5 file"
-    has = ", ".join(path.name for path in present[:6]) or "no HDF5 file at all"
+    has = ", ".join(path.name for path in present[:6])
+    lacks = f"no `{split}.h5`; it has {has}" if has else "no HDF5 file"
     raise DataError(
-        f"folder `{folder}` has no {wanted}; it has {has}",
+        f"folder `{folder}` has {lacks}",
         hint="`tasuki data split FILE` makes train.h5, val.h5 and test.h5",
     )
 
 
 def missing(source: Path) -> DataError:
-    """What to say about a path that does not exist: the nearest name beside it."""
-    folder = source.parent
-    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-    near = difflib.get_close_matches(source.name, names, n=1)
-    if near:
-        hint = f"did you mean `{folder / near[0]}`?"
-    elif folder.is_dir():
-        hint = (
-            f"`{folder}` has {', '.join(names[:6]) or 'nothing in it'}; check `data:` in the spec"
-        )
-    else:
-        hint = f"the folder `{folder}` does not exist either; check `data:` in the spec"
-    return DataError(f"data `{source}` does not exist", hint=hint)
+    """What to say about a path that does not exist."""
+    return DataError(
+        f"data `{source}` do not exist; {look_beside(source)}",
+        hint="mend the path, or make the data: by the project's own generator, `tasuki data merge` "
+        "or `tasuki data split`",
+    )

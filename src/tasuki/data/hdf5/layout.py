@@ -61,23 +61,35 @@ class Layout:
 def read_layout(file: Any, path: Path) -> Layout:
     """The layout of an open h5py file, or a DataError that says what is missing."""
     num_samples = _count_samples(file, path)
-    names = [name for name in file if name not in (SIZES, GROUPS)]
-    sets = {name: file[name] for name in names if hasattr(file[name], "dtype")}
+    found = {name: _follow(file, name, path) for name in file if name != SIZES}
+    sets = {name: data for name, data in found.items() if hasattr(data, "shape")}
     offsets = {name + OFFSETS for name in sets}
     columns = [
         _column(name, data, sets, num_samples, path)
         for name, data in sets.items()
         if name not in offsets and data.ndim
     ]
-    if GROUPS in file:
-        columns += _group_columns(file[GROUPS], num_samples, path)
+    if GROUPS in found and GROUPS not in sets:
+        columns += _group_columns(found[GROUPS], num_samples, path)
     return Layout(
         num_samples=num_samples, columns=tuple(sorted(columns, key=lambda column: column.name))
     )
 
 
+def _follow(file: Any, name: str, path: Path) -> Any:
+    try:
+        return file[name]
+    except KeyError as error:
+        if not hasattr(file.get(name, getlink=True), "path"):
+            raise  # no link: the data set itself is damaged
+        raise DataError(
+            f"`{name}` of `{path}` is a link that leads nowhere",
+            hint="put the file that it names beside this one, or delete the link",
+        ) from error
+
+
 def _count_samples(file: Any, path: Path) -> int:
-    if SIZES not in file or not hasattr(file[SIZES], "dtype"):
+    if SIZES not in file or not hasattr(file[SIZES], "shape"):
         has = (
             f"it has {', '.join(f'`{name}`' for name in list(file)[:6])}" if len(file) else "empty"
         )
@@ -127,7 +139,7 @@ def _group_columns(group: Any, num_samples: int, path: Path) -> list[Column]:
     return [
         Column(name=name, kind="groups", dtype=first[name].dtype.newbyteorder("="), shape=None)
         for name in first
-        if hasattr(first[name], "dtype") and first[name].dtype.kind in "biufc"
+        if hasattr(first[name], "shape") and first[name].dtype.kind in "biufc"
     ]
 
 

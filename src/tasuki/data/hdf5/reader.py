@@ -9,6 +9,7 @@ meanwhile is an error and not a SIGBUS, as it would be with a memory map.
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -18,15 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasuki.data.hdf5.layout import GROUPS, OFFSETS, SIZES, Column, Layout, read_layout
-from tasuki.errors import DataError
+from tasuki.errors import DataError, TasukiError
 
 Arrays = dict[str, NDArray[Any]]
 Ints = NDArray[np.int64]
 
 BLOCK = 1 << 20
 """Sizes and offsets are streamed in so many entries."""
-_KEPT_OFFSETS = 1 << 22
-"""Offsets of up to so many samples are kept in memory (32 MB)."""
+_KEPT = 1 << 22
+"""Sizes and offsets of up to so many samples are kept in memory (32 MB each)."""
 _CHUNK_CACHE = 32 << 20
 _CACHE_SLOTS = 10007
 
@@ -72,10 +73,22 @@ class Hdf5File:
         """The size of every sample."""
         return np.concatenate(list(self.blocks(SIZES)))
 
+    def sizes_at(self, indices: Sequence[int] | Ints) -> Ints:
+        """The sizes of these samples."""
+        return self._open().numbers_at(SIZES, self._checked(indices))
+
+    def numbers(self, name: str) -> NDArray[Any]:
+        """A one-dimensional data set of one number per sample, of whatever type."""
+        return self._open().rows(name, 0, len(self), "")
+
     def blocks(self, name: str, entries: int = BLOCK) -> Iterator[Ints]:
         """A one-dimensional data set of whole numbers, piece by piece."""
         for begin in range(0, self._open().length(name), entries):
             yield self._open().slice(name, begin, begin + entries)
+
+    def read_rows(self, name: str, begin: int, end: int, *, what: str = "") -> NDArray[Any]:
+        """Rows [begin, end) of a data set, in one read: for those who go through all of a file."""
+        return self._open().rows(name, begin, end, what)
 
     def counts(self, name: str) -> Ints:
         """A number per sample: the rows of a flat data set, or the entries of one that has S."""
@@ -84,7 +97,8 @@ class Hdf5File:
             return self.sizes()
         if column is not None and column.kind == "flat":
             return np.diff(np.concatenate(list(self.blocks(name + OFFSETS))))
-        if column is not None and column.kind == "rows" and column.shape == ():
+        is_whole = column is not None and column.dtype.kind in "iu"
+        if is_whole and column is not None and column.kind == "rows" and column.shape == ():
             return np.concatenate(list(self.blocks(name)))
         raise DataError(
             f"`{self.path}` has no number per sample called `{name}`",
@@ -138,12 +152,14 @@ class _Opened:
         self._h5py, self._file = open_file(path)
         try:
             self.layout = read_layout(self._file, path)
-        except BaseException:
+        except BaseException as error:
             self._file.close()
-            raise
+            if isinstance(error, TasukiError) or not isinstance(error, Exception):
+                raise
+            raise _damaged(path, error) from error
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._sets: dict[str, _Set] = {}
-        self._offsets: dict[str, Ints] = {}
+        self._kept: dict[str, Ints] = {}
         _OPEN.add(self)
 
     @property
@@ -169,6 +185,12 @@ class _Opened:
         out = np.empty((end - begin, *data.shape[1:]), dtype=data.dtype)
         self._into(data, begin, end, out, "")
         return out.astype(np.int64, copy=False)
+
+    def rows(self, name: str, begin: int, end: int, what: str) -> NDArray[Any]:
+        data = self._set(name)
+        out = np.empty((end - begin, *data.shape[1:]), dtype=data.dtype)
+        self._into(data, begin, end, out, what)
+        return out
 
     def read(self, column: Column, wanted: Ints) -> Sequence[NDArray[Any]]:
         if column.kind == "rows":
@@ -221,13 +243,7 @@ class _Opened:
 
     def _bounds(self, column: Column, wanted: Ints) -> tuple[Ints, Ints]:
         name = column.name + OFFSETS
-        if name not in self._offsets and self.length(name) <= _KEPT_OFFSETS:
-            self._offsets[name] = self.slice(name, 0, self.length(name))
-        if name in self._offsets:
-            begins, ends = self._offsets[name][wanted], self._offsets[name][wanted + 1]
-        else:
-            pairs = np.array([self.slice(name, i, i + 2) for i in wanted.tolist()]).reshape(-1, 2)
-            begins, ends = pairs[:, 0], pairs[:, 1]
+        begins, ends = self.numbers_at(name, wanted), self.numbers_at(name, wanted + 1)
         bad = np.flatnonzero((begins < 0) | (ends < begins) | (ends > self.length(column.name)))
         if bad.size:
             at = int(bad[0])
@@ -238,11 +254,20 @@ class _Opened:
             )
         return begins, ends
 
+    def numbers_at(self, name: str, places: Ints) -> Ints:
+        """Entries of sizes or offsets: all of them are kept where they are few."""
+        if name not in self._kept and self.length(name) <= _KEPT:
+            self._kept[name] = self.slice(name, 0, self.length(name))
+        if name in self._kept:
+            return self._kept[name][places]
+        found = [self.slice(name, place, place + 1) for place in places.tolist()]
+        return np.concatenate(found) if found else np.empty(0, dtype=np.int64)
+
     def _grouped(self, column: Column, index: int) -> NDArray[Any]:
         try:
             data = self._file[f"{GROUPS}/{index}/{column.name}"]
             value: NDArray[Any] = np.asarray(data[()])
-        except (OSError, KeyError, RuntimeError) as error:
+        except (OSError, KeyError, RuntimeError, TypeError) as error:
             raise self._unreadable(column.name, f"sample {index}", error) from error
         if value.dtype.newbyteorder("=") != column.dtype:
             raise DataError(
@@ -281,7 +306,10 @@ class _Opened:
 
     def _set(self, name: str) -> _Set:
         if name not in self._sets:
-            self._sets[name] = _Set(self._h5py, self._file, name)
+            try:
+                self._sets[name] = _Set(self._h5py, self._file, name)
+            except Exception as error:
+                raise _damaged(self.path, error) from error
         return self._sets[name]
 
 
@@ -299,15 +327,37 @@ class _Set:
         self.shape: tuple[int, ...] = stored.shape
         self.dtype = stored.dtype.newbyteorder("=")
         self.row_bytes = self.dtype.itemsize * int(np.prod(self.shape[1:], dtype=np.int64))
-        is_plain = stored.dtype.isnative and stored.chunks is None and not stored.external
-        is_plain = is_plain and not stored.is_virtual and stored.dtype.kind != "b"
+        is_plain = self._is_plain(h5py, file, stored)
         self.offset: int | None = self._id.get_offset() if is_plain else None
         self._space = self._id.get_space()
+        self._lock = threading.Lock()
+        """Between choosing rows and reading them no other thread may choose."""
+
+    def _is_plain(self, h5py: Any, file: Any, stored: Any) -> bool:
+        """In one piece of this very file, as numpy would hold it?"""
+        # Of rows never written the offset is undefined, but behind a user block not None.
+        is_here = self._id.get_space_status() == h5py.h5d.SPACE_STATUS_ALLOCATED
+        is_here = is_here and self._id.get_create_plist().get_layout() == h5py.h5d.CONTIGUOUS
+        # A link may lead into another file.
+        places = {h5py.h5o.get_info(one.id).fileno for one in (stored, file)}
+        # 12-bit numbers or bfloat16 lie in the file otherwise than numpy holds them.
+        is_alike = self._id.get_type().equal(h5py.h5t.py_create(stored.dtype))
+        is_alike = is_alike and stored.dtype.isnative and stored.dtype.kind != "b"
+        return is_here and is_alike and not stored.external and len(places) == 1
 
     def read(self, begin: int, end: int, out: NDArray[Any]) -> None:
         rest = self.shape[1:]
-        self._space.select_hyperslab((begin, *(0 for _ in rest)), (end - begin, *rest))
-        self._id.read(self._simple((end - begin, *rest)), self._space, out)
+        with self._lock:
+            self._space.select_hyperslab((begin, *(0 for _ in rest)), (end - begin, *rest))
+            self._id.read(self._simple((end - begin, *rest)), self._space, out)
+
+
+def _damaged(path: Path, error: Exception) -> DataError:
+    words = str(error.args[0] if error.args else error)
+    return DataError(
+        f"`{path}` is damaged: {words}",
+        hint="make it again or fetch it again; `tasuki data check` says which samples can be read",
+    )
 
 
 def open_file(path: Path, mode: str = "r") -> tuple[Any, Any]:

@@ -1,0 +1,171 @@
+"""Fetch samples and make a batch of them, in whatever process.
+
+Each sample is fetched under random numbers seeded by (seed, stage, epoch, position), so that the
+number of loader workers and how far they read ahead never matter (promise 2). Data that are certain
+to draw nothing skip the seeding (10 µs a sample), and plain arrays are indexed as a whole: what
+comes out is the same, bit for bit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import random
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import TensorDataset, default_collate
+
+from tasuki.data.hdf5.dataset import Hdf5Dataset
+from tasuki.errors import DataError, TasukiError
+
+Collate = Callable[[list[Any]], Any]
+RandomStates = tuple[Any, Any, Tensor]
+"""Python's, numpy's and torch's, as a checkpoint can hold them."""
+
+_DRAW_NOTHING = (TensorDataset, list, tuple, range, np.ndarray, np.memmap)
+"""Data whose samples are certain not to draw random numbers."""
+
+
+class Request(NamedTuple):
+    """The samples of a micro-batch."""
+
+    indices: list[int]
+    seeds: list[int] | None
+    """Of each sample's random numbers; None: nothing is drawn."""
+
+
+class Fetcher:
+    """From a request to a batch. Goes to loader workers as it is."""
+
+    def __init__(self, dataset: Any, collate: Collate | None) -> None:
+        self.dataset = dataset
+        self._own_collate = collate
+        self.is_seeded = draws(dataset) or draws_in(collate)
+        self._as_a_whole = None if self.is_seeded or collate is not None else _whole(dataset)
+
+    def __call__(self, request: Request) -> Any:
+        if self._as_a_whole is not None:
+            batch = self._as_a_whole(request.indices)
+            if batch is not None:
+                return batch
+        samples = fetch(self.dataset, request)
+        if self._own_collate is not None:
+            return self._own_collate(samples)
+        return _default(samples)
+
+
+def draws(dataset: Any) -> bool:
+    """Might fetching a sample draw random numbers? Data may say that it does not."""
+    if type(dataset) in _DRAW_NOTHING:
+        return False
+    # Statically: a wrapper that passes attributes on must not answer for what it wraps.
+    says = inspect.getattr_static(dataset, "draws_random_numbers", None) is not None
+    return bool(dataset.draws_random_numbers) if says else True
+
+
+def draws_in(collate: Collate | None) -> bool:
+    return collate is not None and bool(getattr(collate, "draws_random_numbers", True))
+
+
+def fetch(dataset: Any, request: Request) -> list[Any]:
+    """Samples, each under its own random numbers; read together where the data can do that."""
+    indices, seeds = request
+    raw = dataset.read_raw(indices) if _reads_together(dataset) else None
+    samples = []
+    for place, index in enumerate(indices):
+        if seeds is not None:
+            seed_host(seeds[place])
+        try:
+            samples.append(dataset[index] if raw is None else dataset.finish(raw[place]))
+        except TasukiError:
+            raise
+        except Exception as error:
+            raise DataError(
+                f"sample {index} cannot be read: {type(error).__name__}: {error}",
+                hint="`build_dataset` returned a data set whose `__getitem__` fails there",
+            ) from error
+    return samples
+
+
+def _default(samples: list[Any]) -> Any:
+    try:
+        return default_collate(samples)
+    except RuntimeError as error:
+        if "equal size" not in str(error):
+            raise
+        raise DataError(
+            f"samples of one step differ in shape and cannot be stacked: {error}",
+            hint="give the recipe a `collate` that pads (`tasuki.pad_collate` does), or write "
+            "`buckets: exact`",
+        ) from error
+
+
+def _whole(dataset: Any) -> Callable[[Sequence[int]], Any] | None:
+    """A way to make a batch at once, the same as sample by sample; None where there is none."""
+    if type(dataset) is TensorDataset:
+        return partial(_rows_of_tensors, dataset.tensors)
+    if type(dataset) in (np.ndarray, np.memmap) and dataset.dtype.kind in "biuf":
+        return partial(_rows_of_array, dataset)
+    if _reads_together(dataset):
+        return partial(_stacked, dataset)
+    return None
+
+
+def _reads_together(dataset: Any) -> bool:
+    """Our own reader; but a subclass or a wrapper with its own `[]` must be asked through that."""
+    return getattr(type(dataset), "__getitem__", None) is Hdf5Dataset.__getitem__
+
+
+def _rows_of_tensors(tensors: Sequence[Tensor], indices: Sequence[int]) -> list[Tensor]:
+    return [tensor[torch.as_tensor(indices)] for tensor in tensors]
+
+
+def _rows_of_array(array: NDArray[Any], indices: Sequence[int]) -> Tensor:
+    return torch.from_numpy(np.asarray(array[np.asarray(indices)]))
+
+
+def _stacked(dataset: Any, indices: Sequence[int]) -> dict[str, Tensor] | None:
+    arrays = dataset.read_stacked(indices)
+    if arrays is None:
+        return None
+    return {name: torch.from_numpy(np.asarray(array)) for name, array in arrays.items()}
+
+
+def seed_everything(seed: int) -> None:
+    """Python's, numpy's and torch's global random numbers, the GPU's too."""
+    seed_host(seed)
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed(seed)
+
+
+def seed_host(seed: int) -> None:
+    """Those a sample is fetched with."""
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+    torch.default_generator.manual_seed(seed)
+
+
+@contextlib.contextmanager
+def kept_random_states() -> Iterator[None]:
+    """Whatever is drawn inside, the training's random numbers go on as if nothing was."""
+    states = host_random_states()
+    try:
+        yield
+    finally:
+        set_host_random_states(states)
+
+
+def host_random_states() -> RandomStates:
+    return random.getstate(), np.random.get_state(), torch.get_rng_state()
+
+
+def set_host_random_states(states: RandomStates) -> None:
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+    torch.set_rng_state(states[2])

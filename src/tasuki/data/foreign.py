@@ -1,0 +1,245 @@
+"""Loaders that are not ours: a recipe may return a DataLoader instead of a map-style data set.
+
+Its batches are taken as they come, `accumulation` of them per step. A loader with `state_dict` is
+resumed through it; any other is begun again and skipped forward, which costs what reading costs,
+and is said. Either way it runs under random numbers of its own, seeded by (seed, stage, epoch):
+order and augmentation are then the same after a skip, bit for bit, if it draws from them.
+
+What our own order gives is lost: another number of ranks, an audit, a seek in no time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from torch import Tensor
+from torch.utils.data import IterableDataset
+
+from tasuki.data.fetch import (
+    RandomStates,
+    host_random_states,
+    kept_random_states,
+    seed_host,
+    set_host_random_states,
+)
+from tasuki.data.loader import MicroBatch, Step
+from tasuki.data.order import LengthUnit, sample_seed
+from tasuki.data.tempo import LoaderSettings
+from tasuki.errors import DataError, UsageError
+
+
+def is_loader(data: Any) -> bool:
+    """Gives batches one after another, and no sample by number."""
+    if isinstance(data, IterableDataset):
+        return False  # single samples: who batches them is not said
+    return hasattr(data, "__iter__") and not hasattr(data, "__getitem__")
+
+
+def samples_in(batch: Any) -> int:
+    """How many samples a batch has: the length of its first tensor, or what it says itself."""
+    if isinstance(batch, Tensor) and batch.ndim:
+        return int(batch.shape[0])
+    if hasattr(batch, "num_graphs"):
+        return int(batch.num_graphs)
+    parts = batch.values() if isinstance(batch, Mapping) else batch
+    if isinstance(parts, Tensor) or not hasattr(parts, "__iter__") or isinstance(batch, str):
+        raise DataError(
+            f"a batch of the loader is a {type(batch).__name__}: how many samples it has cannot be "
+            "told",
+            hint="give batches of tensors whose first dimension counts samples",
+        )
+    for part in parts:
+        with contextlib.suppress(DataError):
+            return samples_in(part)
+    raise DataError("a batch of the loader holds no tensor", hint="give batches of tensors")
+
+
+class ForeignOrder:
+    """What the training loop must know about a loader's steps; not which samples they have."""
+
+    def __init__(
+        self, loader: Any, *, seed: int, stage: str, accumulation: int, length_steps: int | None
+    ) -> None:
+        self.seed, self.stage, self.accumulation = seed, stage, accumulation
+        self.effective_batch = 0
+        """Unknown: the loader decides."""
+        batches = len(loader) if hasattr(loader, "__len__") else None
+        if batches == 0:
+            raise DataError("the loader has no batches", hint="check `data:` and `split:`")
+        if batches is None and length_steps is None:
+            raise UsageError(
+                f"the loader of stage `{stage}` does not say how many batches an epoch has",
+                hint="write `steps:` instead of `epochs:`, or give the loader a length",
+            )
+        self.has_length = batches is not None
+        self.steps_per_epoch = (
+            -(-batches // accumulation) if batches is not None else (length_steps or 1)
+        )
+        self.plan = _Unplanned(batches, accumulation)
+
+    def total_steps(self, length_unit: LengthUnit, count: int) -> int:
+        if length_unit == "samples":
+            raise UsageError(
+                f"stage `{self.stage}` counts samples, but its loader decides how many a step has",
+                hint="write `epochs:` or `steps:`",
+            )
+        return count if length_unit == "steps" else count * self.steps_per_epoch
+
+
+class _Unplanned:
+    """Stands for a bucket plan in what a checkpoint compares."""
+
+    waste = 0.0
+
+    def __init__(self, batches: int | None, accumulation: int) -> None:
+        self._facts = f"loader {batches} {accumulation}"
+
+    def fingerprint(self) -> str:
+        return hashlib.blake2b(self._facts.encode(), digest_size=16).hexdigest()
+
+
+class ForeignLoader:
+    """The batches of somebody else's loader as steps, from where a checkpoint left it."""
+
+    fetch_s = 0.0
+
+    def __init__(
+        self,
+        loader: Any,
+        order: ForeignOrder,
+        *,
+        first_step: int,
+        total_steps: int,
+        state: Mapping[str, Any] | None,
+        say: Callable[[str], None],
+    ) -> None:
+        self._loader, self._order = loader, order
+        self._next_step, self._total_steps = first_step, total_steps
+        self._say = say
+        self.settings = LoaderSettings()
+        self._has_state = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
+        self._random: RandomStates | None = None
+        """The loader's own, between its batches."""
+        self._epoch = 0
+        """How often it was begun, where it does not say how long an epoch is."""
+        self._batches: Iterator[Any] | None = None
+        self._is_fresh = True
+        if first_step:
+            self._resume(state or {})
+
+    def steps(self) -> Iterator[Step]:
+        while self._next_step < self._total_steps:
+            group = self._take()
+            self._next_step += 1
+            counts = [samples_in(batch) for batch in group]
+            micro = (MicroBatch(b, count) for b, count in zip(group, counts, strict=True))
+            yield micro, sum(counts)
+
+    def retune(self, settings: LoaderSettings) -> None:
+        """Its workers are its own."""
+
+    def stop(self) -> None:
+        """Its workers end with this process."""
+
+    def _take(self) -> list[Any]:
+        """The batches of one step; the last step of an epoch may have fewer."""
+        group: list[Any] = []
+        with self._own_random():
+            while len(group) < self._order.accumulation:
+                if self._batches is None:
+                    self._begin_epoch()
+                batch = next(self._batches, None)  # type: ignore[arg-type]
+                if batch is None:
+                    self._end_epoch(is_empty=not group)
+                    break
+                group.append(batch)
+                self._is_fresh = False
+            if group and self._order.has_length and self._is_last_of_epoch():
+                self._refuse_more()
+        return group or self._take()
+
+    def _is_last_of_epoch(self) -> bool:
+        return (self._next_step + 1) % self._order.steps_per_epoch == 0
+
+    def _begin_epoch(self) -> None:
+        order = self._order
+        if order.has_length:
+            self._epoch = self._next_step // order.steps_per_epoch
+        seed_host(sample_seed(order.seed, f"{order.stage}#loader", self._epoch, 0))
+        set_epoch = getattr(getattr(self._loader, "sampler", None), "set_epoch", None)
+        if set_epoch is not None:
+            set_epoch(self._epoch)
+        self._batches = iter(self._loader)
+        self._is_fresh = True
+
+    def _end_epoch(self, *, is_empty: bool) -> None:
+        """The loader has no more batches. Where it says how many it has, that is too early."""
+        if self._order.has_length and (is_empty or not self._is_last_of_epoch()):
+            raise DataError(
+                f"the loader of stage `{self._order.stage}` gave fewer batches than its length",
+                hint="let its `__len__` tell the truth, or leave it out and write `steps:`",
+            )
+        if is_empty and self._is_fresh:
+            raise DataError("the loader has no batches", hint="check `data:` and `split:`")
+        self._batches = None
+        self._epoch += 1
+
+    def _refuse_more(self) -> None:
+        if self._batches is not None and next(self._batches, None) is not None:
+            raise DataError(
+                f"the loader of stage `{self._order.stage}` has more batches than its length",
+                hint="let its `__len__` tell the truth, or leave it out and write `steps:`",
+            )
+        self._batches = None
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps, asked between two steps."""
+        if self._batches is None or not self._has_state:
+            return {"epoch": self._epoch, "random": None, "loader": None}
+        return {
+            "epoch": self._epoch,
+            "random": self._random,
+            "loader": self._loader.state_dict(),
+        }
+
+    def _resume(self, state: Mapping[str, Any]) -> None:
+        if self._order.has_length and self._next_step % self._order.steps_per_epoch == 0:
+            return
+        if self._has_state and state.get("loader") is not None:
+            self._loader.load_state_dict(state["loader"])
+            with kept_random_states():
+                self._batches = iter(self._loader)
+            self._epoch, self._random = state["epoch"], state["random"]
+        elif self._has_state and state:
+            self._epoch = state["epoch"]  # it stood between two passes
+        else:
+            self._skip()
+
+    def _skip(self) -> None:
+        """Read again what was read before: this epoch, or everything without a known length."""
+        began = time.monotonic()
+        until, batches = self._next_step, 0
+        per_epoch = self._order.steps_per_epoch
+        first = until // per_epoch * per_epoch if self._order.has_length else 0
+        for step in range(first, until):
+            self._next_step = step
+            batches += len(self._take())
+        self._next_step = until
+        self._say(
+            f"WARNING: the loader has no state_dict: {batches:,} batches were read again to get "
+            f"back to step {until:,}, {time.monotonic() - began:.1f} s. A map-style data set would "
+            "cost nothing, a loader with state_dict (torchdata's StatefulDataLoader) little"
+        )
+
+    @contextlib.contextmanager
+    def _own_random(self) -> Iterator[None]:
+        """The loader's random numbers go on where they stood; the training's stay as they are."""
+        with kept_random_states():
+            if self._random is not None:
+                set_host_random_states(self._random)
+            yield
+            self._random = host_random_states()

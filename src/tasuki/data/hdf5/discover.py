@@ -1,0 +1,36 @@
+"""`python -m tasuki.data.hdf5.discover FD`: which data sets there are, and the sizes they have.
+
+A child process (answers.py) of whoever reads a spec with `stages: auto`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tasuki.answers import Told, answer
+from tasuki.data.hdf5.files import find_files, find_sources
+from tasuki.data.hdf5.layout import SIZES
+from tasuki.data.hdf5.reader import Hdf5File
+
+
+def work(order: dict[str, Any], told: Told) -> list[dict[str, Any]]:
+    """[{source, sizes}]: a file or a folder with one per split, as `data:` would name it."""
+    sources = find_sources(order["sources"], order["split"])
+    found = []
+    for number, source in enumerate(sources, start=1):
+        told.progress("looking at the data", number, len(sources))
+        sizes = {size for path in find_files(source, order["split"]) for size in _sizes(path)}
+        found.append({"source": str(source), "sizes": sorted(sizes)})
+    return found
+
+
+def _sizes(path: Path) -> set[int]:
+    file = Hdf5File(path)
+    return {int(size) for block in file.blocks(SIZES) for size in np.unique(block)}
+
+
+if __name__ == "__main__":
+    answer(work)

@@ -1,0 +1,132 @@
+"""Watch how long steps wait for their data, say so, and change the loader where that helps.
+
+Looks at the stopwatch about once a second in a stage's first minute, and then every ten. What is
+decided (data/tempo.py) goes to the log and the events, and an attempt that resumes begins with it.
+"""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+from tasuki.data.fetch import Fetcher
+from tasuki.data.foreign import ForeignLoader
+from tasuki.data.loader import Loader
+from tasuki.data.tempo import LoaderSettings, Tempo, Verdict, Window
+from tasuki.telemetry.events import read_events
+from tasuki.train.task import Task
+
+_SHORTEST_S = 1.0
+_FEWEST_STEPS = 5
+_WARM_UP_STEPS = 3
+_HEAVY_PICKLE = 64 << 20
+"""A spawned worker gets a copy of the data set; above this a fork, which shares it, is better."""
+
+
+def first_settings(task: Task, fetcher: Fetcher) -> LoaderSettings:
+    """As the spec says; what it leaves open as the last attempt found it, else to begin with."""
+    options = task.stage.loader
+    known = _last_decision(task) if options.workers == "auto" else None
+    workers = min(known["workers"], task.spare_cpus) if known else 0
+    if isinstance(options.workers, int):
+        workers = min(options.workers, task.spare_cpus)
+        if workers < options.workers:
+            task.say(
+                f"WARNING: `loader.workers: {options.workers}` is cut to {workers}: workers and "
+                f"threads ({task.threads}) share {task.threads + task.spare_cpus} CPUs"
+            )
+    return LoaderSettings(
+        workers=workers,
+        prefetch=known["prefetch"] if known else options.prefetch,
+        context=_context(task, fetcher) if options.context == "auto" else options.context,
+        pin=task.device.type == "cuda" if options.pin == "auto" else options.pin,
+    )
+
+
+def _context(task: Task, fetcher: Fetcher) -> str:
+    """Fork starts in milliseconds and shares the data. With CUDA at work in this process a spawned
+    worker is safer, if the data can be handed to it."""
+    if task.device.type != "cuda":
+        return "fork"
+    try:
+        weight = len(pickle.dumps(fetcher))
+    except Exception:
+        return "fork"
+    return "spawn" if weight <= _HEAVY_PICKLE else "fork"
+
+
+def _last_decision(task: Task) -> dict[str, Any] | None:
+    told = [
+        event
+        for event in read_events(task.run)
+        if event.get("kind") == "loader" and event.get("stage") == task.stage.name
+    ]
+    return told[-1] if told else None
+
+
+class Pace:
+    """The wait of one stage's steps."""
+
+    def __init__(self, task: Task, loader: Loader | ForeignLoader) -> None:
+        self._task, self._loader = task, loader
+        self._tempo = Tempo(loader.settings, spare_cpus=task.spare_cpus)
+        is_ours = isinstance(loader, Loader)
+        self._may_change = is_ours and task.stage.loader.workers == "auto"
+        self._fixed = "as the spec says" if is_ours else "the recipe's own loader"
+        self._is_settled = False
+        self._steps = -_WARM_UP_STEPS
+        self._since = self._reading()
+
+    def count_step(self) -> None:
+        self._steps += 1
+        if self._steps == 0:  # the first steps allocate, compile and open files
+            self._since = self._reading()
+
+    def look(self) -> None:
+        """At a step boundary: judge the window, if it is long enough."""
+        if self._is_settled or self._steps < _FEWEST_STEPS:
+            return
+        window = self._window()
+        if window.wall_s < _SHORTEST_S:
+            return
+        before = self._loader.settings
+        verdict = self._tempo.judge(window)
+        if not self._may_change:
+            verdict = Verdict(before, self._fixed, True)
+        self._say(window, before, verdict)
+        if verdict.settings != before:
+            self._loader.retune(verdict.settings)
+        self._is_settled = verdict.is_final
+        self._steps = -_WARM_UP_STEPS
+
+    def _reading(self) -> Window:
+        parts = self._task.stopwatch.parts
+        wait = parts.get("data_wait", 0.0)
+        return Window(
+            wall_s=wait + parts.get("step", 0.0), wait_s=wait, fetch_s=self._loader.fetch_s
+        )
+
+    def _window(self) -> Window:
+        now, then = self._reading(), self._since
+        return Window(
+            wall_s=now.wall_s - then.wall_s,
+            wait_s=now.wait_s - then.wait_s,
+            fetch_s=now.fetch_s - then.fetch_s,
+        )
+
+    def _say(self, window: Window, before: LoaderSettings, verdict: Verdict) -> None:
+        change = before.label()
+        if verdict.settings != before:
+            change = f"{before.label()} → {verdict.settings.label()}"
+        self._task.say(
+            f"Data: steps wait {window.share:.1%} of their time for samples; {change} "
+            f"({verdict.reason})"
+        )
+        self._task.event(
+            "loader",
+            stage=self._task.stage.name,
+            wait=round(window.share, 4),
+            workers=verdict.settings.workers,
+            prefetch=verdict.settings.prefetch,
+            reason=verdict.reason,
+        )

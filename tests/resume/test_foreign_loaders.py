@@ -1,0 +1,134 @@
+"""A recipe may bring a loader of its own: it is resumed through its state, or skipped forward."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+from tests.harness.project import differences, make_project
+
+CODE = '''
+from torch.utils.data import DataLoader
+
+
+class Bringer(Learner):
+    """Shuffled and augmented batches of somebody else's loader."""
+
+    def __init__(self, kind="plain", samples=44, pause=0.0):
+        super().__init__(samples=samples, pause=pause)
+        self.kind = kind
+
+    def build_dataset(self, source, split):
+        if self.kind == "stateful":
+            from torchdata.stateful_dataloader import StatefulDataLoader
+            return StatefulDataLoader(Noisy(self.samples), batch_size=4, shuffle=True)
+        loader = DataLoader(Noisy(self.samples), batch_size=4, shuffle=True)
+        if self.kind == "endless":
+            return Endless(loader)
+        if self.kind == "liar":
+            return Liar(loader)
+        if self.kind == "workers":
+            return DataLoader(Noisy(self.samples), batch_size=4, shuffle=True, num_workers=1)
+        return loader
+
+
+class Endless:
+    """Does not say how many batches it has."""
+
+    def __init__(self, loader):
+        self.loader = loader
+
+    def __iter__(self):
+        return iter(self.loader)
+
+
+class Liar(Endless):
+    def __len__(self):
+        return len(self.loader) + 2
+'''
+STAGE = {"name": "one", "data": "d", "epochs": 3, "accumulation": 2}
+ENDLESS = {"name": "one", "data": "d", "steps": 18, "accumulation": 2}
+
+
+def make(folder, kind, *, stage=STAGE, pause=0.0, **more):
+    return make_project(
+        folder,
+        recipe="Bringer",
+        code=CODE,
+        params={"kind": kind, "pause": pause},
+        stages=[stage],
+        defaults={"save": {"every": "4 steps"}, **more},
+    )
+
+
+def finish(warm, project):
+    started = warm.start(project.job.path)
+    assert started.wait() == 0, project.logs()
+    assert project.run.is_complete(), project.logs()
+
+
+def interrupt_after_a_commit(warm, project, name, number):
+    started = warm.start(project.job.path)
+    until = time.monotonic() + 60
+    while not any(project.run.checkpoints.glob(f"{name}.*")):
+        assert time.monotonic() < until, project.logs()
+        time.sleep(0.005)
+    started.kill(number)
+    assert started.wait() != 0 or not project.run.is_complete()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("kind", ["plain", "stateful", "workers", "endless"])
+def test_a_run_on_its_own_loader_ends_bit_for_bit_the_same_after_an_interruption(
+    warm, tmp_path, kind, number
+):
+    stage = ENDLESS if kind == "endless" else STAGE
+    whole = make(tmp_path / "whole", kind, stage=stage)
+    finish(warm, whole)
+    broken = make(tmp_path / "broken", kind, stage=stage, pause=0.02)
+    interrupt_after_a_commit(warm, broken, "step-000000008", number)
+    finish(warm, broken)
+    assert differences(whole, broken) == []
+    log = broken.logs()
+    assert ("has no state_dict" in log) == (kind != "stateful"), log
+
+
+def test_skipping_forward_names_its_cost_and_what_would_be_cheaper(warm, tmp_path):
+    project = make(tmp_path / "p", "plain", pause=0.02)
+    interrupt_after_a_commit(warm, project, "step-000000008", signal.SIGKILL)
+    finish(warm, project)
+    log = project.logs()
+    assert "batches were read again to get back to step" in log
+    assert "StatefulDataLoader" in log
+
+
+def test_samples_are_counted_as_the_loader_gives_them(warm, tmp_path):
+    project = make(tmp_path / "p", "plain")
+    finish(warm, project)
+    from tasuki.store.atomic import read_json
+
+    told = read_json(project.run.stage("one").metrics)
+    assert told["samples"] == 3 * 44  # eleven batches of four, the last step with one batch
+    assert told["steps"] == 3 * 6
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "words"),
+    [
+        ("liar", {}, "fewer batches than its length"),
+        ("endless", {}, "does not say how many batches"),
+        ("plain", {"order": "smallest_first"}, "cannot reach a loader"),
+    ],
+)
+def test_what_a_loader_cannot_give_is_said_in_words(warm, tmp_path, kind, more, words):
+    project = make(tmp_path / "p", kind, **more)
+    assert warm.start(project.job.path).wait() != 0
+    assert words in project.logs()
+    assert not project.run.is_complete()
+
+
+def test_a_loader_of_ones_own_is_refused_on_several_ranks(warm, tmp_path):
+    project = make_project(tmp_path / "p", recipe="Bringer", code=CODE, stages=[STAGE], ranks=2)
+    assert warm.start(project.job.path).wait() != 0
+    assert "works on one rank only" in project.logs()
