@@ -2,7 +2,7 @@
 
 What a stage starts from, and what people take home; not a checkpoint. Tied tensors are stored once,
 their other names in the metadata under `tasuki.aliases`. The same weights give the same bytes, so
-that their sha256 can be compared between runs.
+that their sha256 can be compared between runs. Others' files may be `.pt` too (torchfile.py).
 """
 
 from __future__ import annotations
@@ -19,33 +19,52 @@ from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as save_safetensors
 from torch import Tensor
 
+from tasuki.checkpoint.torchfile import read_torch_file
 from tasuki.errors import WeightsError
 from tasuki.store.atomic import translated, write_bytes
 
 ALIASES = "tasuki.aliases"
 _SHOWN = 4
+_TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
+_MAX_HEADER = 100_000_000
+"""Of safetensors itself."""
+_ZIP = b"PK\x03\x04"
 
 
 def write_weights(path: Path, state_dict: Mapping[str, Tensor], metadata: dict[str, str]) -> str:
     """Write a model's `state_dict()`, durably; the file's sha256."""
+    data = to_safetensors(path, state_dict, metadata)
+    write_bytes(path, data)
+    return hashlib.sha256(data).hexdigest()
+
+
+def to_safetensors(path: Path, state_dict: Mapping[str, Tensor], metadata: dict[str, str]) -> bytes:
+    """The bytes that `write_weights` writes; `path` is for words only."""
     if ALIASES in metadata:
         raise WeightsError(f"metadata may not hold `{ALIASES}`", hint="it is written by tasuki")
     tensors, aliases = _split_aliases(state_dict)
     if aliases:
         metadata = {**metadata, ALIASES: json.dumps(aliases, sort_keys=True)}
     try:
-        data = _sort_header(save_safetensors(tensors, metadata))
+        return _sort_header(save_safetensors(tensors, metadata))
     except (SafetensorError, KeyError, ValueError, TypeError) as error:
         raise WeightsError(
             f"{path} cannot be written as safetensors: {error}",
             hint="weights are real or complex64 numbers; keep other state in the checkpoint only",
         ) from error
-    write_bytes(path, data)
-    return hashlib.sha256(data).hexdigest()
+
+
+def plain_tensors(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """As they are stored: on the CPU, row by row; tied ones share memory, others do not."""
+    tensors, aliases = _split_aliases(state_dict)
+    return {name: tensors[aliases.get(name, name)] for name in state_dict}
 
 
 def read_weights(path: Path, *, sha256: str | None = None) -> dict[str, Tensor]:
-    """The tensors by name, tied ones sharing memory; checked if the sha256 is known."""
+    """The tensors by name, tied ones sharing memory; checked if the sha256 is known.
+
+    Safetensors, ours or others', or torch's own files of plain tensors.
+    """
     with translated(path):
         data = path.read_bytes()
     if sha256 is not None and hashlib.sha256(data).hexdigest() != sha256:
@@ -53,6 +72,10 @@ def read_weights(path: Path, *, sha256: str | None = None) -> dict[str, Tensor]:
             f"{path} is not what was written: its sha256 is another",
             hint="restore it from a copy, or write it again from a checkpoint",
         )
+    if _is_torch_file(path, data):
+        weights = read_torch_file(path, data)
+        check_weights(weights)
+        return weights
     try:
         stored: dict[str, Tensor] = load_safetensors(data)
         aliases = json.loads(_read_header(data)[0].get("__metadata__", {}).get(ALIASES, "{}"))
@@ -64,6 +87,23 @@ def read_weights(path: Path, *, sha256: str | None = None) -> dict[str, Tensor]:
             f"{path} is no safetensors file that can be read: {error}",
             hint="give a file written by tasuki, or by safetensors' save_file",
         ) from error
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """The metadata of a safetensors file; nothing where there are none, or it is no such file."""
+    try:
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            text = file.read(min(size, _MAX_HEADER))
+        return dict(json.loads(text).get("__metadata__", {}))
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        return {}
+
+
+def _is_torch_file(path: Path, data: bytes) -> bool:
+    """By content; names decide only about pickles of old, which begin like nothing else."""
+    is_header = data[8:9] == b"{" and int.from_bytes(data[:8], "little") <= len(data)
+    return not is_header and (data.startswith(_ZIP) or path.suffix in _TORCH_SUFFIXES)
 
 
 def explain_mismatch(

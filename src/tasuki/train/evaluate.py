@@ -2,50 +2,62 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
-from torch.utils.data import default_collate
 
 from tasuki.checkpoint.weights import explain_mismatch, read_weights
 from tasuki.clock import utc
-from tasuki.data.loader import fetch, seed_everything
+from tasuki.data.buckets import BucketRule, plan_buckets
+from tasuki.data.fetch import Fetcher, Request, seed_everything
+from tasuki.data.foreign import is_loader, samples_in
 from tasuki.data.order import sample_seed
-from tasuki.data.split import resolve_batch
+from tasuki.data.split import DEFAULT_EFFECTIVE_BATCH, split_by_cost
 from tasuki.errors import RecipeError, WeightsError
 from tasuki.runtime.state import capture_random, restore_random
 from tasuki.spec.resolved import ResolvedStage
 from tasuki.store.atomic import FORMAT, read_json, read_json_or_none, write_json
+from tasuki.store.runs import StageFolder
 from tasuki.telemetry.lines import spelled
+from tasuki.train.advice import evaluation_advice
+from tasuki.train.data import bucket_rule, costs_of, sizes_of
 from tasuki.train.engine import read_loss, to_device
 from tasuki.train.recipe import build_dataset, build_model, load_recipe, optional
 from tasuki.train.task import Task
+
+FIT_HINT = "use the model they were trained with, or `strict: false` to load what fits"
+OnProgress = Callable[[int, int], None]
+"""Samples done, samples in all."""
 
 
 def run_evaluation(task: Task) -> None:
     """Evaluate the stage's weights and write the result; repeated whole after a notice."""
     stage, folder = task.stage, task.run.stage(task.stage.name)
-    assert stage.evaluate is not None and stage.recipe is not None
+    assert stage.evaluate is not None
+    source, split = source_of(stage), stage.evaluate.split
     with task.stopwatch.part("start"):
-        seed_everything(sample_seed(stage.seed, stage.name, 0, 0))
-        recipe = load_recipe(stage.recipe, stage.params, paths=[task.run.code, task.folder])
-        model = build_model(recipe)
-        load_weights(model, folder.weights, strict=True)
-        model.to(task.device)
-        source = stage.evaluate.data if stage.evaluate.data is not None else stage.data
-        dataset = build_dataset(recipe, source, stage.evaluate.split)
-    with task.stopwatch.part("evaluate"):
-        metrics = evaluate_model(recipe, model, dataset, stage=stage, device=task.device)
+        paths = [task.run.code, task.folder]
+        subject = set_up(stage, folder.weights, paths=paths, device=task.device)
+        dataset = build_dataset(subject.recipe, source, split)
+    with task.stopwatch.part("evaluate"), evaluation_advice(stage, subject.batch):
+        metrics = evaluate_model(
+            subject.recipe, subject.model, dataset, stage=stage, device=task.device
+        )
     write_json(
         folder.evaluation,
         {
             "format": FORMAT,
             "stage": stage.name,
             "data": source if isinstance(source, str) else str(source),
-            "split": stage.evaluate.split,
+            "split": split,
             "metrics": spelled(metrics),
             "sha256": read_json(folder.metrics)["sha256"],
             "evaluated_at": utc(task.clock.wall()),
@@ -57,73 +69,174 @@ def run_evaluation(task: Task) -> None:
     task.event("evaluated", stage=stage.name, metrics=metrics)
 
 
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A model with weights in it, ready to be evaluated."""
+
+    recipe: Any
+    model: nn.Module
+    batch: int | None
+    """Samples at once; None where the recipe evaluates in its own way."""
+
+
+def set_up(
+    stage: ResolvedStage,
+    weights: Path,
+    *,
+    paths: list[Path],
+    device: torch.device,
+    hint: str = FIT_HINT,
+) -> Subject:
+    """The same for the evaluation phase and for `tasuki evaluate`, so that their numbers agree."""
+    assert stage.recipe is not None
+    seed_everything(sample_seed(stage.seed, stage.name, 0, 0))
+    recipe = load_recipe(stage.recipe, stage.params, paths=paths)
+    model = build_model(recipe)
+    load_weights(model, weights, strict=True, hint=hint)
+    model.to(device)
+    return Subject(recipe, model, None if optional(recipe, "evaluate") else batch_of(stage))
+
+
+def source_of(stage: ResolvedStage) -> str | list[str] | None:
+    """The data that `evaluate` names, else the stage's own."""
+    named = stage.evaluate.data if stage.evaluate is not None else None
+    return named if named is not None else stage.data
+
+
+def batch_of(stage: ResolvedStage) -> int:
+    """Samples at once: what a training step puts through the model, never a whole large step."""
+    if isinstance(stage.micro_batch, int):
+        return stage.micro_batch
+    effective = stage.effective_batch or DEFAULT_EFFECTIVE_BATCH
+    return -(-effective // (stage.accumulation or 1))
+
+
 def evaluate_model(
-    recipe: Any, model: nn.Module, dataset: Any, *, stage: ResolvedStage, device: torch.device
+    recipe: Any,
+    model: nn.Module,
+    dataset: Any,
+    *,
+    stage: ResolvedStage,
+    device: torch.device,
+    on_progress: OnProgress = lambda _done, _total: None,
 ) -> dict[str, float]:
     """The recipe's `evaluate`, else the mean loss. The model comes back in training mode as it was,
     and the random states too."""
+    own = optional(recipe, "evaluate")
+    with undisturbed(model):
+        if own:
+            return checked(own(model, dataset), by="evaluate")
+        return mean_loss(recipe, model, dataset, stage, device, on_progress)
+
+
+@contextlib.contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """In evaluation mode without gradients; mode and random states are put back afterwards."""
     kept, was_training = capture_random(), model.training
     model.eval()
     try:
         with torch.no_grad():
-            own = optional(recipe, "evaluate")
-            metrics = (
-                own(model, dataset) if own else mean_loss(recipe, model, dataset, stage, device)
-            )
+            yield
     finally:
         model.train(was_training)
         restore_random(kept)
-    return _checked(metrics)
 
 
 def mean_loss(
-    recipe: Any, model: nn.Module, dataset: Any, stage: ResolvedStage, device: torch.device
+    recipe: Any,
+    model: nn.Module,
+    dataset: Any,
+    stage: ResolvedStage,
+    device: torch.device,
+    on_progress: OnProgress = lambda _done, _total: None,
 ) -> dict[str, float]:
-    """The loss over all samples, weighted, in batches of one size each."""
-    collate = optional(recipe, "collate") or default_collate
-    batch = resolve_batch(stage.effective_batch, None, None, 1).effective_batch
+    """The loss over all samples, weighted, in batches of one bucket each."""
     losses, weights = [], []
-    for indices in _batches_of_one_size(recipe, dataset, batch):
-        request = [(i, sample_seed(stage.seed, stage.name, 0, i)) for i in indices]
-        data = to_device(collate(fetch(dataset, request)), device)
+    done = 0
+    for data, count in _batches(recipe, dataset, stage, device):
         loss, weight, _ = read_loss(recipe.loss(model, data))
-        losses.append(float(loss) * (len(indices) if weight is None else 1.0))
-        weights.append(float(len(indices)) if weight is None else weight)
+        losses.append(float(loss) * (count if weight is None else 1.0))
+        weights.append(float(count) if weight is None else weight)
+        done += count
+        if hasattr(dataset, "__len__"):
+            on_progress(done, max(done, len(dataset)))
     return {"loss": math.fsum(losses) / (math.fsum(weights) or 1.0)}
 
 
-def _batches_of_one_size(recipe: Any, dataset: Any, batch: int) -> list[list[int]]:
-    sizes_of = optional(recipe, "sample_sizes")
-    sizes = [int(n) for n in sizes_of(dataset)] if sizes_of else [0] * len(dataset)
-    batches = []
-    for size in sorted(set(sizes)):
-        members = [i for i, n in enumerate(sizes) if n == size]
-        batches += [members[i : i + batch] for i in range(0, len(members), batch)]
-    return batches
+def _batches(
+    recipe: Any, dataset: Any, stage: ResolvedStage, device: torch.device
+) -> Iterator[tuple[Any, int]]:
+    """Batches and their numbers of samples."""
+    if is_loader(dataset):
+        for batch in dataset:
+            yield to_device(batch, device), samples_in(batch)
+        return
+    for indices in batches_of_one_bucket(recipe, dataset, stage):
+        yield make_batch(recipe, dataset, indices, stage=stage, device=device), len(indices)
 
 
-def _checked(metrics: object) -> dict[str, float]:
+def make_batch(
+    recipe: Any, dataset: Any, indices: list[int], *, stage: ResolvedStage, device: torch.device
+) -> Any:
+    """These samples, each read under its own random numbers, on the device."""
+    fetcher = Fetcher(dataset, optional(recipe, "collate"))
+    seeds = [sample_seed(stage.seed, stage.name, 0, i) for i in indices]
+    request = Request(indices, seeds if fetcher.is_seeded else None)
+    return to_device(fetcher(request), device)
+
+
+def batches_of_one_bucket(recipe: Any, dataset: Any, stage: ResolvedStage) -> Iterator[list[int]]:
+    """Indices of samples, the smallest sizes first; within the cost budget, where there is one."""
+    costs = costs_of(recipe, dataset, stage.buckets)
+    batch = batch_of(stage)
+    for _, members in members_by_bucket(recipe, dataset, stage):
+        for start in range(0, len(members), batch):
+            indices = members[start : start + batch]
+            if costs is None:
+                yield indices.tolist()
+                continue
+            budget = stage.buckets.budget or 0
+            for piece in split_by_cost(costs[indices].tolist(), budget, rank=0, world=1):
+                yield indices[piece].tolist()
+
+
+def members_by_bucket(
+    recipe: Any, dataset: Any, stage: ResolvedStage
+) -> list[tuple[int | None, NDArray[np.int64]]]:
+    """(size, indices of its samples), ascending; one group where nothing tells the sizes."""
+    rule = bucket_rule(stage.buckets)
+    if rule.kind == "bounds":
+        rule = BucketRule(kind="default")  # other data than the training's may be larger
+    plan = plan_buckets(sizes_of(recipe, dataset), len(dataset), rule=rule)
+    everything = np.arange(len(dataset), dtype=np.int64)
+    found = [plan.index(number) for number, _ in enumerate(plan.buckets)]
+    return [
+        (bucket.size, everything if members is None else members)
+        for bucket, members in zip(plan.buckets, found, strict=True)
+    ]
+
+
+def checked(metrics: object, *, by: str) -> dict[str, float]:
+    """Numbers by name, or a RecipeError that names the method they come from."""
     if not isinstance(metrics, dict):
         raise RecipeError(
-            f"evaluate gave {type(metrics).__name__}", hint="return a dict of name: number"
+            f"{by} gave {type(metrics).__name__}", hint="return a dict of name: number"
         )
     try:
         return {str(name): float(value) for name, value in metrics.items()}
     except (TypeError, ValueError) as error:
-        raise RecipeError(f"evaluate gave {metrics}: {error}", hint="numbers only") from error
+        raise RecipeError(f"{by} gave {metrics}: {error}", hint="numbers only") from error
 
 
-def load_weights(model: nn.Module, path: Path, *, strict: bool) -> None:
-    """Load a stage's weights, or say in words which layers differ."""
+def load_weights(model: nn.Module, path: Path, *, strict: bool, hint: str = FIT_HINT) -> None:
+    """Load weights, or say in words which layers differ."""
+    beside = StageFolder(path.parent)
     # Weights of a stage stand beside the metrics that hold their hash; other files have none.
-    told = read_json_or_none(path.with_name("metrics.json")) or {}
+    told = (read_json_or_none(beside.metrics) or {}) if path == beside.weights else {}
     weights = read_weights(path, sha256=told.get("sha256"))
     mismatch = explain_mismatch(model.state_dict(), weights)
     if mismatch is not None and strict:
-        raise WeightsError(
-            f"the weights {path} do not fit this model: {mismatch}",
-            hint="use the model they were trained with, or `strict: false` to load what fits",
-        )
+        raise WeightsError(f"the weights {path} do not fit this model: {mismatch}", hint=hint)
     fitting = model.state_dict()
     weights = {
         name: value

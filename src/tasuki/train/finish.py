@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
+from torch import Tensor
+
+from tasuki.checkpoint.export import is_exported, pack
 from tasuki.checkpoint.weights import read_weights, write_weights
 from tasuki.clock import utc
 from tasuki.estimate.facts import stage_key
-from tasuki.store.atomic import FORMAT, make_folder, write_json
+from tasuki.spec.export import Export, parse_export
+from tasuki.store.atomic import FORMAT, make_folder, write_bytes, write_json
 from tasuki.store.history import append_history
 from tasuki.telemetry.lines import spelled
 from tasuki.train.prepare import Setup
@@ -29,6 +34,8 @@ def finish_stage(
         weights = setup.model.state_dict()
     step = best.step if best else setup.total_steps
     sha256 = write_weights(folder.weights, weights, {"stage": task.stage.name, "step": str(step)})
+    for wanted in parse_export(task.stage.export):
+        _export(task, wanted, weights, step=step)
     write_json(
         folder.metrics,
         {
@@ -36,7 +43,7 @@ def finish_stage(
             "stage": task.stage.name,
             "steps": setup.total_steps,
             "epochs": setup.total_steps / setup.order.steps_per_epoch,
-            "samples": setup.order.samples_before(setup.total_steps),
+            "samples": progress.samples,
             "last": spelled(last_row),
             "best": {"metric": best.metric, "value": best.value, "step": best.step}
             if best
@@ -50,6 +57,22 @@ def finish_stage(
     _remember(task, setup, start_s)
     task.say(f"Finished stage {task.stage.name}: {setup.total_steps} steps")
     task.event("stage-done", stage=task.stage.name, steps=setup.total_steps, sha256=sha256)
+
+
+def _export(task: Task, wanted: Export, weights: Mapping[str, Tensor], *, step: int) -> None:
+    """A further file of the stage's weights; the one in the run's folder is written already."""
+    own = task.run.stage(task.stage.name).weights.with_suffix(f".{wanted.format}")
+    path = task.folder / wanted.to if wanted.to is not None else own
+    if path.exists() and path != own and not is_exported(path):
+        task.say(f"WARNING: {path} is no export of tasuki and stays as it is; see {own}")
+        path = own
+    if path == own and wanted.format == "safetensors":
+        return
+    name = task.stage.name
+    data = pack(path, weights, wanted.format, run=task.run.name, stage=name, step=step)
+    make_folder(path.parent)
+    write_bytes(path, data)
+    task.say(f"Exported the weights of stage {name} to {path}")
 
 
 def _remember(task: Task, setup: Setup, start_s: float) -> None:

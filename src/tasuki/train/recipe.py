@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import sys
@@ -12,7 +13,11 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from tasuki.data.foreign import is_loader
+from tasuki.data.hdf5.dataset import Hdf5Dataset
+from tasuki.data.hdf5.files import is_hdf5
 from tasuki.errors import DataError, RecipeError, TasukiError
+from tasuki.train.advice import explain_missing_data
 
 REQUIRED = ("build_model", "build_dataset", "loss")
 T = TypeVar("T")
@@ -47,7 +52,7 @@ def _find_class(module_name: str, class_name: str, name: str) -> Any:
         module = importlib.import_module(module_name)
     except Exception as error:
         raise RecipeError(
-            f"recipe `{name}` cannot be imported: {_where(error)}",
+            f"recipe `{name}` cannot be imported: {where(error)}",
             hint="the spec's folder is on the import path: `file:Class` means file.py there",
         ) from error
     recipe_class = getattr(module, class_name, None)
@@ -73,31 +78,49 @@ def build_model(recipe: Any) -> nn.Module:
 
 
 def build_dataset(recipe: Any, source: object, split: str) -> Any:
-    """Map-style data: `len` and `[]`."""
+    """Map-style data (`len` and `[]`), or a loader of the user's own."""
     try:
         dataset = recipe.build_dataset(source, split)
     except TasukiError:
         raise
+    except FileNotFoundError as error:
+        raise explain_missing_data(source, split, error) from error
     except OSError as error:
         raise DataError(
             f"data `{source}` (split {split}) cannot be opened: {error}",
             hint="check `data:` in the spec; relative paths are relative to the spec's folder",
         ) from error
     except Exception as error:
-        raise RecipeError(
-            f"build_dataset({source!r}, {split!r}) failed: {_where(error)}"
-        ) from error
+        raise RecipeError(f"build_dataset({source!r}, {split!r}) failed: {where(error)}") from error
+    if is_loader(dataset):
+        return dataset
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise RecipeError(
             f"build_dataset gave {_kind(dataset)}, which has no length or no []",
-            hint="return a map-style data set: __len__ and __getitem__",
+            hint="return a map-style data set (__len__ and __getitem__), or a loader of batches",
         )
     if len(dataset) == 0:
         raise DataError(
             f"data `{source}` (split {split}) has no samples",
             hint="check `data:` and `split:` in the spec",
         )
+    _give_sizes(dataset, source, split)
     return dataset
+
+
+def _give_sizes(dataset: Any, source: object, split: str) -> None:
+    """Data that do not say how large their samples are get `n` of the HDF5 file they come from."""
+    if hasattr(dataset, "sizes") or not isinstance(source, str) or not _is_hdf5(source, split):
+        return
+    with contextlib.suppress(DataError, AttributeError):  # another layout, or no room for a name
+        file = Hdf5Dataset(source, split)
+        if len(file) == len(dataset):
+            dataset.sizes = file.sizes
+
+
+def _is_hdf5(source: str, split: str) -> bool:
+    path = Path(source)
+    return (path.is_file() and is_hdf5(path)) or (path / f"{split}.h5").is_file()
 
 
 def optional(recipe: Any, name: str) -> Callable[..., Any] | None:
@@ -113,11 +136,11 @@ def _ask(what: str, call: Callable[[], T]) -> T:
         raise
     except Exception as error:
         raise RecipeError(
-            f"{what} failed: {_where(error)}", hint="the traceback is in the run's .err log"
+            f"{what} failed: {where(error)}", hint="the traceback is in the run's .err log"
         ) from error
 
 
-def _where(error: BaseException) -> str:
+def where(error: BaseException) -> str:
     """The error and the last line of code it passed through."""
     frames = list(traceback.extract_tb(error.__traceback__))
     ours = ("importlib", "tasuki/train")

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from tasuki.checkpoint.retention import prune
 from tasuki.clock import utc
+from tasuki.data.foreign import ForeignLoader
 from tasuki.data.loader import Loader, MicroBatch
 from tasuki.errors import EXIT_RESUME_ME, RecipeError, RunError
 from tasuki.relay.values import Ending
@@ -22,10 +23,13 @@ from tasuki.runtime.saver import Saver
 from tasuki.runtime.watch import leave
 from tasuki.store.atomic import FORMAT, write_json
 from tasuki.telemetry.metrics import MetricLog
+from tasuki.train.advice import memory_advice
 from tasuki.train.best import keep_best, sweep_best
+from tasuki.train.data import make_loader
 from tasuki.train.engine import StepEngine
 from tasuki.train.evaluate import evaluate_model
 from tasuki.train.finish import finish_stage
+from tasuki.train.pace import Pace, first_settings
 from tasuki.train.prepare import Setup, build_engine, prepare
 from tasuki.train.rhythm import SaveRhythm, next_multiple, period_in_steps
 from tasuki.train.snapshot import Progress, capture_all
@@ -70,11 +74,13 @@ def run_training(task: Task) -> None:
         store=task.ranks.store,
         clock=task.clock,
     )
-    engine = build_engine(task, setup)
-    begin = begin_or_resume(task, setup, engine, saver)
-    training = Training(task, setup, engine, saver, begin)
-    training.run()
-    training.finish()
+    with memory_advice(task, setup) as place:
+        engine = build_engine(task, setup)
+        begin = begin_or_resume(task, setup, engine, saver)
+        place.begin(begin.progress)
+        training = Training(task, setup, engine, saver, begin)
+        training.run()
+        training.finish()
 
 
 class Training:
@@ -122,6 +128,7 @@ class Training:
                     self._hand_over(loader)
                 self._save()
             self._step(batches, num_samples)
+            self.progress.loader = loader.state()  # now: the next step is not fetched yet
             now = self.task.clock.monotonic()
             if self.progress.step >= self._boundary or now >= self._tell_at:
                 self._at_boundary(now, agreement)
@@ -143,6 +150,7 @@ class Training:
         parts["step"] = parts.get("step", 0.0) + taken - (self._wait_s - waited)
         self._wait_s = 0.0
         self.task.watch.step_s.append(taken)
+        self._pace.count_step()
 
     def _timed(self, items: Iterator[T]) -> Iterator[T]:
         """The same items; the time until each comes is data wait."""
@@ -171,6 +179,7 @@ class Training:
         self._validate_if_due(step)
         if now >= self._tell_at:
             self._tell(now)
+            self._pace.look()
         if step == self.setup.total_steps:
             return  # the end saves
         if step % self._rhythm.period == 0:
@@ -332,7 +341,7 @@ class Training:
 
     # -- the end ------------------------------------------------------------------------------
 
-    def _hand_over(self, loader: Loader) -> None:
+    def _hand_over(self, loader: Loader | ForeignLoader) -> None:
         """Commit the last finished step and leave. Does not return."""
         loader.stop()  # first: a dying loader worker must not disturb the save
         with self.task.stopwatch.part("handover"):
@@ -357,24 +366,17 @@ class Training:
             finish_stage(self.task, self.setup, self.progress, self.last_row, start_s=start_s)
         self._event_progress()
 
-    def _make_loader(self) -> Loader:
-        options = self.task.stage.loader
-        workers = 0 if options.workers == "auto" else options.workers
-        pin = self.task.device.type == "cuda" if options.pin == "auto" else options.pin
-        return Loader(
-            self.setup.dataset,
-            self.setup.order,
-            collate=getattr(self.setup.recipe, "collate", None),
-            micro_batch=self.setup.batch.micro_batch,
-            rank=self.task.ranks.rank,
-            world=self.task.ranks.world,
+    def _make_loader(self) -> Loader | ForeignLoader:
+        loader = make_loader(
+            self.setup.data,
             first_step=self.progress.step,
             total_steps=self.setup.total_steps,
-            workers=workers,
-            prefetch=options.prefetch,
-            context="fork" if options.context == "auto" else options.context,
-            pin=pin,
+            settings=first_settings(self.task, self.setup.data.fetcher),
+            state=self.progress.loader,
+            say=self.task.say,
         )
+        self._pace = Pace(self.task, loader)
+        return loader
 
     def _make_agreement(self) -> Agreement:
         if self.task.ranks.world == 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import socket
 import sys
 import traceback
@@ -23,6 +24,7 @@ from tasuki.errors import (
 from tasuki.relay.values import Ending
 from tasuki.runtime.stopwatch import Stopwatch, process_age_s
 from tasuki.runtime.watch import Watch, leave
+from tasuki.store.atomic import read_json
 from tasuki.store.jobs import JobFolder
 from tasuki.store.runs import RunFolder
 from tasuki.telemetry.events import EventLog
@@ -60,32 +62,40 @@ def _work(orders: Orders, watch: Watch, clock: Clock) -> None:
     stopwatch.add("start", age)
     with stopwatch.part("start"):
         task = _make_task(orders, watch, stopwatch, clock)
-    if orders.phase == "evaluate":
-        from tasuki.train.evaluate import run_evaluation
+    from tasuki.train.advice import setup_advice
 
-        run_evaluation(task)
-    else:
-        from tasuki.train.training import run_training
+    with setup_advice(task.stage):
+        if orders.phase == "evaluate":
+            from tasuki.train.evaluate import run_evaluation
 
-        run_training(task)
+            run_evaluation(task)
+        else:
+            from tasuki.train.training import run_training
+
+            run_training(task)
     task.ranks.say_goodbye()
 
 
 def _make_task(orders: Orders, watch: Watch, stopwatch: Stopwatch, clock: Clock) -> Task:
+    run, job = RunFolder(orders.run), JobFolder(orders.job)
+    note = _set_allocator(orders, run, job)  # torch reads it when it is imported
+    from tasuki.data.tempo import share_cpus
+    from tasuki.spec.export import parse_export
     from tasuki.train.exact import apply_settings, frozen_threads
     from tasuki.train.ranks import join_ranks
-    from tasuki.train.task import Task, choose_device, choose_threads, read_experiment
+    from tasuki.train.task import Task, choose_device, cpus_of_rank, read_experiment
 
-    run, job = RunFolder(orders.run), JobFolder(orders.job)
     experiment, folder = read_experiment(run)
     names = [stage.name for stage in experiment.stages]
     stage = experiment.stages[names.index(orders.stage)]
-    workers = stage.loader.workers if isinstance(stage.loader.workers, int) else 0
-    threads = choose_threads(job, world=orders.world, workers=workers)
-    if stage.exact:
-        threads = frozen_threads(run) or threads
-    apply_settings(threads=threads, exact=stage.exact)
+    parse_export(stage.export)  # a mistake shows now, not when the stage is done
     device = choose_device(job, orders.rank)
+    cpus = cpus_of_rank(job, world=orders.world)
+    workers = stage.loader.workers if isinstance(stage.loader.workers, int) else None
+    threads, spare = share_cpus(cpus, is_gpu=device.type == "cuda", workers=workers)
+    if stage.exact and (frozen := frozen_threads(run)):
+        threads, spare = frozen, max(0, cpus - frozen)
+    apply_settings(threads=threads, exact=stage.exact)
     ranks = join_ranks(
         rank=orders.rank,
         world=orders.world,
@@ -93,7 +103,7 @@ def _make_task(orders: Orders, watch: Watch, stopwatch: Stopwatch, clock: Clock)
         rendezvous=job.rendezvous(orders.claim, orders.number),
         clock=clock,
     )
-    return Task(
+    task = Task(
         orders=orders,
         run=run,
         job=job,
@@ -103,12 +113,28 @@ def _make_task(orders: Orders, watch: Watch, stopwatch: Stopwatch, clock: Clock)
         folder=folder,
         device=device,
         threads=threads,
+        spare_cpus=spare,
         ranks=ranks,
         watch=watch,
         stopwatch=stopwatch,
         events=EventLog(run, claim=orders.claim, node=0, who=f"rank{orders.rank}", clock=clock),
         clock=clock,
     )
+    if note and orders.phase == "train":
+        task.say(note)
+    return task
+
+
+def _set_allocator(orders: Orders, run: RunFolder, job: JobFolder) -> str:
+    """Into this process's environment; what is to be said about it."""
+    from tasuki.train.allocator import choose_allocator
+
+    stages = read_json(run.spec)["spec"]["stages"]
+    written = next(s.get("allocator") for s in stages if s["name"] == orders.stage)
+    device = read_json(job.lanes).get("device", "cpu")
+    chosen = choose_allocator(written, os.environ, device=device)
+    os.environ.update(chosen.variables)
+    return chosen.note
 
 
 def _fail(watch: Watch, error: BaseException, *, world: int) -> None:

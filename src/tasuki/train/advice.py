@@ -1,0 +1,254 @@
+"""What went wrong and what to write instead, in plain words: memory that was too little, data that
+are not there.
+
+Translates torch's and Python's errors at the border, once. Called by the worker, by training around
+its steps, by recipe.py where data are opened, and by `tasuki evaluate`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from tasuki.data.order import Order
+from tasuki.data.split import Batch
+from tasuki.errors import DataError, RunError
+from tasuki.spec.allocator import GROWING_SEGMENTS
+from tasuki.spec.resolved import NOT_YET, ResolvedStage
+from tasuki.store.nearby import look_beside
+from tasuki.train.allocator import VARIABLES
+from tasuki.units import format_bytes
+
+if TYPE_CHECKING:
+    from tasuki.train.prepare import Setup
+    from tasuki.train.snapshot import Progress
+    from tasuki.train.task import Task
+
+_NO_MEMORY = (
+    *("out of memory", "can't allocate memory", "DefaultCPUAllocator: not enough memory"),
+    *("CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED"),
+)
+_BYTES_ASKED = re.compile(r"tried to allocate (\d+) bytes")
+_ASKED = re.compile(r"Tried to allocate (\d[\d.]* \w+)")
+_TOO_LARGE = (
+    "the model and its optimizer alone are too large: use a GPU (or a node) with more memory, a "
+    "smaller model, or an optimizer that keeps less"
+)
+_OWN_EVALUATE = (
+    "take smaller batches in the recipe's `evaluate`, or use a GPU (or a node) with more memory"
+)
+_HDF5_NAME = re.compile(r"name = '([^']+)'")
+
+
+class OutOfMemory(RunError):
+    """The device, or the host, had no room."""
+
+    def __init__(self, message: str, *, hint: str, is_mistake: bool = True) -> None:
+        super().__init__(message, hint=hint)
+        self.is_mistake = is_mistake
+        """Trying again meets the same wall: a person must change something."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, MemoryError | torch.cuda.OutOfMemoryError):
+        return True
+    # CUDA libraries and the CPU's allocator raise plain RuntimeErrors.
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)
+
+
+class Place:
+    """Where training stands, as far as it has come."""
+
+    def __init__(self) -> None:
+        self._progress: Progress | None = None
+        self._first_step = 0
+
+    def begin(self, progress: Progress) -> None:
+        """From here on the steps are counted in `progress`."""
+        self._progress, self._first_step = progress, progress.step
+
+    @property
+    def step(self) -> int:
+        return self._progress.step if self._progress else 0
+
+    @property
+    def has_saved(self) -> bool:
+        """A new checkpoint since it began."""
+        return self._progress is not None and self._progress.saved_step > self._first_step
+
+
+@contextlib.contextmanager
+def memory_advice(task: Task, setup: Setup) -> Iterator[Place]:
+    """Around the steps of a stage: out of memory becomes a message that says what to write."""
+    place = Place()
+    try:
+        yield place
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise explain_memory(
+            task.stage,
+            error,
+            doing=f"stage `{task.stage.name}` ran out of memory at step {place.step}",
+            batch=setup.batch,
+            size=_size_at(setup, place.step),
+            ranks=task.ranks.world,
+            # A fresh process after some progress may well get further: memory was in pieces.
+            is_mistake=not place.has_saved,
+        ) from error
+
+
+@contextlib.contextmanager
+def setup_advice(stage: ResolvedStage) -> Iterator[None]:
+    """Around everything else a worker does: what has not said more about itself."""
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        doing = f"setting up stage `{stage.name}` ran out of memory"
+        raise explain_memory(stage, error, doing=doing) from error
+
+
+@contextlib.contextmanager
+def evaluation_advice(
+    stage: ResolvedStage, batch: int | None, *, then: str | None = None
+) -> Iterator[None]:
+    """Around an evaluation in batches of so many samples; None: the recipe makes its own."""
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise explain_memory(
+            stage,
+            error,
+            doing=f"evaluating stage `{stage.name}` ran out of memory",
+            batch=Batch(
+                effective_batch=stage.effective_batch or batch, micro_batch=batch, accumulation=1
+            )
+            if batch is not None
+            else None,
+            then=then,
+            hint=_OWN_EVALUATE if batch is None else "",
+        ) from error
+
+
+def _size_at(setup: Setup, step: int) -> int | None:
+    epoch, step_in_epoch = divmod(min(step, setup.total_steps - 1), setup.order.steps_per_epoch)
+    if not isinstance(setup.order, Order):
+        return None  # a loader of the user's own
+    bucket = setup.order.step(epoch, step_in_epoch).bucket
+    return setup.order.plan.buckets[bucket].size
+
+
+def explain_memory(
+    stage: ResolvedStage,
+    error: BaseException,
+    *,
+    doing: str,
+    batch: Batch | None = None,
+    size: int | None = None,
+    ranks: int = 1,
+    then: str | None = None,
+    hint: str = "",
+    is_mistake: bool = True,
+) -> OutOfMemory:
+    """`doing` says what ran out of memory; with a `batch` the hint names the next one to try."""
+    told = ""
+    if batch is not None:
+        told = f" with a micro-batch of {_amount(stage, batch)}" + (
+            f" of size {size}" if size else ""
+        )
+    if batch is not None and not hint:
+        ways = [*_ways(stage, batch, ranks), *_allocator_way(error)]
+        words = "; or ".join(way for way, _ in ways)
+        hint = f"{words}; then {then or ways[0][1]}"
+    return OutOfMemory(
+        f"{doing}{told}{_asked(error)}", hint=hint or _TOO_LARGE, is_mistake=is_mistake
+    )
+
+
+def _amount(stage: ResolvedStage, batch: Batch) -> str:
+    if stage.buckets.budget is not None:
+        return f"cost {stage.buckets.budget:,}"
+    return "1 sample" if batch.micro_batch == 1 else f"{batch.micro_batch} samples"
+
+
+def _asked(error: BaseException) -> str:
+    if found := _BYTES_ASKED.search(str(error)):
+        return f" (it asked for {format_bytes(int(found[1]))} more)"
+    if found := _ASKED.search(str(error)):
+        return f" (it asked for {found[1]} more)"
+    return ""
+
+
+def _ways(stage: ResolvedStage, batch: Batch, ranks: int) -> Iterator[tuple[str, str]]:
+    """(what to write, how to go on with it), the best first."""
+    if stage.buckets.budget is not None:
+        half = max(1, stage.buckets.budget // 2)
+        yield f"write `budget: {half}` in `buckets`", "`tasuki run --new`"
+        return
+    smaller = _smaller(stage, batch, ranks)
+    if smaller:
+        words = " and ".join(f"`{key}: {value}`" for key, value in smaller.items())
+        follows = "" if "accumulation" in smaller else ": accumulation follows"
+        stays = f"the effective batch stays {batch.effective_batch}{follows}"
+        yield f"write {words} ({stays})", _accept(*smaller)
+    if stage.gradient_checkpointing is not True and "gradient_checkpointing" not in NOT_YET:
+        words = "write `gradient_checkpointing: true` (slower, far less memory)"
+        yield words, _accept("gradient_checkpointing")
+    if not smaller:
+        words = "use a GPU (or a node) with more memory, or leave the largest samples out"
+        yield words, "`tasuki run`"
+
+
+def _allocator_way(error: BaseException) -> Iterator[tuple[str, str]]:
+    """Only a GPU's memory is cut into segments, and only where they do not grow already."""
+    is_gpu = isinstance(error, torch.cuda.OutOfMemoryError) or "CUDA" in str(error)
+    if is_gpu and not any(GROWING_SEGMENTS in os.environ.get(name, "") for name in VARIABLES):
+        words = "where sizes vary write `allocator: expandable_segments`"
+        yield words, _accept("allocator")
+
+
+def _accept(*keys: str) -> str:
+    return f"`tasuki run {' '.join(f'--accept-change {key}' for key in keys)}`"
+
+
+def _smaller(stage: ResolvedStage, batch: Batch, ranks: int) -> dict[str, int]:
+    """What to write for about half of the micro-batch; nothing where it is 1 already."""
+    half = batch.micro_batch // 2
+    if half == 0 or stage.accumulation is None:
+        return {"micro_batch": half} if half else {}
+    # All of them are written and must agree: the next smaller one that divides evenly.
+    share = batch.effective_batch // ranks
+    even = next(number for number in range(half, 0, -1) if share % number == 0)
+    return {"micro_batch": even, "accumulation": share // even}
+
+
+def explain_missing_data(source: object, split: str, error: FileNotFoundError) -> DataError:
+    """Names the path as it was looked for, what lies beside it, and how to make it."""
+    path = _missing_path(source, error).absolute()
+    return DataError(
+        f"data `{source}` (split {split}) cannot be opened: {error}; there is nothing at {path}; "
+        f"{look_beside(path)}",
+        hint="check `data:` in the spec (or `--data`): relative paths are relative to the spec's "
+        "folder; to make it use `tasuki data merge`, `tasuki data split`, or your project's own "
+        "generator",
+    )
+
+
+def _missing_path(source: object, error: FileNotFoundError) -> Path:
+    if isinstance(error.filename, str):
+        return Path(error.filename)
+    if named := _HDF5_NAME.search(str(error)):
+        return Path(named[1])
+    sources = source if isinstance(source, list) else [source]
+    gone = [str(item) for item in sources if not Path(str(item)).exists()]
+    return Path(gone[0] if gone else str(sources[0]))

@@ -1,0 +1,97 @@
+"""`python -m tasuki.train.assess FD`: any weights on any data, for `tasuki evaluate`.
+
+A child process (answers.py) that writes nothing. It evaluates as the evaluation phase of a run does
+(evaluate.py), under the same settings: the same weights on the same data give the same numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tasuki.answers import Told, answer
+from tasuki.errors import RecipeError, TasukiError
+from tasuki.spec.resolved import ResolvedStage, stage_from_plain
+from tasuki.store.runs import RunFolder
+from tasuki.telemetry.lines import spelled
+from tasuki.train.advice import evaluation_advice, setup_advice
+from tasuki.train.benchmark import benchmark_model
+from tasuki.train.evaluate import Subject, evaluate_model, set_up
+from tasuki.train.exact import apply_settings, frozen_threads
+from tasuki.train.recipe import build_dataset, where
+
+_FIT_HINT = (
+    "evaluate them with the model they were trained with: `--experiment`, `--stage`, or "
+    "`--set params.KEY=VALUE` for what `build_model` depends on"
+)
+
+
+def work(order: dict[str, Any], told: Told) -> dict[str, Any]:
+    stage = stage_from_plain(order["stage"])
+    weights = Path(order["weights"])
+    apply_settings(threads=_threads(stage, order), exact=stage.exact)
+    is_gpu = order["device"] == "cuda" and torch.cuda.is_available()
+    device = torch.device("cuda", 0) if is_gpu else torch.device("cpu")
+    told.progress("loading", 0, None)
+    paths = [Path(path) for path in order["paths"]]
+    with setup_advice(stage):
+        subject = set_up(stage, weights, paths=paths, device=device, hint=_FIT_HINT)
+    dataset = build_dataset(subject.recipe, order["data"], order["split"])
+    try:
+        with evaluation_advice(stage, subject.batch, then="evaluate again"):
+            found = _evaluate(subject, dataset, stage, device, told, benchmark=order["benchmark"])
+    except TasukiError:
+        raise
+    except Exception as error:
+        raise RecipeError(f"the evaluation failed: {where(error)}") from error
+    return {"sha256": _sha256(weights), "device": device.type, **found}
+
+
+def _evaluate(
+    subject: Subject,
+    dataset: Any,
+    stage: ResolvedStage,
+    device: torch.device,
+    told: Told,
+    *,
+    benchmark: bool,
+) -> dict[str, Any]:
+    told.progress("evaluating", 0, len(dataset))
+    metrics = evaluate_model(
+        subject.recipe,
+        subject.model,
+        dataset,
+        stage=stage,
+        device=device,
+        on_progress=lambda done, total: told.progress("evaluating", done, total),
+    )
+    if not benchmark:
+        return {"metrics": spelled(metrics)}
+    told.progress("benchmarking", 0, None)
+    measured = benchmark_model(
+        subject.recipe,
+        subject.model,
+        dataset,
+        stage=stage,
+        device=device,
+        on_progress=lambda done, total: told.progress("benchmarking", done, total),
+    )
+    return {"metrics": spelled(metrics), "benchmark": spelled(measured)}
+
+
+def _threads(stage: ResolvedStage, order: dict[str, Any]) -> int:
+    """Those of the run's own evaluation, where there is a run that has frozen them."""
+    frozen = frozen_threads(RunFolder(Path(order["run"]))) if order["run"] else None
+    return (frozen if stage.exact else None) or int(order["threads"])
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+if __name__ == "__main__":
+    answer(work)
