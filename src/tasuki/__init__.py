@@ -13,7 +13,23 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tasuki.api import cancel, logs, new, plan, resume, run, status
+    from tasuki.api import (
+        cancel,
+        data_check,
+        data_merge,
+        data_split,
+        evaluate,
+        export,
+        inspect,
+        logs,
+        new,
+        plan,
+        resume,
+        run,
+        status,
+    )
+    from tasuki.data.collate import pad_collate
+    from tasuki.data.hdf5.dataset import Hdf5Dataset
     from tasuki.errors import TasukiError
     from tasuki.spec.written import (
         Cluster,
@@ -34,6 +50,7 @@ __all__ = [
     "Evaluate",
     "Expect",
     "Experiment",
+    "Hdf5Dataset",
     "Loader",
     "Save",
     "Spec",
@@ -41,23 +58,48 @@ __all__ = [
     "TasukiError",
     "Validate",
     "cancel",
+    "data_check",
+    "data_merge",
+    "data_split",
+    "evaluate",
+    "export",
+    "inspect",
     "logs",
     "new",
+    "pad_collate",
     "plan",
     "resume",
     "run",
     "status",
 ]
 
-_VERBS = ("cancel", "logs", "new", "plan", "resume", "run", "status")
+_VERBS = (
+    "cancel",
+    "data_check",
+    "data_merge",
+    "data_split",
+    "evaluate",
+    "export",
+    "inspect",
+    "logs",
+    "new",
+    "plan",
+    "resume",
+    "run",
+    "status",
+)
+
+_HOMES = {
+    "Hdf5Dataset": "tasuki.data.hdf5.dataset",
+    "TasukiError": "tasuki.errors",
+    "pad_collate": "tasuki.data.collate",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'tasuki' has no attribute {name!r}")
-    if name == "TasukiError":
-        return getattr(import_module("tasuki.errors"), name)
-    return getattr(import_module("tasuki.spec.written"), name)
+    return getattr(import_module(_HOMES.get(name, "tasuki.spec.written")), name)
 
 
 def __dir__() -> list[str]:

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 from tasuki.errors import EXIT_FAILED, TasukiError
 
@@ -96,13 +96,15 @@ def _hear(
 ) -> Any:
     errors: list[bytes] = []
     assert child.stdin is not None and child.stderr is not None
-    listener = threading.Thread(target=lambda: errors.extend(child.stderr or ()), daemon=True)
+    listener = threading.Thread(target=_drain, args=(child.stderr, errors), daemon=True)
     listener.start()
     with contextlib.suppress(BrokenPipeError):
         child.stdin.write(order)
         child.stdin.close()
     with os.fdopen(reader, "rb") as lines:
         for line in lines:
+            if not line.endswith(b"\n"):
+                break  # it ended in the middle of a word
             told = json.loads(line)
             if "progress" in told:
                 on_progress(Progress(*told["progress"]))
@@ -120,6 +122,11 @@ def _hear(
         + (words[-1] if words else f"exit code {child.returncode}"),
         hint="killed processes often mean too little memory" if child.returncode == -9 else "",
     )
+
+
+def _drain(stream: IO[bytes], lines: list[bytes]) -> None:
+    with stream:
+        lines.extend(stream)
 
 
 class Told:

@@ -13,6 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from tasuki.actions.cancel import cancel_run
+from tasuki.actions.data import DataWork, check_files, merge_files, split_files
+from tasuki.actions.discover import look_with
+from tasuki.actions.evaluate import Asked, evaluate_weights, of_run, of_spec
+from tasuki.actions.export import Wanted, export_run
+from tasuki.actions.inspect import Asking, inspect_files, inspect_spec, which_spec
 from tasuki.actions.logs import read_logs
 from tasuki.actions.new import new_project
 from tasuki.actions.plan import PlanRequest, make_plan, request_plan
@@ -21,6 +26,7 @@ from tasuki.actions.run import RunRequest, run_here
 from tasuki.actions.runs import find_run
 from tasuki.actions.status import read_status
 from tasuki.clock import SystemClock
+from tasuki.spec.export import FileFormat
 from tasuki.spec.load import load_spec
 from tasuki.spec.resolved import ResolvedSpec
 from tasuki.store.find import list_runs
@@ -31,6 +37,24 @@ _CLOCK = SystemClock()
 def new(folder: str | Path) -> dict[str, Any]:
     """Make a project that runs at once."""
     return new_project(Path(folder))
+
+
+def inspect(
+    *sources: str | Path,
+    experiments: Sequence[str] = (),
+    stages: Sequence[str] = (),
+    settings: Sequence[str] = (),
+    config: str | None = None,
+    check: bool = False,
+) -> dict[str, Any]:
+    """What HDF5 files hold, or the data of a spec (default tasuki.yaml), opened by its recipes."""
+    words = [str(source) for source in sources]
+    asking = Asking(python=sys.executable, environment=dict(os.environ))
+    spec = which_spec(words)
+    if spec is None:
+        return inspect_files(words, check=check, asking=asking)
+    loaded = _load(spec, settings, config)
+    return inspect_spec(loaded, experiments, stages, check=check, asking=asking)
 
 
 def plan(
@@ -94,8 +118,101 @@ def logs(run: str, *, runs: str | Path = "runs", errors: bool = False) -> dict[s
     return dict(read_logs(find_run(run, Path(runs)), errors=errors))
 
 
+def evaluate(
+    run: str | None = None,
+    *,
+    weights: str | Path | None = None,
+    data: str | Sequence[str] = (),
+    split: str | None = None,
+    stage: str | None = None,
+    benchmark: bool = False,
+    spec: str | Path = "tasuki.yaml",
+    experiment: str | None = None,
+    settings: Sequence[str] = (),
+    config: str | None = None,
+    runs: str | Path = "runs",
+) -> dict[str, Any]:
+    """Any weights on any data: those of a run with its own spec, or `weights` with a spec."""
+    asked = Asked(
+        here=Path.cwd(),
+        weights=Path(weights) if weights is not None else None,
+        data=(data,) if isinstance(data, str) else tuple(data),
+        split=split,
+        stage=stage,
+    )
+    if run is not None:
+        evaluation = of_run(run, asked, runs=Path(runs).absolute())
+    else:
+        evaluation = of_spec(_load(spec, settings, config), asked, experiment=experiment)
+    return evaluate_weights(
+        evaluation, benchmark=benchmark, python=sys.executable, environment=dict(os.environ)
+    )
+
+
+def export(
+    run: str,
+    *,
+    to: str | Path | None = None,
+    file_format: FileFormat | None = None,
+    source: str = "best",
+    force: bool = False,
+    runs: str | Path = "runs",
+) -> dict[str, Any]:
+    """Write a stage's weights to a file."""
+    wanted = Wanted(
+        here=Path.cwd(),
+        to=Path(to) if to is not None else None,
+        file_format=file_format,
+        source=source,
+        force=force,
+    )
+    environment = dict(os.environ)
+    return export_run(
+        run, wanted, runs=Path(runs).absolute(), python=sys.executable, environment=environment
+    )
+
+
+def data_merge(
+    *files: str | Path, output: str | Path, unique: bool = False, force: bool = False
+) -> dict[str, Any]:
+    """Put the samples of several HDF5 files into one; `unique` keeps the first of equal ones."""
+    words = [str(file) for file in files]
+    return merge_files(words, Path(output), unique=unique, work=_data_work(force))
+
+
+def data_split(
+    *files: str | Path,
+    folder: str | Path | None = None,
+    seed: int = 0,
+    parts: str = "0.8,0.1,0.1",
+    force: bool = False,
+) -> dict[str, Any]:
+    """Write train.h5, val.h5 and test.h5; each sample's part follows from seed and content."""
+    where = Path(folder) if folder is not None else None
+    words = [str(file) for file in files]
+    return split_files(words, where, seed=seed, parts=parts, work=_data_work(force))
+
+
+def data_check(
+    *files: str | Path,
+    fix: bool = False,
+    output: str | Path | None = None,
+    allow: Sequence[str] = (),
+    force: bool = False,
+) -> dict[str, Any]:
+    """Find bad samples of HDF5 files; `fix` writes copies without them."""
+    where = Path(output) if output is not None else None
+    words = [str(file) for file in files]
+    return check_files(words, fix=fix, output=where, allow=allow, work=_data_work(force))
+
+
+def _data_work(force: bool) -> DataWork:
+    return DataWork(python=sys.executable, environment=dict(os.environ), force=force)
+
+
 def _load(spec: str | Path, settings: Sequence[str], config: str | None) -> ResolvedSpec:
-    return load_spec(str(spec), settings=settings, config=config, environ=os.environ)
+    look = look_with(python=sys.executable, environment=dict(os.environ))
+    return load_spec(str(spec), settings=settings, config=config, environ=os.environ, look=look)
 
 
 def _request(spec: ResolvedSpec, experiments: Sequence[str], stages: Sequence[str]) -> PlanRequest:

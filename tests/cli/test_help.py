@@ -10,7 +10,23 @@ import pytest
 
 from tests.cli.person import make_project
 
-VERBS = ["new", "run", "status", "logs", "cancel", "resume", "plan", "demo", "completion"]
+VERBS = [
+    *(
+        "new",
+        "run",
+        "status",
+        "logs",
+        "cancel",
+        "resume",
+        "inspect",
+        "plan",
+        "evaluate",
+        "export",
+        "data",
+        "demo",
+    ),
+    "completion",
+]
 
 
 def examples_of(command: click.Command) -> list[list[str]]:

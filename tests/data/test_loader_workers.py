@@ -133,7 +133,13 @@ def wait_until_gone(pids: set[int]) -> None:
 def no_worker_is_left() -> Iterator[None]:
     before = children()
     yield
-    wait_until_gone(children() - before)
+    left = children() - before
+    try:
+        wait_until_gone(left)
+    finally:
+        for pid in left:  # else Python waits for them at its end
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def test_a_worker_dies_with_its_rank_however_early_the_rank_is_killed():

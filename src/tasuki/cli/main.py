@@ -21,7 +21,15 @@ GROUPS: dict[str, dict[str, str]] = {
         "resume": "Go on with a run that is held or was stopped.",
     },
     "Before": {
+        "inspect": "What data hold: sizes, bytes, padding, and stages to begin with.",
         "plan": "Show jobs, times and commands; change nothing.",
+    },
+    "After": {
+        "evaluate": "Evaluate any weights on any data; benchmark the model.",
+        "export": "Write a stage's weights to a file.",
+    },
+    "Data": {
+        "data": "Check, merge and split HDF5 files: `data check`, `data merge`, `data split`.",
     },
     "Learn": {
         "demo": "Watch three stages go through time limits and a preemption, bit for bit.",

@@ -150,7 +150,7 @@ def _explain(error: OSError, path: Path, need: int | None) -> StoreError:
         wants = f"needs {format_bytes(need)}, " if need is not None else ""
         return StoreError(
             f"{words}: {wants}{format_bytes(free)} free",
-            hint="make room, or put `runs` on another disk; nothing that was committed is lost",
+            hint="make room there, or write to another disk; nothing that was committed is lost",
         )
     return StoreError(words)
 

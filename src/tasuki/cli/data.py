@@ -1,0 +1,177 @@
+"""`tasuki data merge | split | check`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from tasuki.cli.options import json_option, print_json
+from tasuki.errors import EXIT_DONE, EXIT_FAILED
+
+if TYPE_CHECKING:
+    from tasuki.actions.data import DataWork
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_FILES = click.argument("files", nargs=-1, required=True, metavar="FILE…")
+_FORCE = click.option("--force", is_flag=True, help="Replace outputs that exist.")
+_DRY_RUN = click.option("--dry-run", is_flag=True, help="Say what would be written; write nothing.")
+
+
+@click.group(
+    epilog="""\b
+Example:  tasuki data check data/small.h5
+          tasuki data merge data/a.h5 data/b.h5 -o data/all.h5
+          tasuki data split data/all.h5
+"""
+)
+def command() -> None:
+    """Check, merge and split HDF5 files of samples, however large.
+
+    FILE is a file, a folder or a pattern. Outputs get their names when they are complete, and a
+    command that was interrupted goes on when it is typed again.
+    """
+
+
+@command.command(
+    "merge", epilog="Example:  tasuki data merge data/a.h5 data/b.h5 -o data/all.h5 --unique"
+)
+@_FILES
+@click.option(
+    "-o", "--output", required=True, type=click.Path(path_type=Path), help="The file to write."
+)
+@click.option("--unique", is_flag=True, help="Leave out samples that came before.")
+@_FORCE
+@_DRY_RUN
+@json_option
+def merge(
+    files: tuple[str, ...], output: Path, unique: bool, force: bool, dry_run: bool, as_json: bool
+) -> None:
+    """Put the samples of several files into one, in the order of the files.
+
+    All files need the same data sets. Samples with the same content are reported; `--unique` keeps
+    the first of them. Files with samples that cannot be read are refused.
+    """
+    from tasuki.actions.data import merge_files
+
+    with _working(force=force, is_dry=dry_run) as work:
+        merged = merge_files(files, output, unique=unique, work=work)
+    if as_json:
+        print_json(merged)
+        return
+    from tasuki.views.data import show_merged
+
+    show_merged(merged)
+
+
+@command.command("split", epilog="Example:  tasuki data split data/all.h5 --seed 7")
+@_FILES
+@click.option(
+    "-o",
+    "--output",
+    "folder",
+    type=click.Path(path_type=Path),
+    help="The folder to write to (default: beside the file, named as it).",
+)
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option(
+    "--parts", default="0.8,0.1,0.1", show_default=True, help="Shares of train, val and test."
+)
+@_FORCE
+@_DRY_RUN
+@json_option
+def split(
+    files: tuple[str, ...],
+    folder: Path | None,
+    seed: int,
+    parts: str,
+    force: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Write train.h5, val.h5 and test.h5.
+
+    The part of a sample follows from the seed and its content alone: it stays when samples are
+    added, and equal samples are never on both sides. Shares hold for each size on average; what
+    came out is shown.
+    """
+    from tasuki.actions.data import split_files
+
+    with _working(force=force, is_dry=dry_run) as work:
+        made = split_files(files, folder, seed=seed, parts=parts, work=work)
+    if as_json:
+        print_json(made)
+        return
+    from tasuki.views.data import show_split
+
+    show_split(made)
+
+
+@command.command("check", epilog="Example:  tasuki data check data/ --fix")
+@_FILES
+@click.option("--fix", is_flag=True, help="Write copies without the bad samples.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="The copy (default: NAME.clean.h5 beside the file).",
+)
+@click.option(
+    "--allow",
+    multiple=True,
+    type=click.Choice(["duplicate", "empty", "nan"]),
+    help="Not a finding here: duplicates, samples without rows, NaN or infinity.",
+)
+@_FORCE
+@_DRY_RUN
+@json_option
+def check(
+    files: tuple[str, ...],
+    fix: bool,
+    output: Path | None,
+    allow: tuple[str, ...],
+    force: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> int:
+    """Find bad samples: duplicates (over all files), NaN and infinity, parts that cannot be read,
+    offsets and sizes that cannot be, samples without rows, groups unlike the others.
+
+    `--fix` writes a copy without them; the original stays as it is.
+
+    Exit codes: 0 nothing was found, or all copies were written; 1 something was found.
+    """
+    from tasuki.actions.data import check_files
+
+    with _working(force=force, is_dry=dry_run) as work:
+        found = check_files(files, fix=fix, output=output, allow=allow, work=work)
+    if as_json:
+        print_json(found)
+    else:
+        from tasuki.views.data import show_checked
+
+        show_checked(found)
+    return EXIT_DONE if found["clean"] or found["fixed"] else EXIT_FAILED
+
+
+@contextmanager
+def _working(*, force: bool, is_dry: bool) -> Iterator[DataWork]:
+    """Work whose progress is shown on stderr."""
+    from tasuki.actions.data import DataWork
+    from tasuki.clock import SystemClock
+    from tasuki.views.data import Hearing
+
+    with Hearing(clock=SystemClock()) as hearing:
+        yield DataWork(
+            python=sys.executable,
+            environment=dict(os.environ),
+            on_progress=hearing,
+            force=force,
+            is_dry=is_dry,
+        )
