@@ -20,7 +20,7 @@ def command(folder: Path, as_json: bool) -> int:
 
     Writes its project and runs into FOLDER (default: tasuki-demo).
     """
-    from tasuki.actions.demo import DemoWatchers, run_demo
+    from tasuki.actions.demo import EXPERIMENT, DemoWatchers, run_demo
     from tasuki.actions.status import brief_run
     from tasuki.clock import SystemClock
     from tasuki.store.runs import RunFolder
@@ -31,7 +31,7 @@ def command(folder: Path, as_json: bool) -> int:
     seen: list[Path] = []
 
     def look() -> list[dict[str, object]]:
-        runs = [RunFolder(path / "eigenvalue") for path in seen[-1:]]
+        runs = [RunFolder(path / EXPERIMENT) for path in seen[-1:]]
         return [brief_run(run, now=SystemClock.wall()) for run in runs if run.spec.exists()]
 
     with LiveView(look, clock=SystemClock()) as view:

@@ -73,10 +73,10 @@ def _ledger(report: dict[str, Any]) -> Table:
 def _print_error(report: dict[str, Any], console: Console) -> None:
     before, after = report["error_before"], report["error_after"]
     if before is not None and after is not None:
-        console.print(
-            f"error of the largest eigenvalue: {before:.1f} % untrained → {after:.1f} % trained",
-            highlight=False,
-        )
+        words = f"error of the largest eigenvalue: {before:.1f} % untrained → {after:.1f} % trained"
+        if (guess := report.get("error_of_guess")) is not None:
+            words += f"; guessing the mean: {guess:.1f} %"
+        console.print(words, highlight=False)
 
 
 def _print_proof(report: dict[str, Any], console: Console) -> None:

@@ -337,7 +337,7 @@ def test_more_samples_than_are_kept_in_memory_are_looked_up_one_by_one(
     flat = values(sum(LENGTHS), 2)
     path = write(tmp_path / "x.h5", lambda f: write_flat(f, "flat", flat, LENGTHS))
     usual = Hdf5Dataset(path).read_raw([6, 0, 1, 6])
-    monkeypatch.setattr(reader, "_KEPT", 4)
+    monkeypatch.setattr(reader, "KEPT", 4)
     for one, other in zip(Hdf5Dataset(path).read_raw([6, 0, 1, 6]), usual, strict=True):
         assert one["n"] == other["n"] and is_same(one["flat"], other["flat"])
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from tasuki.data.hdf5.files import find_files
 from tasuki.data.hdf5.layout import SIZES, refuse_different
-from tasuki.data.hdf5.reader import BLOCK, Arrays, Hdf5File, Ints
+from tasuki.data.hdf5.reader import BLOCK, KEPT, Arrays, Hdf5File, Ints
 from tasuki.errors import DataError
 
 SCORE = "score"
@@ -52,9 +52,11 @@ class Hdf5Dataset:
         return self.transform is not None or not is_own
 
     @property
-    def sizes(self) -> Sizes:
-        """The size of every sample, as `n` says; read when they are asked for."""
-        return Sizes(self.files, self._ends)
+    def sizes(self) -> Ints | Sizes:
+        """The size of every sample, as `n` says: an array, or of very many a sequence that is read
+        when it is asked."""
+        sizes = Sizes(self.files, self._ends)
+        return sizes if len(self) > KEPT else np.asarray(sizes)
 
     def counts(self, name: str) -> Ints:
         """A number per sample: rows of a flat data set, or what one with S entries holds."""

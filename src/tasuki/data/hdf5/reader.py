@@ -26,7 +26,7 @@ Ints = NDArray[np.int64]
 
 BLOCK = 1 << 20
 """Sizes and offsets are streamed in so many entries."""
-_KEPT = 1 << 22
+KEPT = 1 << 22
 """Sizes and offsets of up to so many samples are kept in memory (32 MB each)."""
 _CHUNK_CACHE = 32 << 20
 _CACHE_SLOTS = 10007
@@ -256,7 +256,7 @@ class _Opened:
 
     def numbers_at(self, name: str, places: Ints) -> Ints:
         """Entries of sizes or offsets: all of them are kept where they are few."""
-        if name not in self._kept and self.length(name) <= _KEPT:
+        if name not in self._kept and self.length(name) <= KEPT:
             self._kept[name] = self.slice(name, 0, self.length(name))
         if name in self._kept:
             return self._kept[name][places]
