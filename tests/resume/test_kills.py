@@ -43,6 +43,7 @@ def test_killed_at_random_moments_and_run_again_it_ends_bit_for_bit_the_same(
         stages=STAGES,
         params={"pause": 0.01},
         defaults={"loader": {"workers": workers}},
+        cluster={"cpus": 1 + workers},  # workers never exceed the CPUs
     )
     kills = 0
     while not project.run.is_complete():
@@ -54,4 +55,5 @@ def test_killed_at_random_moments_and_run_again_it_ends_bit_for_bit_the_same(
         kills += status != 0
         assert kills < 50, project.logs()
     assert kills >= 2
+    assert "is cut to" not in project.logs()
     assert differences(undisturbed, project) == []

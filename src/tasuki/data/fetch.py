@@ -127,7 +127,8 @@ def _rows_of_tensors(tensors: Sequence[Tensor], indices: Sequence[int]) -> list[
 
 
 def _rows_of_array(array: NDArray[Any], indices: Sequence[int]) -> Tensor:
-    return torch.from_numpy(np.asarray(array[np.asarray(indices)]))
+    # Into torch's own memory: numbers may depend on how it is aligned.
+    return torch.from_numpy(np.asarray(array[np.asarray(indices)])).clone()
 
 
 def _stacked(dataset: Any, indices: Sequence[int]) -> dict[str, Tensor] | None:

@@ -106,6 +106,7 @@ class ForeignLoader:
     """The batches of somebody else's loader as steps, from where a checkpoint left it."""
 
     fetch_s = 0.0
+    batches = 0
 
     def __init__(
         self,

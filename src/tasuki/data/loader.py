@@ -23,6 +23,7 @@ from typing import Any
 from torch.utils.data import DataLoader, Dataset
 
 from tasuki.data.fetch import Fetcher, Request, kept_random_states
+from tasuki.data.handing import pack, unpack
 from tasuki.data.order import Order
 from tasuki.data.shares import Share, StepSplit, share_of_step
 from tasuki.data.tempo import LoaderSettings
@@ -62,6 +63,8 @@ class Loader:
         self._next_step, self._total_steps = first_step, total_steps
         self.fetch_s = 0.0
         """How long fetching took so far, summed over workers."""
+        self.batches = 0
+        """Micro-batches fetched so far."""
         self.settings = settings or LoaderSettings()
         self._workers: _Workers | None = None
         self._start()
@@ -113,11 +116,13 @@ class Loader:
         if self._workers is not None:
             batch, seconds = self._workers.next_batch()
             self.fetch_s += seconds
+            self.batches += 1
             return batch
         began = time.perf_counter()
         with kept_random_states() if self._fetcher.is_seeded else contextlib.nullcontext():
             batch = self._fetcher(request)
         self.fetch_s += time.perf_counter() - began
+        self.batches += 1
         return batch
 
 
@@ -131,7 +136,7 @@ class _Workers:
         # since DataLoader asks for `prefetch` batches per worker before it gives one.
         requests = (request for share in shares for request in self._note(share))
         loader: DataLoader[Any] = DataLoader(
-            _Requests(fetcher),
+            _Requests(fetcher, is_pinned=settings.pin),
             batch_sampler=_Once(requests),  # type: ignore[arg-type]
             num_workers=settings.workers,
             prefetch_factor=settings.prefetch,
@@ -160,7 +165,7 @@ class _Workers:
             ) from error
         if isinstance(batch, TasukiError):
             raise batch
-        return batch, seconds
+        return unpack(batch), seconds
 
     def end(self) -> None:
         """Let them finish what they are fetching."""
@@ -192,8 +197,8 @@ class _Once:
 class _Requests(Dataset[Any]):
     """Hands a whole request to a worker: DataLoader calls `__getitems__` where there is one."""
 
-    def __init__(self, fetcher: Fetcher) -> None:
-        self._fetcher = fetcher
+    def __init__(self, fetcher: Fetcher, *, is_pinned: bool) -> None:
+        self._fetcher, self._is_pinned = fetcher, is_pinned
 
     def __len__(self) -> int:
         return len(self._fetcher.dataset)
@@ -207,7 +212,8 @@ class _Requests(Dataset[Any]):
             if error.__cause__ is not None:
                 traceback.print_exception(error.__cause__)
             batch = error
-        return batch, time.perf_counter() - began
+        # Pinning happens in the rank, to tensors.
+        return batch if self._is_pinned else pack(batch), time.perf_counter() - began
 
 
 def _tells_of_a_dead_worker(error: Exception) -> bool:

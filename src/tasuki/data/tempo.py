@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 GONE = 0.05
 """A wait of up to 5 % of the time counts as none."""
 MOST_PREFETCH = 8
+HAND_OVER_S = 0.0007
+"""What a worker's batch costs the rank: 0.5 ms for small ones, more for large ones."""
 _HELPS = 0.9
 """A change helped if the wait fell to 90 % or less."""
 
@@ -42,6 +44,12 @@ class Window:
     wait_s: float
     fetch_s: float
     """How long the fetching itself took, summed over workers."""
+    batches: int = 0
+    """Micro-batches that were fetched."""
+
+    @property
+    def fetch_of_batch_s(self) -> float:
+        return self.fetch_s / self.batches if self.batches else math.inf
 
     @property
     def share(self) -> float:
@@ -85,6 +93,8 @@ class Tempo:
         self._best = (wait, now)
         if now.workers == 0 and self._spare == 0:
             return Verdict(now, "no CPU is left for loader workers", True)
+        if now.workers == 0 and window.fetch_of_batch_s < HAND_OVER_S:
+            return Verdict(now, "fetching is quicker than a worker could hand over", True)
         needed = max(1, math.ceil(window.fetch_s / computing))
         if now.workers == 0:
             return self._with_workers(min(needed, self._spare))

@@ -103,7 +103,10 @@ class Pace:
         parts = self._task.stopwatch.parts
         wait = parts.get("data_wait", 0.0)
         return Window(
-            wall_s=wait + parts.get("step", 0.0), wait_s=wait, fetch_s=self._loader.fetch_s
+            wall_s=wait + parts.get("step", 0.0),
+            wait_s=wait,
+            fetch_s=self._loader.fetch_s,
+            batches=self._loader.batches,
         )
 
     def _window(self) -> Window:
@@ -112,6 +115,7 @@ class Pace:
             wall_s=now.wall_s - then.wall_s,
             wait_s=now.wait_s - then.wait_s,
             fetch_s=now.fetch_s - then.fetch_s,
+            batches=now.batches - then.batches,
         )
 
     def _say(self, window: Window, before: LoaderSettings, verdict: Verdict) -> None:

@@ -1,4 +1,4 @@
-"""`python -m tests.data.curate.kills ORDER`: kill the work at every point where it touches the disk.
+"""`python -m tests.data.curate.kills`: kill the work at every point where it touches the disk.
 
 Reads {order, outputs, first, every} as JSON from stdin. The work is first done undisturbed; then
 a process is killed (SIGKILL, by itself) at a call that makes something durable or gives it a name,

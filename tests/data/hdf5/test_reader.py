@@ -223,7 +223,7 @@ def test_several_files_are_one_data_set_in_a_fixed_order(tmp_path: Path) -> None
     ]
     data = Hdf5Dataset(paths)
     assert len(data) == 9 and data.sizes[8] == 9
-    chosen = [8, 0, 3, 2, 7, 3, 6]
+    chosen = [8, 2, 3, 0, 7, 6, 3, 1]
     assert [sample["n"] for sample in data.read_raw(chosen)] == [index + 1 for index in chosen]
     assert [data[index]["x"] for index in chosen] == [index * 10.0 for index in chosen]
     assert data[-1]["n"] == 9
@@ -411,6 +411,21 @@ def test_forked_processes_and_this_one_read_the_same_file_at_the_same_time(tmp_p
         pids.append(pid)
     assert read_at_random(data, rows, 4)
     assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids] == [0, 0, 0]
+
+
+def test_an_open_file_is_never_handed_on_to_a_forked_process(tmp_path: Path) -> None:
+    data, rows = make_packed(tmp_path)
+    data.read_raw([1])
+
+    def is_open() -> bool:
+        held = (Path(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd"))
+        return any(path.resolve() == tmp_path / "x.h5" for path in held)
+
+    assert is_open()
+    if (pid := os.fork()) == 0:
+        os._exit(1 if is_open() else 0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert is_same(data[5]["x"], rows[5])
 
 
 def test_threads_that_read_the_same_file_never_get_each_others_samples(tmp_path: Path) -> None:

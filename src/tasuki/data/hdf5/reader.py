@@ -9,6 +9,7 @@ meanwhile is an error and not a SIGBUS, as it would be with a memory map.
 from __future__ import annotations
 
 import os
+import resource
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +31,7 @@ KEPT = 1 << 22
 """Sizes and offsets of up to so many samples are kept in memory (32 MB each)."""
 _CHUNK_CACHE = 32 << 20
 _CACHE_SLOTS = 10007
+_ALIGNED = 64
 
 
 class Hdf5File:
@@ -157,10 +159,14 @@ class _Opened:
             if isinstance(error, TasukiError) or not isinstance(error, Exception):
                 raise
             raise _damaged(path, error) from error
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            self._file.close()
+            raise DataError(f"`{path}` cannot be opened: {error.strerror}") from error
         self._sets: dict[str, _Set] = {}
         self._kept: dict[str, Ints] = {}
-        _OPEN.add(self)
+        _keep_few_open(self)
 
     @property
     def is_closed(self) -> bool:
@@ -200,22 +206,22 @@ class _Opened:
         return [self._grouped(column, int(index)) for index in wanted]
 
     def read_stacked(self, column: Column, wanted: Ints) -> NDArray[Any] | None:
+        """In memory that is aligned as torch's own, since numbers may depend on that."""
         if column.kind == "rows":
             return self._rows(column, wanted)
         if column.kind == "flat":
             begins, ends = self._bounds(column, wanted)
             lengths = ends - begins
             if wanted.size and (lengths == lengths[0]).all():
-                out = np.empty(
-                    (len(wanted), int(lengths[0]), *(column.shape or ())), dtype=column.dtype
-                )
+                shape = (len(wanted), int(lengths[0]), *(column.shape or ()))
+                out = aligned_empty(shape, column.dtype)
                 self._flat_into(column, begins, ends, wanted, list(out))
                 return out
         return None
 
     def _rows(self, column: Column, wanted: Ints) -> NDArray[Any]:
         data = self._set(column.name)
-        out = np.empty((len(wanted), *data.shape[1:]), dtype=data.dtype)
+        out = aligned_empty((len(wanted), *data.shape[1:]), data.dtype)
         # Ascending: samples of one chunk follow each other, so each chunk is unpacked once.
         for place in np.argsort(wanted, kind="stable").tolist():
             index = int(wanted[place])
@@ -265,17 +271,21 @@ class _Opened:
 
     def _grouped(self, column: Column, index: int) -> NDArray[Any]:
         try:
-            data = self._file[f"{GROUPS}/{index}/{column.name}"]
-            value: NDArray[Any] = np.asarray(data[()])
+            # HDF5's own calls: h5py's `[]` takes twice as long.
+            name = f"{GROUPS}/{index}/{column.name}".encode()
+            data = self._h5py.h5d.open(self._file.id, name)
+            if data.dtype.newbyteorder("=") == column.dtype:
+                out = np.empty(data.shape, dtype=column.dtype)
+                if out.size:
+                    data.read(self._h5py.h5s.ALL, self._h5py.h5s.ALL, out)
+                return out
         except (OSError, KeyError, RuntimeError, TypeError) as error:
             raise self._unreadable(column.name, f"sample {index}", error) from error
-        if value.dtype.newbyteorder("=") != column.dtype:
-            raise DataError(
-                f"`{column.name}` of sample {index} of `{self.path}` is {value.dtype}, that of "
-                f"sample 0 is {column.dtype}",
-                hint="store every sample with the same types",
-            )
-        return value.astype(column.dtype, copy=False)
+        raise DataError(
+            f"`{column.name}` of sample {index} of `{self.path}` is {data.dtype}, that of sample 0 "
+            f"is {column.dtype}",
+            hint="store every sample with the same types",
+        )
 
     def _into(self, data: _Set, begin: int, end: int, out: NDArray[Any], what: str) -> None:
         """Rows [begin, end) into an array of this shape and type."""
@@ -318,11 +328,13 @@ class _Set:
 
     def __init__(self, h5py: Any, file: Any, name: str) -> None:
         self.name = name
+        chunks, dtype = file[name].chunks, file[name].dtype
         access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
-        stored = file[name]
-        chunk = int(np.prod(stored.chunks or (0,))) * stored.dtype.itemsize
+        chunk = int(np.prod(chunks or (0,))) * dtype.itemsize
         access.set_chunk_cache(_CACHE_SLOTS, max(_CHUNK_CACHE, 4 * chunk), 0.75)
+        # No other handle may be open: HDF5 would share it, and not look at this access list.
         self._id = h5py.h5d.open(file.id, name.encode(), access)
+        stored = h5py.Dataset(self._id)
         self._simple: Callable[..., Any] = h5py.h5s.create_simple
         self.shape: tuple[int, ...] = stored.shape
         self.dtype = stored.dtype.newbyteorder("=")
@@ -350,6 +362,14 @@ class _Set:
         with self._lock:
             self._space.select_hyperslab((begin, *(0 for _ in rest)), (end - begin, *rest))
             self._id.read(self._simple((end - begin, *rest)), self._space, out)
+
+
+def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Aligned to 64 bytes as torch does, numpy only to 16: sums may be in another order."""
+    num_bytes = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+    raw = np.empty(num_bytes + _ALIGNED, dtype=np.uint8)
+    begin = -raw.ctypes.data % _ALIGNED
+    return raw[begin : begin + num_bytes].view(dtype).reshape(shape)
 
 
 def _damaged(path: Path, error: Exception) -> DataError:
@@ -381,13 +401,28 @@ def open_file(path: Path, mode: str = "r") -> tuple[Any, Any]:
         ) from error
 
 
-_OPEN: weakref.WeakSet[_Opened] = weakref.WeakSet()
+_OPEN: list[weakref.ref[_Opened]] = []
+"""Oldest first."""
+
+
+def _keep_few_open(opened: _Opened) -> None:
+    """A data set of a thousand files must not use up the process's descriptors: two per file."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = max(8, min(soft, 4096) // 8)
+    _OPEN[:] = [known for known in _OPEN if known() is not None]
+    while len(_OPEN) >= most:
+        oldest = _OPEN.pop(0)()
+        if oldest is not None:
+            oldest.close()
+    _OPEN.append(weakref.ref(opened))
 
 
 def _close_all() -> None:
     """HDF5 shares its files' state with a forked child, which would then read through it."""
-    for opened in list(_OPEN):
-        opened.close()
+    while _OPEN:
+        opened = _OPEN.pop()()
+        if opened is not None:
+            opened.close()
 
 
 os.register_at_fork(before=_close_all)

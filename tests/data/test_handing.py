@@ -1,0 +1,67 @@
+"""A worker hands its batches over as they are, large or small."""
+
+from __future__ import annotations
+
+import pickle
+from collections import namedtuple
+
+import pytest
+import torch
+
+from tasuki.data.handing import pack, unpack
+
+Pair = namedtuple("Pair", ["left", "right"])
+
+KINDS = [
+    torch.arange(6, dtype=kind).reshape(2, 3)
+    for kind in (torch.float32, torch.float64, torch.int64, torch.uint8, torch.bfloat16)
+]
+BATCHES = [
+    *KINDS,
+    torch.tensor(True),
+    torch.zeros(0, 3),
+    torch.arange(12.0).reshape(3, 4).t(),
+    {"x": KINDS[0], "n": torch.tensor([1, 2]), "names": ["a", "b"], "size": 3},
+    [KINDS[1], (KINDS[2], None)],
+    Pair(KINDS[0], {"deep": [KINDS[3]]}),
+    torch.zeros(300_000),
+]
+
+
+def travel(batch):
+    return unpack(pickle.loads(pickle.dumps(pack(batch))))
+
+
+def equal(one, other):
+    assert type(one) is type(other)
+    if isinstance(one, torch.Tensor):
+        assert one.dtype == other.dtype and one.shape == other.shape
+        assert one.stride() == other.stride()
+        assert torch.equal(one, other)
+    elif isinstance(one, dict):
+        assert list(one) == list(other)
+        for key in one:
+            equal(one[key], other[key])
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other)
+        for left, right in zip(one, other, strict=True):
+            equal(left, right)
+    else:
+        assert one == other
+
+
+@pytest.mark.parametrize("batch", BATCHES, ids=range(len(BATCHES)))
+def test_what_arrives_is_what_was_sent(batch):
+    equal(batch, travel(batch))
+
+
+def test_small_batches_go_without_shared_memory_and_large_ones_with_it():
+    small = pack({"x": torch.zeros(8, 8), "y": torch.zeros(8)})
+    assert not any(isinstance(part, torch.Tensor) for part in small.values())
+    large = pack({"x": torch.zeros(300_000), "y": torch.zeros(8)})
+    assert all(isinstance(part, torch.Tensor) for part in large.values())
+
+
+def test_what_arrives_lies_in_memory_aligned_as_torch_does_it():
+    for number in range(1, 40):
+        assert travel(torch.zeros(number)).data_ptr() % 64 == 0
