@@ -13,6 +13,7 @@ import pytest
 from safetensors.torch import load_file
 from tests.harness.project import Project, differences, make_project
 
+from tasuki.actions.resume import frozen_spec
 from tasuki.store.atomic import read_json
 from tasuki.telemetry.events import read_events
 from tasuki.telemetry.metrics import read_metrics
@@ -175,6 +176,20 @@ def test_stages_are_found_in_the_data_and_trained_from_small_to_large(warm, tmp_
         assert own[-1]["samples"] == sizes.count(size)
         assert {row["largest"] for row in own} == {size}
     assert read_json(project.run.final_results)["weights"] == "stages/graphs_4/weights.safetensors"
+
+
+def test_a_run_whose_stages_were_found_can_be_resumed_when_its_data_are_out_of_reach(
+    tmp_path, data
+):
+    project = make(tmp_path / "p", data, stages="auto", defaults={"data": str(data)})
+    before, _ = frozen_spec(project.run, {})
+    moved = data.rename(data.with_name("moved"))
+    try:
+        spec, experiment = frozen_spec(project.run, {})
+    finally:
+        moved.rename(data)
+    assert [stage.name for stage in experiment.stages] == project.stages
+    assert spec.cluster == before.cluster and spec.cluster.cpus == 1
 
 
 @pytest.mark.parametrize(

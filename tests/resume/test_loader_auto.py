@@ -62,7 +62,7 @@ def test_workers_are_raised_kept_by_the_next_attempt_and_change_nothing_that_is_
     warm, tmp_path
 ):
     # Steps wait 16 ms: a second is 60 of them, and twice as many with two workers.
-    project = make(tmp_path / "p", steps=440, delay=0.002, cpus=8)
+    project = make(tmp_path / "p", steps=400, delay=0.002, cpus=8)
     started = warm.start(project.job.path)
     until = time.monotonic() + 60
     while not decisions(project):
@@ -82,7 +82,7 @@ def test_workers_are_raised_kept_by_the_next_attempt_and_change_nothing_that_is_
     assert max(event["workers"] for event in decisions(project)) == 2
 
     # As many threads, no workers, no delays.
-    plain = make(tmp_path / "plain", steps=440, cpus=6, workers=0)
+    plain = make(tmp_path / "plain", steps=400, cpus=6, workers=0)
     assert warm.start(plain.job.path).wait() == 0, plain.logs()
     assert differences(plain, project) == []
 

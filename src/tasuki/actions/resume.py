@@ -11,7 +11,7 @@ import msgspec
 from tasuki.actions.freeze import snapshot_code
 from tasuki.clock import Clock
 from tasuki.errors import RunError, TasukiError
-from tasuki.spec.load import load_spec
+from tasuki.spec.load import load_cluster
 from tasuki.spec.resolved import (
     ResolvedCluster,
     ResolvedExperiment,
@@ -50,7 +50,7 @@ def frozen_spec(
 def _cluster_of(value: dict[str, Any], environ: Mapping[str, str]) -> ResolvedCluster:
     """As the run's spec file says now; as it said last where the file cannot be read any more."""
     try:
-        return load_spec(value["file"], environ=environ).cluster
+        return load_cluster(value["file"], environ=environ)
     except TasukiError:
         return msgspec.convert(value["cluster"], ResolvedCluster)
 

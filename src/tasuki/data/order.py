@@ -69,6 +69,8 @@ BLOCK_SAMPLES = 4096
 _MAX_BLOCK_STEPS = 2048
 """Steps are shuffled too: with few samples per step, a seek would take over a millisecond."""
 _KEPT_BLOCKS = 2
+_SEEK = 8
+"""After a jump, a block of an eighth: who jumps may do so again, and wants an answer soon."""
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = 2**64 - 1
 
@@ -239,9 +241,9 @@ class Order:
     def _load_block(self, epoch: int, step: int) -> _Block:
         if epoch < 0 or not 0 <= step < self.steps_per_epoch:
             raise IndexError(f"epoch {epoch} has no step {step}: {self.steps_per_epoch} per epoch")
-        first = step - step % self._steps_per_block
-        stop = min(first + self._steps_per_block, self.steps_per_epoch)
-        block = self._compute_block(epoch, first, stop)
+        goes_on = step == 0 or any(b.epoch == epoch and b.stop == step for b in self._blocks)
+        steps = self._steps_per_block if goes_on else max(1, self._steps_per_block // _SEEK)
+        block = self._compute_block(epoch, step, min(step + steps, self.steps_per_epoch))
         self._blocks = (block, *self._blocks[: _KEPT_BLOCKS - 1])
         return block
 

@@ -86,6 +86,15 @@ def load_runs_folder(source: str, *, environ: Mapping[str, str]) -> str:
     return _runs(root.entries().get("runs"), read.absolute.parent, read.environ)
 
 
+def load_cluster(source: str, *, environ: Mapping[str, str]) -> ResolvedCluster:
+    """Only the cluster: for a run whose experiment is frozen. No data are looked at."""
+    read = read_source(source, environ=environ, run_python=None)
+    root = include_files(read, _not_empty(read.root))
+    root, _ = apply_early(root, read_settings((), environ=environ))
+    check_spec(root)
+    return resolve_cluster(root.entries().get("cluster"), environ=environ)
+
+
 def _not_empty(root: Node) -> Node:
     if root.content is None:
         raise SpecError(

@@ -29,7 +29,8 @@ BLOCK = 1 << 20
 """Sizes and offsets are streamed in so many entries."""
 KEPT = 1 << 22
 """Sizes and offsets of up to so many samples are kept in memory (32 MB each)."""
-_CHUNK_CACHE = 32 << 20
+_CHUNK_CACHE = 128 << 20
+"""Unpacked chunks of each data set that a process keeps at the most; taken as they are read."""
 _CACHE_SLOTS = 10007
 _ALIGNED = 64
 
