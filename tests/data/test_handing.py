@@ -8,7 +8,7 @@ from collections import namedtuple
 import pytest
 import torch
 
-from tasuki.data.handing import pack, unpack
+from tasuki.data.handing import align, pack, unpack
 
 Pair = namedtuple("Pair", ["left", "right"])
 
@@ -25,6 +25,12 @@ BATCHES = [
     [KINDS[1], (KINDS[2], None)],
     Pair(KINDS[0], {"deep": [KINDS[3]]}),
     torch.zeros(300_000),
+]
+ODD = [
+    torch.eye(3).to_sparse_coo(),
+    torch.eye(3).to_sparse_csr(),
+    torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=torch.jagged),
+    torch.zeros(3, requires_grad=True),
 ]
 
 
@@ -65,3 +71,19 @@ def test_small_batches_go_without_shared_memory_and_large_ones_with_it():
 def test_what_arrives_lies_in_memory_aligned_as_torch_does_it():
     for number in range(1, 40):
         assert travel(torch.zeros(number)).data_ptr() % 64 == 0
+
+
+@pytest.mark.parametrize("tensor", ODD, ids=["coo", "csr", "nested", "gradient"])
+def test_unusual_tensors_are_left_as_they_are(tensor):
+    batch = {"graph": tensor, "x": torch.zeros(3)}
+    assert pack(batch)["graph"] is tensor
+    assert align(batch)["graph"] is tensor
+
+
+def test_a_batch_is_aligned_wherever_it_was_made():
+    odd = torch.arange(40.0)[1:35].view(2, 17)
+    assert odd.data_ptr() % 64
+    [aligned] = align([odd])
+    assert aligned.data_ptr() % 64 == 0 and torch.equal(aligned, odd)
+    straight = torch.zeros(4)
+    assert align(straight) is straight

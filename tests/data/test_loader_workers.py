@@ -181,6 +181,46 @@ def test_batches_are_the_same_bit_for_bit_with_any_number_of_workers(
     assert see(make_loader(workers=workers, prefetch=prefetch)) == plain
 
 
+class Computing(Dataset[Tensor]):
+    """Samples whose last bits hang on threads and alignment, if nobody takes care."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Tensor:
+        values = torch.randn(1_000_000, generator=torch.Generator().manual_seed(index))
+        normal = (values - values.mean()) / values.std()
+        return normal[1:69].view(4, 17)
+
+
+def test_batches_and_what_a_model_makes_of_them_do_not_depend_on_who_computed_them() -> None:
+    torch.manual_seed(1)
+    layer = torch.nn.Linear(17, 8)
+    found = []
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        for workers in (0, 1):
+            for collate in (None, lambda samples: samples[0]):
+                order = Order(plan_buckets(None, 8), seed=1, stage="s", effective_batch=1)
+                loader = Loader(
+                    Fetcher(Computing(), collate),
+                    order,
+                    StepSplit(micro_batch=1),
+                    first_step=0,
+                    total_steps=8,
+                    settings=LoaderSettings(workers=workers),
+                )
+                batches = [batch.data for step, _ in loader.steps() for batch in step]
+                loader.stop()
+                assert torch.get_num_threads() == 3
+                found.append([layer(batch).detach().numpy().tobytes() for batch in batches])
+    finally:
+        torch.set_num_threads(threads)
+    assert found[0] == found[2]
+    assert found[1] == found[3]
+
+
 def test_spawned_workers_give_the_same_batches_too(plain: Seen) -> None:
     assert see(make_loader(workers=1, context="spawn")) == plain
 

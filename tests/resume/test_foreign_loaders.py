@@ -30,6 +30,9 @@ class Bringer(Learner):
             return Liar(loader)
         if self.kind == "workers":
             return DataLoader(Noisy(self.samples), batch_size=4, shuffle=True, num_workers=1)
+        if self.kind == "generator":
+            own = torch.Generator().manual_seed(3)
+            return DataLoader(Noisy(self.samples), batch_size=4, shuffle=True, generator=own)
         return loader
 
 
@@ -78,8 +81,20 @@ def interrupt_after_a_commit(warm, project, name, number):
     assert started.wait() != 0 or not project.run.is_complete()
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-@pytest.mark.parametrize("kind", ["plain", "stateful", "workers", "endless"])
+@pytest.mark.parametrize(
+    ("kind", "number"),
+    [
+        ("plain", signal.SIGKILL),
+        ("generator", signal.SIGKILL),
+        ("stateful", signal.SIGKILL),
+        ("stateful", signal.SIGTERM),
+        ("workers", signal.SIGTERM),  # to the whole group, its workers too
+        ("endless", signal.SIGKILL),
+        pytest.param("plain", signal.SIGTERM, marks=pytest.mark.long),
+        pytest.param("workers", signal.SIGKILL, marks=pytest.mark.long),
+        pytest.param("endless", signal.SIGTERM, marks=pytest.mark.long),
+    ],
+)
 def test_a_run_on_its_own_loader_ends_bit_for_bit_the_same_after_an_interruption(
     warm, tmp_path, kind, number
 ):
@@ -92,6 +107,9 @@ def test_a_run_on_its_own_loader_ends_bit_for_bit_the_same_after_an_interruption
     assert differences(whole, broken) == []
     log = broken.logs()
     assert ("has no state_dict" in log) == (kind != "stateful"), log
+    assert ("is not known" in log) == (kind == "endless"), log
+    if number == signal.SIGTERM:
+        assert "Handing over at step" in log, log
 
 
 def test_skipping_forward_names_its_cost_and_what_would_be_cheaper(warm, tmp_path):

@@ -11,6 +11,7 @@ from tasuki.actions.finished import finished_stage, open_run, stage_named
 from tasuki.actions.machine import cpus_for, device_for, look_around
 from tasuki.actions.plan import choose_experiments
 from tasuki.answers import OnProgress, ask
+from tasuki.data.tempo import share_cpus
 from tasuki.errors import UsageError, WeightsError
 from tasuki.spec.resolved import (
     ResolvedCluster,
@@ -169,7 +170,9 @@ def evaluate_weights(
     stage, cluster = evaluation.stage, evaluation.cluster
     machine = look_around(environment)
     device = device_for(cluster, machine)
-    workers = stage.loader.workers if isinstance(stage.loader.workers, int) else 0
+    workers = stage.loader.workers if isinstance(stage.loader.workers, int) else None
+    cpus = cpus_for(cluster, machine) // cluster.gpus
+    threads, _ = share_cpus(cpus, is_gpu=device == "cuda", workers=workers)
     order = {
         "stage": to_plain(stage),
         "weights": str(evaluation.weights),
@@ -177,7 +180,7 @@ def evaluate_weights(
         "split": evaluation.split,
         "paths": [str(path) for path in evaluation.paths],
         "run": str(evaluation.run.path) if evaluation.run else None,
-        "threads": max(1, cpus_for(cluster, machine) // cluster.gpus - workers),
+        "threads": threads,
         "device": device,
         "benchmark": benchmark,
     }

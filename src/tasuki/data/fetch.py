@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import TensorDataset, default_collate
 
+from tasuki.data.handing import align
 from tasuki.data.hdf5.dataset import Hdf5Dataset
 from tasuki.errors import DataError, TasukiError
 
@@ -53,11 +54,22 @@ class Fetcher:
         if self._as_a_whole is not None:
             batch = self._as_a_whole(request.indices)
             if batch is not None:
-                return batch
-        samples = fetch(self.dataset, request)
-        if self._own_collate is not None:
-            return self._own_collate(samples)
-        return _default(samples)
+                return align(batch)
+        with one_thread():
+            samples = fetch(self.dataset, request)
+            batch = _default(samples) if self._own_collate is None else self._own_collate(samples)
+        return align(batch)
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """As torch's loader workers compute: a mean over several threads has other last bits."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def draws(dataset: Any) -> bool:
@@ -127,8 +139,7 @@ def _rows_of_tensors(tensors: Sequence[Tensor], indices: Sequence[int]) -> list[
 
 
 def _rows_of_array(array: NDArray[Any], indices: Sequence[int]) -> Tensor:
-    # Into torch's own memory: numbers may depend on how it is aligned.
-    return torch.from_numpy(np.asarray(array[np.asarray(indices)])).clone()
+    return torch.from_numpy(np.asarray(array[np.asarray(indices)]))
 
 
 def _stacked(dataset: Any, indices: Sequence[int]) -> dict[str, Tensor] | None:

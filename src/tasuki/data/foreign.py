@@ -11,13 +11,17 @@ What our own order gives is lost: another number of ranks, an audit, a seek in n
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
+import os
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from torch import Tensor
-from torch.utils.data import IterableDataset
+from torch import Generator, Tensor
+from torch.utils.data import DataLoader, IterableDataset
 
 from tasuki.data.fetch import (
     RandomStates,
@@ -30,6 +34,12 @@ from tasuki.data.loader import MicroBatch, Step
 from tasuki.data.order import LengthUnit, sample_seed
 from tasuki.data.tempo import LoaderSettings
 from tasuki.errors import DataError, UsageError
+
+_NOTICES = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP}
+_UNKNOWN = (
+    ". Whether it gives the same batches again is not known: it is no DataLoader of torch, and may "
+    "draw from random numbers of its own"
+)
 
 
 def is_loader(data: Any) -> bool:
@@ -93,8 +103,6 @@ class ForeignOrder:
 class _Unplanned:
     """Stands for a bucket plan in what a checkpoint compares."""
 
-    waste = 0.0
-
     def __init__(self, batches: int | None, accumulation: int) -> None:
         self._facts = f"loader {batches} {accumulation}"
 
@@ -144,7 +152,13 @@ class ForeignLoader:
         """Its workers are its own."""
 
     def stop(self) -> None:
-        """Its workers end with this process."""
+        """End its workers, if they are torch's, before one that dies disturbs the save."""
+        workers = getattr(self._batches, "_workers", ())
+        if workers and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for worker in workers:
+            with contextlib.suppress(ProcessLookupError, TypeError, AttributeError):
+                os.kill(worker.pid, signal.SIGKILL)
 
     def _take(self) -> list[Any]:
         """The batches of one step; the last step of an epoch may have fewer."""
@@ -174,8 +188,31 @@ class ForeignLoader:
         set_epoch = getattr(getattr(self._loader, "sampler", None), "set_epoch", None)
         if set_epoch is not None:
             set_epoch(self._epoch)
-        self._batches = iter(self._loader)
+        self._seed_generators()
+        self._batches = self._iterate()
         self._is_fresh = True
+
+    def _seed_generators(self) -> None:
+        """A loader may be given random numbers of its own (`generator=`)."""
+        order = self._order
+        owners = [self._loader]
+        for name in ("sampler", "batch_sampler"):
+            owners.append(getattr(self._loader, name, None))
+        owners.append(getattr(owners[-1], "sampler", None))
+        for owner in owners:
+            generator = getattr(owner, "generator", None)
+            if isinstance(generator, Generator):
+                generator.manual_seed(
+                    sample_seed(order.seed, f"{order.stage}#loader", self._epoch, 1)
+                )
+
+    def _iterate(self) -> Iterator[Any]:
+        """A notice goes to the whole process group: workers begin, and stay, deaf to it."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _NOTICES)
+        try:
+            return iter(self._loader)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def _end_epoch(self, *, is_empty: bool) -> None:
         """The loader has no more batches. Where it says how many it has, that is too early."""
@@ -204,7 +241,8 @@ class ForeignLoader:
         return {
             "epoch": self._epoch,
             "random": self._random,
-            "loader": self._loader.state_dict(),
+            # A copy: the next step is fetched before this one may be saved.
+            "loader": copy.deepcopy(self._loader.state_dict()),
         }
 
     def _resume(self, state: Mapping[str, Any]) -> None:
@@ -213,7 +251,7 @@ class ForeignLoader:
         if self._has_state and state.get("loader") is not None:
             self._loader.load_state_dict(state["loader"])
             with kept_random_states():
-                self._batches = iter(self._loader)
+                self._batches = self._iterate()
             self._epoch, self._random = state["epoch"], state["random"]
         elif self._has_state and state:
             self._epoch = state["epoch"]  # it stood between two passes
@@ -234,6 +272,7 @@ class ForeignLoader:
             f"WARNING: the loader has no state_dict: {batches:,} batches were read again to get "
             f"back to step {until:,}, {time.monotonic() - began:.1f} s. A map-style data set would "
             "cost nothing, a loader with state_dict (torchdata's StatefulDataLoader) little"
+            + ("" if isinstance(self._loader, DataLoader) else _UNKNOWN)
         )
 
     @contextlib.contextmanager

@@ -1,8 +1,9 @@
 """How a worker hands a batch over: small ones as plain bytes, large ones through shared memory.
 
 torch passes every tensor by a file descriptor of its own, which takes 2 to 3 ms per micro-batch; up
-to about 256 kB it is quicker to send the bytes. What arrives is the same, bit for bit, in memory
-that torch has aligned.
+to about 256 kB it is quicker to send the bytes. What arrives is the same, bit for bit, and so are
+the numbers that a model makes of it: those may depend on how memory is aligned, so `align` puts
+every batch into memory as torch aligns it, whoever fetched it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 _SMALL = 256 << 10
+_ALIGNED = 64
 _PLAIN = {
     *(torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128, torch.bool),
     *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
@@ -30,10 +32,10 @@ class _Plain(NamedTuple):
 def pack(batch: Any) -> Any:
     """In the worker: what is sent."""
     sizes: list[int] = []
-    _each(batch, Tensor, lambda tensor: sizes.append(tensor.nbytes))
-    if not sizes or sum(sizes) > _SMALL:
+    _each(batch, Tensor, lambda tensor: sizes.append(tensor.nbytes if _is_plain(tensor) else 0))
+    if sum(sizes) > _SMALL:
         return batch
-    return _each(batch, Tensor, _plain)
+    return _each(batch, Tensor, lambda t: _Plain(t.numpy()) if _is_plain(t) else t)
 
 
 def unpack(batch: Any) -> Any:
@@ -41,10 +43,21 @@ def unpack(batch: Any) -> Any:
     return _each(batch, _Plain, lambda plain: torch.from_numpy(plain.array).clone())
 
 
-def _plain(tensor: Tensor) -> Tensor | _Plain:
-    is_plain = type(tensor) is Tensor and tensor.dtype in _PLAIN and tensor.is_contiguous()
-    is_plain = is_plain and tensor.device.type == "cpu" and not tensor.requires_grad
-    return _Plain(tensor.numpy()) if is_plain else tensor
+def align(batch: Any) -> Any:
+    """The same batch in memory as torch itself would have taken."""
+    return _each(batch, Tensor, lambda t: t.clone() if _is_plain(t) and _is_odd(t) else t)
+
+
+def _is_odd(tensor: Tensor) -> bool:
+    return tensor.data_ptr() % _ALIGNED != 0
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Numbers one after another in host memory: not sparse, nested, quantised or a subclass."""
+    if type(tensor) is not Tensor or tensor.layout is not torch.strided or tensor.is_nested:
+        return False
+    is_plain = tensor.device.type == "cpu" and tensor.dtype in _PLAIN and tensor.is_contiguous()
+    return is_plain and not tensor.requires_grad and not tensor.is_conj() and not tensor.is_neg()
 
 
 def _each(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:

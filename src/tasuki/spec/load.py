@@ -22,6 +22,7 @@ from tasuki.spec.expand import (
     pick_weaker_layers,
     rename,
 )
+from tasuki.spec.export import parse_export
 from tasuki.spec.layers import expand_path, merge_layers
 from tasuki.spec.positions import Mark, Node
 from tasuki.spec.resolve import Surroundings, resolve_cluster, resolve_stage
@@ -125,6 +126,7 @@ class _Work:
         experiments = tuple(self._experiment(draft, names) for draft in drafts)
         refuse_circles(experiments, self.starts)
         _refuse_without_recipe(experiments, drafts)
+        _refuse_shared_exports(experiments)
         return experiments
 
     def _experiment(self, draft: Draft, names: Mapping[str, tuple[str, ...]]) -> ResolvedExperiment:
@@ -214,6 +216,20 @@ def _refuse_without_recipe(
             f"{min(idle, key=lambda one: one[0])[1]} has neither `recipe` nor `command`",
             hint="write `recipe: module.sub:Class` at the top of the spec",
         )
+
+
+def _refuse_shared_exports(experiments: tuple[ResolvedExperiment, ...]) -> None:
+    """Of one experiment's stages the last one's weights stay; two experiments would race."""
+    writers: dict[str, str] = {}
+    for experiment in experiments:
+        files = {e.to for stage in experiment.stages for e in parse_export(stage.export) if e.to}
+        for file in sorted(files):
+            other = writers.setdefault(file, experiment.name)
+            if other != experiment.name:
+                raise SpecError(
+                    f"`{other}` and `{experiment.name}` would both export to `{file}`",
+                    hint="give each experiment an `export` of its own, or leave `to` out",
+                )
 
 
 def _only_stages(

@@ -40,6 +40,7 @@ _TOO_LARGE = (
     "the model and its optimizer alone are too large: use a GPU (or a node) with more memory, a "
     "smaller model, or an optimizer that keeps less"
 )
+_OWN_LOADER = "make the batches of the recipe's own loader smaller, and `accumulation` larger"
 _OWN_EVALUATE = (
     "take smaller batches in the recipe's `evaluate`, or use a GPU (or a node) with more memory"
 )
@@ -96,7 +97,8 @@ def memory_advice(task: Task, setup: Setup) -> Iterator[Place]:
             task.stage,
             error,
             doing=f"stage `{task.stage.name}` ran out of memory at step {place.step}",
-            batch=setup.batch,
+            batch=setup.batch if isinstance(setup.order, Order) else None,
+            hint="" if isinstance(setup.order, Order) else _OWN_LOADER,
             size=_size_at(setup, place.step),
             ranks=task.ranks.world,
             # A fresh process after some progress may well get further: memory was in pieces.
@@ -136,8 +138,18 @@ def evaluation_advice(
             if batch is not None
             else None,
             then=then,
-            hint=_OWN_EVALUATE if batch is None else "",
+            hint=_OWN_EVALUATE if batch is None else _product_hint(stage, batch),
         ) from error
+
+
+def _product_hint(stage: ResolvedStage, batch: int) -> str:
+    """Where all three are written, only who wrote them knows for how many ranks."""
+    if stage.accumulation is None or batch == 1:
+        return ""
+    return (
+        f"write a smaller `micro_batch` than {batch}, and a larger `accumulation`: with the ranks "
+        "their product is the effective batch"
+    )
 
 
 def _size_at(setup: Setup, step: int) -> int | None:

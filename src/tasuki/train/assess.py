@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from tasuki.answers import Told, answer
+from tasuki.data.foreign import is_loader
 from tasuki.errors import RecipeError, TasukiError
 from tasuki.spec.resolved import ResolvedStage, stage_from_plain
 from tasuki.store.runs import RunFolder
@@ -42,7 +43,15 @@ def work(order: dict[str, Any], told: Told) -> dict[str, Any]:
     dataset = build_dataset(subject.recipe, order["data"], order["split"])
     try:
         with evaluation_advice(stage, subject.batch, then="evaluate again"):
-            found = _evaluate(subject, dataset, stage, device, told, benchmark=order["benchmark"])
+            found = _evaluate(
+                subject,
+                dataset,
+                stage,
+                device,
+                told,
+                data=order["data"],
+                benchmark=order["benchmark"],
+            )
     except TasukiError:
         raise
     except Exception as error:
@@ -57,15 +66,18 @@ def _evaluate(
     device: torch.device,
     told: Told,
     *,
+    data: str | list[str] | None,
     benchmark: bool,
 ) -> dict[str, Any]:
-    told.progress("evaluating", 0, len(dataset))
+    told.progress("evaluating", 0, None if is_loader(dataset) else len(dataset))
+    is_own = data == stage.data and (stage.evaluate is None or stage.evaluate.data is None)
     metrics = evaluate_model(
         subject.recipe,
         subject.model,
         dataset,
         stage=stage,
         device=device,
+        sizes=stage.size if is_own else None,
         on_progress=lambda done, total: told.progress("evaluating", done, total),
     )
     if not benchmark:

@@ -40,6 +40,14 @@ class StageData:
     split: StepSplit
     warnings: tuple[str, ...] = ()
 
+    @property
+    def told(self) -> str | None:
+        """What people should know about the buckets, where they are not simply the sizes."""
+        plan = self.order.plan
+        if isinstance(plan, BucketPlan) and plan.waste:
+            return f"Buckets: {len(plan.buckets)}, padding {plan.waste:.1%}"
+        return None
+
 
 def make_loader(
     data: StageData,

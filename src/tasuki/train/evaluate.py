@@ -24,6 +24,7 @@ from tasuki.data.split import DEFAULT_EFFECTIVE_BATCH, split_by_cost
 from tasuki.errors import RecipeError, WeightsError
 from tasuki.runtime.state import capture_random, restore_random
 from tasuki.spec.resolved import ResolvedStage
+from tasuki.spec.values import Sizes
 from tasuki.store.atomic import FORMAT, read_json, read_json_or_none, write_json
 from tasuki.store.runs import StageFolder
 from tasuki.telemetry.lines import spelled
@@ -49,7 +50,12 @@ def run_evaluation(task: Task) -> None:
         dataset = build_dataset(subject.recipe, source, split)
     with task.stopwatch.part("evaluate"), evaluation_advice(stage, subject.batch):
         metrics = evaluate_model(
-            subject.recipe, subject.model, dataset, stage=stage, device=task.device
+            subject.recipe,
+            subject.model,
+            dataset,
+            stage=stage,
+            device=task.device,
+            sizes=stage.size if stage.evaluate.data is None else None,
         )
     write_json(
         folder.evaluation,
@@ -118,15 +124,16 @@ def evaluate_model(
     *,
     stage: ResolvedStage,
     device: torch.device,
+    sizes: Sizes | None = None,
     on_progress: OnProgress = lambda _done, _total: None,
 ) -> dict[str, float]:
-    """The recipe's `evaluate`, else the mean loss. The model comes back in training mode as it was,
-    and the random states too."""
+    """The recipe's `evaluate`, else the mean loss over samples of these sizes. The model comes back
+    in training mode as it was, and the random states too."""
     own = optional(recipe, "evaluate")
     with undisturbed(model):
         if own:
             return checked(own(model, dataset), by="evaluate")
-        return mean_loss(recipe, model, dataset, stage, device, on_progress)
+        return mean_loss(recipe, model, dataset, stage, device, sizes, on_progress)
 
 
 @contextlib.contextmanager
@@ -148,30 +155,31 @@ def mean_loss(
     dataset: Any,
     stage: ResolvedStage,
     device: torch.device,
+    sizes: Sizes | None = None,
     on_progress: OnProgress = lambda _done, _total: None,
 ) -> dict[str, float]:
     """The loss over all samples, weighted, in batches of one bucket each."""
     losses, weights = [], []
     done = 0
-    for data, count in _batches(recipe, dataset, stage, device):
+    for data, count in _batches(recipe, dataset, stage, device, sizes):
         loss, weight, _ = read_loss(recipe.loss(model, data))
         losses.append(float(loss) * (count if weight is None else 1.0))
         weights.append(float(count) if weight is None else weight)
         done += count
-        if hasattr(dataset, "__len__"):
-            on_progress(done, max(done, len(dataset)))
+        if not is_loader(dataset):
+            on_progress(done, len(dataset))
     return {"loss": math.fsum(losses) / (math.fsum(weights) or 1.0)}
 
 
 def _batches(
-    recipe: Any, dataset: Any, stage: ResolvedStage, device: torch.device
+    recipe: Any, dataset: Any, stage: ResolvedStage, device: torch.device, sizes: Sizes | None
 ) -> Iterator[tuple[Any, int]]:
     """Batches and their numbers of samples."""
     if is_loader(dataset):
         for batch in dataset:
             yield to_device(batch, device), samples_in(batch)
         return
-    for indices in batches_of_one_bucket(recipe, dataset, stage):
+    for indices in batches_of_one_bucket(recipe, dataset, stage, sizes):
         yield make_batch(recipe, dataset, indices, stage=stage, device=device), len(indices)
 
 
@@ -185,11 +193,13 @@ def make_batch(
     return to_device(fetcher(request), device)
 
 
-def batches_of_one_bucket(recipe: Any, dataset: Any, stage: ResolvedStage) -> Iterator[list[int]]:
+def batches_of_one_bucket(
+    recipe: Any, dataset: Any, stage: ResolvedStage, sizes: Sizes | None = None
+) -> Iterator[list[int]]:
     """Indices of samples, the smallest sizes first; within the cost budget, where there is one."""
     costs = costs_of(recipe, dataset, stage.buckets)
     batch = batch_of(stage)
-    for _, members in members_by_bucket(recipe, dataset, stage):
+    for _, members in members_by_bucket(recipe, dataset, stage, sizes):
         for start in range(0, len(members), batch):
             indices = members[start : start + batch]
             if costs is None:
@@ -201,13 +211,14 @@ def batches_of_one_bucket(recipe: Any, dataset: Any, stage: ResolvedStage) -> It
 
 
 def members_by_bucket(
-    recipe: Any, dataset: Any, stage: ResolvedStage
+    recipe: Any, dataset: Any, stage: ResolvedStage, sizes: Sizes | None = None
 ) -> list[tuple[int | None, NDArray[np.int64]]]:
     """(size, indices of its samples), ascending; one group where nothing tells the sizes."""
     rule = bucket_rule(stage.buckets)
     if rule.kind == "bounds":
         rule = BucketRule(kind="default")  # other data than the training's may be larger
-    plan = plan_buckets(sizes_of(recipe, dataset), len(dataset), rule=rule)
+    wanted = sizes.contains if sizes is not None else None
+    plan = plan_buckets(sizes_of(recipe, dataset), len(dataset), wanted, rule=rule)
     everything = np.arange(len(dataset), dtype=np.int64)
     found = [plan.index(number) for number, _ in enumerate(plan.buckets)]
     return [

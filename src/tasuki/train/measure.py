@@ -17,6 +17,7 @@ from tasuki.answers import Told, answer
 from tasuki.checkpoint.parts import write_part
 from tasuki.clock import SystemClock
 from tasuki.data.fetch import seed_everything
+from tasuki.data.tempo import share_cpus
 from tasuki.runtime.state import capture
 from tasuki.runtime.stopwatch import process_age_s
 from tasuki.spec.resolved import ResolvedStage, experiment_from_plain
@@ -39,14 +40,21 @@ def work(order: dict[str, Any], _: Told) -> dict[str, Any]:
 
 def _measure_all(order: dict[str, Any], *, import_s: float) -> dict[str, Any]:
     experiment = experiment_from_plain(order["experiment"])
-    apply_settings(threads=max(1, order["cpus"] // order["ranks"]), exact=True)
     stages = [stage for stage in experiment.stages if stage.name in order["stages"]]
     found = {}
     for stage in stages:
+        apply_settings(threads=_threads(stage, order), exact=stage.exact)
         facts = _measure(stage, order)
         facts["start_s"] = import_s + facts.pop("setup_s")
         found[stage.name] = facts
     return found
+
+
+def _threads(stage: ResolvedStage, order: dict[str, Any]) -> int:
+    """As many as a rank of the run will have."""
+    workers = stage.loader.workers if isinstance(stage.loader.workers, int) else None
+    cpus = order["cpus"] // order["ranks"]
+    return share_cpus(cpus, is_gpu=order["device"] == "cuda", workers=workers)[0]
 
 
 def _measure(stage: ResolvedStage, order: dict[str, Any]) -> dict[str, Any]:

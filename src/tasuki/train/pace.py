@@ -6,18 +6,21 @@ decided (data/tempo.py) goes to the log and the events, and an attempt that resu
 
 from __future__ import annotations
 
+import io
 import pickle
 from typing import Any
 
 from tasuki.data.fetch import Fetcher
 from tasuki.data.foreign import ForeignLoader
 from tasuki.data.loader import Loader
-from tasuki.data.tempo import LoaderSettings, Tempo, Verdict, Window
+from tasuki.data.tempo import GONE, LoaderSettings, Tempo, Verdict, Window
+from tasuki.spec.resolved import ResolvedLoader
 from tasuki.telemetry.events import read_events
 from tasuki.train.task import Task
 
 _SHORTEST_S = 1.0
 _FEWEST_STEPS = 5
+_BAD_WINDOWS = 2
 _WARM_UP_STEPS = 3
 _HEAVY_PICKLE = 64 << 20
 """A spawned worker gets a copy of the data set; above this a fork, which shares it, is better."""
@@ -28,6 +31,7 @@ def first_settings(task: Task, fetcher: Fetcher) -> LoaderSettings:
     options = task.stage.loader
     known = _last_decision(task) if options.workers == "auto" else None
     workers = min(known["workers"], task.spare_cpus) if known else 0
+    is_default = options.prefetch == ResolvedLoader().prefetch
     if isinstance(options.workers, int):
         workers = min(options.workers, task.spare_cpus)
         if workers < options.workers:
@@ -37,7 +41,7 @@ def first_settings(task: Task, fetcher: Fetcher) -> LoaderSettings:
             )
     return LoaderSettings(
         workers=workers,
-        prefetch=known["prefetch"] if known else options.prefetch,
+        prefetch=known["prefetch"] if known and is_default else options.prefetch,
         context=_context(task, fetcher) if options.context == "auto" else options.context,
         pin=task.device.type == "cuda" if options.pin == "auto" else options.pin,
     )
@@ -49,10 +53,23 @@ def _context(task: Task, fetcher: Fetcher) -> str:
     if task.device.type != "cuda":
         return "fork"
     try:
-        weight = len(pickle.dumps(fetcher))
-    except Exception:
+        pickle.dump(fetcher, _Bounded())
+    except Exception:  # whatever the user's data raise, or too much of them
         return "fork"
-    return "spawn" if weight <= _HEAVY_PICKLE else "fork"
+    return "spawn"
+
+
+class _Bounded(io.RawIOBase):
+    """Takes so much and no more: data of any size are weighed without a copy."""
+
+    def __init__(self) -> None:
+        self._room = _HEAVY_PICKLE
+
+    def write(self, data: Any) -> int:
+        self._room -= len(memoryview(data).cast("B"))
+        if self._room < 0:
+            raise OverflowError
+        return len(data)
 
 
 def _last_decision(task: Task) -> dict[str, Any] | None:
@@ -74,6 +91,9 @@ class Pace:
         self._may_change = is_ours and task.stage.loader.workers == "auto"
         self._fixed = "as the spec says" if is_ours else "the recipe's own loader"
         self._is_settled = False
+        self._was_gone = False
+        """Settled because there was no wait, not because nothing helps."""
+        self._bad_windows = 0
         self._steps = -_WARM_UP_STEPS
         self._since = self._reading()
 
@@ -84,11 +104,23 @@ class Pace:
 
     def look(self) -> None:
         """At a step boundary: judge the window, if it is long enough."""
-        if self._is_settled or self._steps < _FEWEST_STEPS:
-            return
         window = self._window()
-        if window.wall_s < _SHORTEST_S:
+        if self._steps < _FEWEST_STEPS or window.wall_s < _SHORTEST_S:
             return
+        self._steps = -_WARM_UP_STEPS
+        if self._is_settled:
+            self._look_again(window)
+        else:
+            self._judge(window)
+
+    def _look_again(self, window: Window) -> None:
+        """Larger samples, or a colder disk, may bring the wait back."""
+        self._bad_windows = self._bad_windows + 1 if window.share > GONE else 0
+        if self._was_gone and self._bad_windows >= _BAD_WINDOWS:
+            self._tempo = Tempo(self._loader.settings, spare_cpus=self._task.spare_cpus)
+            self._judge(window)
+
+    def _judge(self, window: Window) -> None:
         before = self._loader.settings
         verdict = self._tempo.judge(window)
         if not self._may_change:
@@ -96,8 +128,8 @@ class Pace:
         self._say(window, before, verdict)
         if verdict.settings != before:
             self._loader.retune(verdict.settings)
-        self._is_settled = verdict.is_final
-        self._steps = -_WARM_UP_STEPS
+        self._is_settled, self._was_gone = verdict.is_final, window.share <= GONE
+        self._bad_windows = 0
 
     def _reading(self) -> Window:
         parts = self._task.stopwatch.parts

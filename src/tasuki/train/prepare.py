@@ -58,6 +58,8 @@ def prepare(task: Task) -> Setup:
         world=task.ranks.world,
         index=task.run.path,
     )
+    if data.told:
+        task.say(data.told)
     for warning in data.warnings:
         task.say(f"WARNING: {warning}")
     order = data.order

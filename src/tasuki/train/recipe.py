@@ -112,10 +112,14 @@ def _give_sizes(dataset: Any, source: object, split: str) -> None:
     """Data that do not say how large their samples are get `n` of the HDF5 file they come from."""
     if hasattr(dataset, "sizes") or not isinstance(source, str) or not _is_hdf5(source, split):
         return
-    with contextlib.suppress(DataError, AttributeError):  # another layout, or no room for a name
+    try:
         file = Hdf5Dataset(source, split)
-        if len(file) == len(dataset):
-            dataset.sizes = file.sizes
+    except DataError:
+        return  # another layout, which the recipe knows how to read
+    if len(file) == len(dataset):
+        sizes = file.sizes
+        with contextlib.suppress(AttributeError):  # no room for a name
+            dataset.sizes = sizes
 
 
 def _is_hdf5(source: str, split: str) -> bool:

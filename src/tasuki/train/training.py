@@ -221,6 +221,7 @@ class Training:
                 self.setup.validation,
                 stage=self.task.stage,
                 device=self.task.device,
+                sizes=self.task.stage.size if validate.data is None else None,
             )
             self.metrics.add(self._row("val") | _named(found))
             self.progress.best = keep_best(

@@ -150,6 +150,14 @@ def test_a_part_without_a_share_gets_no_file_and_no_warning(tmp_path):
     assert report["samples"]["train"] + report["samples"]["val"] == 90
 
 
+def test_a_new_split_leaves_no_part_of_the_old_one_behind(tmp_path):
+    path = write_rows(tmp_path / "set.h5", make_samples(90))
+    do("split", path)
+    assert names(tmp_path / "set") == ["test.h5", "train.h5", "val.h5"]
+    do("split", path, parts="1,0,0", force=True)
+    assert names(tmp_path / "set") == ["train.h5"]
+
+
 def test_several_files_are_split_together(tmp_path):
     samples = make_samples(60)
     a, b = write_rows(tmp_path / "a.h5", samples[:20]), write_rows(tmp_path / "b.h5", samples[20:])

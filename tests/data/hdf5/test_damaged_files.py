@@ -83,21 +83,15 @@ def test_what_is_no_hdf5_file_is_named(tmp_path: Path) -> None:
     refuse(lambda: Hdf5File(tmp_path), "cannot be opened")
 
 
-def test_damage_in_the_headers_is_a_message_wherever_it_is(tmp_path: Path) -> None:
-    """Bytes all over the file are overwritten, one by one; HDF5 has many words for that."""
-
-    def fill(file: h5py.File) -> None:
-        write_flat(file, "flat", values(sum(LENGTHS), 2), LENGTHS, **STORAGES["packed"])
-        for number in range(NUM):
-            file[f"samples/{number}/x"] = values(number + 1)
-
-    whole = write(tmp_path / "x.h5", fill).read_bytes()
+def count_refusals(folder: Path, whole: bytes) -> int:
+    """Every used byte in turn (150 of them) is overwritten; anything but a message is raised."""
     refused = 0
     used = np.flatnonzero(np.frombuffer(whole, dtype="u1")).tolist()
     for number, place in enumerate(used[:: len(used) // 150]):
         content = bytearray(whole)
         content[place] = (0, 255, 37)[number % 3]
-        path = tmp_path / "damaged.h5"
+        # Another file each time: HDF5 remembers what it read of one that is still open.
+        path = folder / f"damaged{number}.h5"
         path.write_bytes(content)
         try:
             data = Hdf5Dataset(path)
@@ -105,8 +99,26 @@ def test_damage_in_the_headers_is_a_message_wherever_it_is(tmp_path: Path) -> No
             data.read_raw(range(len(data)))
         except DataError as error:
             refused += 1
-            assert "damaged.h5" in error.message and error.hint
-    assert refused > 10
+            assert path.name in error.message and error.hint
+    return refused
+
+
+def test_damage_in_the_headers_is_a_message_wherever_it_is(tmp_path: Path) -> None:
+    """HDF5 has many words for that. In a process of its own: it has crashes for some, too."""
+
+    def fill(file: h5py.File) -> None:
+        write_flat(file, "flat", values(sum(LENGTHS), 2), LENGTHS, **STORAGES["packed"])
+        for number in range(NUM):
+            file[f"samples/{number}/x"] = values(number + 1)
+
+    whole = write(tmp_path / "x.h5", fill).read_bytes()
+    if (pid := os.fork()) == 0:
+        status = 1
+        try:
+            status = 0 if count_refusals(tmp_path, whole) > 50 else 2
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 WRONG: list[tuple[Write, str]] = [

@@ -98,7 +98,15 @@ def _outputs(paths: Sequence[Path], order: dict[str, Any]) -> dict[Path, Path]:
     """Where the copy of each file goes."""
     given = order["output"]
     if given is None:
-        return {path: path.with_name(f"{path.stem}{_CLEAN}.h5") for path in paths}
+        copies = {path: path.with_name(f"{path.stem}{_CLEAN}.h5") for path in paths}
+        for path, copy in copies.items():
+            twin = next(other for other, its in copies.items() if its == copy)
+            if twin != path and order["fix"]:
+                raise UsageError(
+                    f"`{twin}` and `{path}` would both become `{copy}`",
+                    hint="fix them one by one, with `-o`",
+                )
+        return copies
     if not order["fix"]:
         raise UsageError("`-o` says where a copy goes, but none is asked for", hint="add `--fix`")
     if len(paths) > 1:

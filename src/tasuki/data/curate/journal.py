@@ -199,7 +199,13 @@ def _lock(path: Path) -> int:
     while True:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return fd
+            if _is_same(fd, path):
+                return fd
+            # Whoever held it has removed the folder: this lock is nobody's any more.
+            os.close(fd)
+            with translated(path):
+                make_folder(path.parent)
+                fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except BlockingIOError:
             if SystemClock.monotonic() > end:
                 os.close(fd)
@@ -210,3 +216,10 @@ def _lock(path: Path) -> int:
             SystemClock.sleep(_LOCK_EVERY_S)
         except OSError:  # a file system without locks
             return fd
+
+
+def _is_same(fd: int, path: Path) -> bool:
+    try:
+        return os.fstat(fd).st_ino == path.stat().st_ino
+    except FileNotFoundError:
+        return False

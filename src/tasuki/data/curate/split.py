@@ -75,8 +75,16 @@ def split(order: dict[str, Any], talk: Talk) -> dict[str, Any]:
             report["warnings"] += write(
                 plan, work, block_bytes=block_bytes, force=order["force"], talk=talk
             )
+            _remove_stale(outputs, used)
             report["bytes"] = sum(path.stat().st_size for path in used)
         return report
+
+
+def _remove_stale(outputs: Sequence[Path], used: Sequence[Path]) -> None:
+    """With `--force` a part that got no samples now must not keep those of an earlier split."""
+    for path in outputs:
+        if path not in used:
+            path.unlink(missing_ok=True)
 
 
 def read_fractions(text: str) -> tuple[Fraction, ...]:

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from tasuki.answers import Told, answer
+from tasuki.data.hdf5.dataset import Hdf5Dataset
 from tasuki.data.hdf5.files import find_files, find_sources
-from tasuki.data.hdf5.layout import SIZES
-from tasuki.data.hdf5.reader import Hdf5File
+from tasuki.data.hdf5.reader import BLOCK
 
 
 def work(order: dict[str, Any], told: Told) -> list[dict[str, Any]]:
@@ -28,8 +28,9 @@ def work(order: dict[str, Any], told: Told) -> list[dict[str, Any]]:
 
 
 def _sizes(path: Path) -> set[int]:
-    file = Hdf5File(path)
-    return {int(size) for block in file.blocks(SIZES) for size in np.unique(block)}
+    sizes = Hdf5Dataset(path).sizes  # refuses sizes below 1, naming the sample
+    blocks = (sizes[begin : begin + BLOCK] for begin in range(0, len(sizes), BLOCK))
+    return {int(size) for block in blocks for size in np.unique(block)}
 
 
 if __name__ == "__main__":

@@ -42,7 +42,8 @@ class Hdf5File:
         self.path = Path(path)
         self._stamp: tuple[int, int, int] | None = None
         self._opened: _Opened | None = None
-        self.layout: Layout = self._open().layout
+        with _LOCK:
+            self.layout: Layout = self._open().layout
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_opened": None}
@@ -52,24 +53,26 @@ class Hdf5File:
 
     def read(self, indices: Sequence[int] | Ints) -> list[Arrays]:
         """These samples, in this order; each array is the sample's own memory or a row of it."""
-        opened = self._open()
         wanted = self._checked(indices)
         samples: list[Arrays] = [{} for _ in wanted]
-        for column in self.layout.columns:
-            for sample, value in zip(samples, opened.read(column, wanted), strict=True):
-                sample[column.name] = value
+        with _LOCK:
+            opened = self._open()
+            for column in self.layout.columns:
+                for sample, value in zip(samples, opened.read(column, wanted), strict=True):
+                    sample[column.name] = value
         return samples
 
     def read_stacked(self, indices: Sequence[int] | Ints) -> Arrays | None:
         """The same as one array per column, without a further copy; None where shapes differ."""
-        opened = self._open()
         wanted = self._checked(indices)
         stacked = {}
-        for column in self.layout.columns:
-            value = opened.read_stacked(column, wanted)
-            if value is None:
-                return None
-            stacked[column.name] = value
+        with _LOCK:
+            opened = self._open()
+            for column in self.layout.columns:
+                value = opened.read_stacked(column, wanted)
+                if value is None:
+                    return None
+                stacked[column.name] = value
         return stacked
 
     def sizes(self) -> Ints:
@@ -78,20 +81,26 @@ class Hdf5File:
 
     def sizes_at(self, indices: Sequence[int] | Ints) -> Ints:
         """The sizes of these samples."""
-        return self._open().numbers_at(SIZES, self._checked(indices))
+        with _LOCK:
+            return self._open().numbers_at(SIZES, self._checked(indices))
 
     def numbers(self, name: str) -> NDArray[Any]:
         """A one-dimensional data set of one number per sample, of whatever type."""
-        return self._open().rows(name, 0, len(self), "")
+        return self.read_rows(name, 0, len(self))
 
     def blocks(self, name: str, entries: int = BLOCK) -> Iterator[Ints]:
         """A one-dimensional data set of whole numbers, piece by piece."""
-        for begin in range(0, self._open().length(name), entries):
-            yield self._open().slice(name, begin, begin + entries)
+        with _LOCK:
+            length = self._open().length(name)
+        for begin in range(0, length, entries):
+            with _LOCK:
+                block = self._open().slice(name, begin, begin + entries)
+            yield block
 
     def read_rows(self, name: str, begin: int, end: int, *, what: str = "") -> NDArray[Any]:
         """Rows [begin, end) of a data set, in one read: for those who go through all of a file."""
-        return self._open().rows(name, begin, end, what)
+        with _LOCK:
+            return self._open().rows(name, begin, end, what)
 
     def counts(self, name: str) -> Ints:
         """A number per sample: the rows of a flat data set, or the entries of one that has S."""
@@ -109,9 +118,10 @@ class Hdf5File:
         )
 
     def close(self) -> None:
-        if self._opened is not None:
-            self._opened.close()
-            self._opened = None
+        with _LOCK:
+            if self._opened is not None:
+                self._opened.close()
+                self._opened = None
 
     def _open(self) -> _Opened:
         if self._opened is None or self._opened.is_closed:
@@ -280,7 +290,7 @@ class _Opened:
                 if out.size:
                     data.read(self._h5py.h5s.ALL, self._h5py.h5s.ALL, out)
                 return out
-        except (OSError, KeyError, RuntimeError, TypeError) as error:
+        except (OSError, KeyError, RuntimeError, TypeError, ValueError) as error:
             raise self._unreadable(column.name, f"sample {index}", error) from error
         raise DataError(
             f"`{column.name}` of sample {index} of `{self.path}` is {data.dtype}, that of sample 0 "
@@ -295,7 +305,7 @@ class _Opened:
                 self._pread(data, begin, end, out)
             else:
                 data.read(begin, end, out)
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError, ValueError) as error:
             raise self._unreadable(data.name, what or f"entry {begin}", error) from error
 
     def _pread(self, data: _Set, begin: int, end: int, out: NDArray[Any]) -> None:
@@ -343,8 +353,6 @@ class _Set:
         is_plain = self._is_plain(h5py, file, stored)
         self.offset: int | None = self._id.get_offset() if is_plain else None
         self._space = self._id.get_space()
-        self._lock = threading.Lock()
-        """Between choosing rows and reading them no other thread may choose."""
 
     def _is_plain(self, h5py: Any, file: Any, stored: Any) -> bool:
         """In one piece of this very file, as numpy would hold it?"""
@@ -360,9 +368,8 @@ class _Set:
 
     def read(self, begin: int, end: int, out: NDArray[Any]) -> None:
         rest = self.shape[1:]
-        with self._lock:
-            self._space.select_hyperslab((begin, *(0 for _ in rest)), (end - begin, *rest))
-            self._id.read(self._simple((end - begin, *rest)), self._space, out)
+        self._space.select_hyperslab((begin, *(0 for _ in rest)), (end - begin, *rest))
+        self._id.read(self._simple((end - begin, *rest)), self._space, out)
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -418,12 +425,28 @@ def _keep_few_open(opened: _Opened) -> None:
     _OPEN.append(weakref.ref(opened))
 
 
-def _close_all() -> None:
+def _before_fork() -> None:
     """HDF5 shares its files' state with a forked child, which would then read through it."""
+    _LOCK.acquire()
     while _OPEN:
         opened = _OPEN.pop()()
         if opened is not None:
             opened.close()
 
 
-os.register_at_fork(before=_close_all)
+def _after_fork_in_child() -> None:
+    global _LOCK  # noqa: PLW0603 (the child has one thread; the lock is its parent's)
+    _LOCK = threading.RLock()
+
+
+def _after_fork_in_parent() -> None:
+    _LOCK.release()
+
+
+_LOCK = threading.RLock()
+"""One thread must not close what another reads, nor choose its rows; HDF5 itself has such one."""
+os.register_at_fork(
+    before=_before_fork,
+    after_in_parent=_after_fork_in_parent,
+    after_in_child=_after_fork_in_child,
+)
