@@ -189,8 +189,7 @@ class Computing(Dataset[Tensor]):
 
     def __getitem__(self, index: int) -> Tensor:
         values = torch.randn(1_000_000, generator=torch.Generator().manual_seed(index))
-        normal = (values - values.mean()) / values.std()
-        return normal[1:69].view(4, 17)
+        return (values * values.sum())[1:69].view(4, 17)
 
 
 def test_batches_and_what_a_model_makes_of_them_do_not_depend_on_who_computed_them() -> None:
