@@ -50,6 +50,16 @@ class Graphs:
         return ((mean - batch["label"]) ** 2).sum(), float(len(n)), {"largest": nodes.shape[1]}
 
 
+class Witness(Graphs):
+    """Says which sizes it is evaluated on."""
+
+    def loss(self, model, batch):
+        if not model.training:
+            for n in batch["n"].tolist():
+                print("looked at", n, flush=True)
+        return super().loss(model, batch)
+
+
 class Tally(Graphs):
     """Counts how often sample i is used; w[i] loses 1/(samples of its step) each time."""
 
@@ -225,3 +235,21 @@ def test_a_file_that_changes_under_a_run_ends_it_with_a_message(warm, tmp_path, 
     own.write_bytes((data / "val.h5").read_bytes())  # HDF5 itself would refuse: it is locked
     assert started.wait() == 1
     assert f"`{own}` changed while it was read" in project.logs()
+
+
+def test_validation_on_a_stage_s_own_data_keeps_to_its_sizes(warm, tmp_path, data):
+    with h5py.File(data / "val.h5") as file:
+        size = int(file["n"][0])
+    stage = {"name": "one", "data": str(data), "size": size, "epochs": 1}
+    own = {"validate": {"every": "1 epoch"}, "evaluate": {}}
+    named = {"validate": {"every": "1 epoch", "data": str(data)}, "evaluate": {"data": str(data)}}
+    seen = {}
+    for name, keys in (("own", own), ("named", named)):
+        project = make(
+            tmp_path / name, data, recipe="Witness", stages=[stage], defaults=keys, params={}
+        )
+        finish(warm, project)
+        told = [line for line in project.logs().splitlines() if line.startswith("looked at ")]
+        seen[name] = {int(line.split()[2]) for line in told}
+    assert seen["own"] == {size}
+    assert len(seen["named"]) > 1

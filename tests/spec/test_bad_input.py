@@ -179,6 +179,10 @@ def test_a_wrong_cluster_is_refused_with_its_line(
         ("recipe: a:B\ncommand: [x]\nexperiments: {a: {epochs: 1}}", "both `recipe` and"),
         ("experiments: {a: {epochs: 1}}", "has neither `recipe` nor `command`"),
         ("recipe: a:B\nexperiments: {a: {stages: auto}}", "has no `data` to look at"),
+        (
+            "recipe: a:B\ndefaults: {epochs: 1, export: {to: m.pt}}\nexperiments: {a: {}, b: {}}",
+            "`a` and `b` would both export to `m.pt`",
+        ),
         ("recipe: a:B\ncut: half\nexperiments: {a: {epochs: 1}}", "`cut` must be one of"),
     ],
 )

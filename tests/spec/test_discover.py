@@ -342,3 +342,12 @@ def test_real_files_that_cannot_be_used_are_named_by_the_child(
     with pytest.raises(TasukiError, match=words) as caught:
         load(project, AUTO.replace("data/*.h5", data), look=look)
     assert caught.value.hint
+
+
+def test_a_sample_without_a_size_is_named_where_it_lies(project: Project, tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "bad.h5", "w") as file:
+        file["n"] = [4, 0, 4]
+    look = look_with(python=sys.executable, environment=dict(os.environ))
+    with pytest.raises(TasukiError, match=r"sample 1 of `bad\.h5` has size 0") as caught:
+        look(["bad.h5"], str(tmp_path), "train")
+    assert "tasuki data check bad.h5 --fix" in caught.value.hint

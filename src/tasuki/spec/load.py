@@ -126,7 +126,7 @@ class _Work:
         experiments = tuple(self._experiment(draft, names) for draft in drafts)
         refuse_circles(experiments, self.starts)
         _refuse_without_recipe(experiments, drafts)
-        _refuse_shared_exports(experiments)
+        _refuse_shared_exports(experiments, drafts)
         return experiments
 
     def _experiment(self, draft: Draft, names: Mapping[str, tuple[str, ...]]) -> ResolvedExperiment:
@@ -218,16 +218,18 @@ def _refuse_without_recipe(
         )
 
 
-def _refuse_shared_exports(experiments: tuple[ResolvedExperiment, ...]) -> None:
+def _refuse_shared_exports(
+    experiments: tuple[ResolvedExperiment, ...], drafts: Sequence[Draft]
+) -> None:
     """Of one experiment's stages the last one's weights stay; two experiments would race."""
     writers: dict[str, str] = {}
-    for experiment in experiments:
+    for experiment, draft in zip(experiments, drafts, strict=True):
         files = {e.to for stage in experiment.stages for e in parse_export(stage.export) if e.to}
         for file in sorted(files):
             other = writers.setdefault(file, experiment.name)
             if other != experiment.name:
                 raise SpecError(
-                    f"`{other}` and `{experiment.name}` would both export to `{file}`",
+                    f"{draft.mark}: `{other}` and `{experiment.name}` would both export to `{file}`",
                     hint="give each experiment an `export` of its own, or leave `to` out",
                 )
 

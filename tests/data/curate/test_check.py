@@ -277,3 +277,10 @@ def test_memory_is_bounded_by_the_block_and_not_by_the_file(tmp_path):
     )
     is_clean, grown = json.loads(done.stdout)
     assert is_clean and grown < 100 << 20, f"{grown >> 20} MB for a file of 420"
+
+
+def test_two_files_whose_copies_would_have_one_name_are_refused_at_once(tmp_path):
+    samples = [*make_samples(4), *make_samples(4)]
+    one, other = write_rows(tmp_path / "a.h5", samples), write_rows(tmp_path / "a.hdf5", samples)
+    with pytest.raises(UsageError, match=r"a\.h5` and .*a\.hdf5` would both become .*a\.clean\.h5"):
+        do("check", one, other, fix=True)
