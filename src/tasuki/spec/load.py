@@ -229,7 +229,8 @@ def _refuse_shared_exports(
             other = writers.setdefault(file, experiment.name)
             if other != experiment.name:
                 raise SpecError(
-                    f"{draft.mark}: `{other}` and `{experiment.name}` would both export to `{file}`",
+                    f"{draft.mark}: `{other}` and `{experiment.name}` would both export to "
+                    f"`{file}`",
                     hint="give each experiment an `export` of its own, or leave `to` out",
                 )
 
