@@ -15,6 +15,7 @@ from tasuki.checkpoint.export import pack
 from tasuki.checkpoint.weights import read_weights
 from tasuki.errors import RecipeError, WeightsError
 from tasuki.spec.resolved import ResolvedStage, to_plain
+from tasuki.spec.values import Sizes
 from tasuki.store.atomic import read_json
 from tasuki.views.evaluate import show_evaluation
 from tests.cli.person import Project
@@ -79,6 +80,7 @@ def assess(tmp_path, monkeypatch):
         weights: Path | None = None,
         benchmark: bool = False,
         run: Path | None = None,
+        sizes: Any = None,
         **stage: Any,
     ) -> Any:
         path = weights or tmp_path / "w.pt"
@@ -88,6 +90,7 @@ def assess(tmp_path, monkeypatch):
             "stage": to_plain(ResolvedStage(name="s", recipe=f"sized_recipes:{recipe}", **stage)),
             "weights": str(path),
             "data": "d",
+            "sizes": sizes,
             "split": "test",
             "paths": [str(tmp_path)],
             "run": str(run) if run else None,
@@ -339,3 +342,13 @@ def test_data_typed_in_another_folder_stay_the_same_data(finished: Project, tmp_
     asked = Asked(here=tmp_path, data=("test.h5", "generated"), split="val")
     found = of_run("exp", asked, runs=finished.runs)
     assert found.data == [str(tmp_path / "test.h5"), "generated"] and found.split == "val"
+
+
+def test_data_that_are_named_are_taken_whole_and_a_stage_s_own_by_its_sizes(assess, finished):
+    from tasuki.actions.evaluate import Asked, of_run
+
+    wanted = to_plain(Sizes(values=(5,)))
+    assert assess("Sized", sizes=wanted)["metrics"]["loss"] == 5.0
+    assert assess("Sized")["metrics"]["loss"] == pytest.approx((2 + 3 + 5) / 3)
+    here = finished.runs.parent
+    assert of_run("exp", Asked(here=here, data=("d",)), runs=finished.runs).sizes is None

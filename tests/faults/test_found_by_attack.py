@@ -168,3 +168,23 @@ def test_two_first_starts_at_once_leave_the_whole_code(tmp_path):
     assert [os.waitpid(pid, 0)[1] for pid in children] == [0, 0, 0, 0]
     assert [path.name for path in run.path.iterdir()] == ["code"]
     assert len(list(run.code.glob("module_*.py"))) == 20
+
+
+def test_a_run_s_code_holds_no_runs_of_other_specs(tmp_path):
+    """Each would hold all earlier ones, and every new run would look like changed code."""
+    from tasuki.actions.freeze import is_code_changed, snapshot_code
+    from tasuki.store.runs import RunFolder
+
+    project = make_project(tmp_path / "p")
+    spec = load_spec(str(project.folder), environ={})
+    run = RunFolder(tmp_path / "run")
+    run.path.mkdir()
+    snapshot_code(run, spec)
+    before = sorted(path.relative_to(run.code) for path in run.code.rglob("*"))
+    shutil.copytree(spec.runs, project.folder / "runs-of-another-spec")
+    assert list((project.folder / "runs-of-another-spec").rglob("recipes.py"))
+    other = RunFolder(tmp_path / "other")
+    other.path.mkdir()
+    snapshot_code(other, spec)
+    assert sorted(path.relative_to(other.code) for path in other.code.rglob("*")) == before
+    assert not is_code_changed(project.run, spec)

@@ -209,7 +209,7 @@ def test_a_run_whose_stages_were_found_can_be_resumed_when_its_data_are_out_of_r
         ({"buckets": {"cost": "edges", "budget": 9}}, "Graphs", "no number per sample called `edg"),
         ({"order": "score"}, "Learner", "`order: score` needs a score per sample"),
         ({"buckets": {"cost": "n", "budget": 9}}, "Learner", "nothing tells `n` of a sample"),
-        ({"size": 77}, "Graphs", "no sample has a wanted size"),
+        ({"size": 77}, "Graphs", "no sample has size 77; the sizes that exist are 2"),
     ],
 )
 def test_data_that_do_not_fit_the_spec_end_the_run_at_once_with_a_message(

@@ -21,6 +21,7 @@ from tasuki.spec.resolved import (
     ResolvedStage,
     to_plain,
 )
+from tasuki.spec.values import Sizes
 from tasuki.store.atomic import FORMAT
 from tasuki.store.nearby import look_beside
 from tasuki.store.runs import RunFolder
@@ -47,6 +48,8 @@ class Evaluation:
     stage: ResolvedStage
     weights: Path
     data: str | list[str] | None
+    sizes: Sizes | None
+    """Only samples of these; None: of all."""
     split: str
     cluster: ResolvedCluster
     paths: tuple[Path, ...]
@@ -141,6 +144,7 @@ def _evaluation(
         stage=stage,
         weights=weights,
         data=_sources(asked, folder) if asked.data else of_stage,
+        sizes=None if asked.data or evaluate.data is not None else stage.size,
         split=asked.split or evaluate.split,
         cluster=cluster,
         paths=paths,
@@ -177,6 +181,7 @@ def evaluate_weights(
         "stage": to_plain(stage),
         "weights": str(evaluation.weights),
         "data": evaluation.data,
+        "sizes": to_plain(evaluation.sizes) if evaluation.sizes is not None else None,
         "split": evaluation.split,
         "paths": [str(path) for path in evaluation.paths],
         "run": str(evaluation.run.path) if evaluation.run else None,

@@ -205,10 +205,20 @@ def _source_files(folder: Path, *, exclude: Path) -> list[Path]:
             folders[:] = [
                 name
                 for name in folders
-                if name not in _NEVER and Path(root, name) != exclude and not name.startswith(".")
+                if name not in _NEVER
+                and Path(root, name) != exclude
+                and not name.startswith(".")
+                and not _holds_runs(Path(root, name))
             ]
             found += [Path(root, name) for name in names]
-    return sorted(path for path in found if _is_source(path) and exclude not in path.parents)
+    runs = {parent for path in found for parent in path.parents if folder in parent.parents}
+    runs = {exclude} | {parent for parent in runs if _holds_runs(parent)}
+    return sorted(path for path in found if _is_source(path) and runs.isdisjoint(path.parents))
+
+
+def _holds_runs(folder: Path) -> bool:
+    """Runs of other specs, with snapshots of their own: each run would copy all earlier ones."""
+    return (folder / ".jobs").is_dir() or (folder / "training_state.json").is_file()
 
 
 def _is_source(path: Path) -> bool:

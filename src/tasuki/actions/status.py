@@ -75,12 +75,16 @@ def state_of(run: RunFolder, *, now: float) -> tuple[str, str]:
         return "waiting", "between two attempts: `tasuki run` is about to go on"
     end = read_attempt_end(run, claim)
     if end is None:
-        return "handed-over", "the last attempt died without a word; `tasuki run` goes on"
+        return "handed-over", f"the last attempt died without a word; {_on(run)}"
     if end["ending"] == "handed-over":
-        return "handed-over", f"{end['cause']}; `tasuki run` goes on"
+        return "handed-over", f"{end['cause']}; {_on(run)}"
     if end["ending"] == "done":
         return "waiting", "what was asked for is done; `tasuki run` does the stages that are left"
     return "waiting", str(end.get("message", ""))
+
+
+def _on(run: RunFolder) -> str:
+    return f"the same command goes on, or `tasuki resume {run.name}`"
 
 
 def last_progress(run: RunFolder, claim: int) -> dict[str, Any]:

@@ -121,6 +121,7 @@ def plan_buckets(
     *,
     rule: BucketRule | None = None,
     index: Path | None = None,
+    label: str = "",
 ) -> BucketPlan:
     """Samples by size (those wanted); without sizes, or with `single`, one bucket of all.
 
@@ -139,8 +140,9 @@ def plan_buckets(
     values, counts = count_sizes(sizes, num_samples)
     keep = np.array([wanted is None or wanted(size) for size in values.tolist()], dtype=bool)
     if not keep.any():
+        what = f"size {label}" if label else "a wanted size"
         raise DataError(
-            f"no sample has a wanted size; the sizes that exist are {_in_words(values, counts)}",
+            f"no sample has {what}; the sizes that exist are {_in_words(values, counts)}",
             hint="choose among these sizes",
         )
     uppers, waste = _choose_uppers(values[keep], counts[keep], rule)

@@ -11,8 +11,10 @@ from __future__ import annotations
 import contextlib
 import inspect
 import random
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -98,11 +100,19 @@ def fetch(dataset: Any, request: Request) -> list[Any]:
         except TasukiError:
             raise
         except Exception as error:
+            culprit = "`transform`" if raw is not None else "`__getitem__`"
             raise DataError(
-                f"sample {index} cannot be read: {type(error).__name__}: {error}",
-                hint="`build_dataset` returned a data set whose `__getitem__` fails there",
+                f"sample {index} cannot be read: {type(error).__name__}: {error}{_place(error)}",
+                hint=f"the {culprit} of the data set that `build_dataset` returned fails there",
             ) from error
     return samples
+
+
+def _place(error: BaseException) -> str:
+    """The deepest line of code that is neither ours nor a library's."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if "site-packages" not in f.filename and "/tasuki/" not in f.filename]
+    return f" (at {Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
 
 
 def _default(samples: list[Any]) -> Any:

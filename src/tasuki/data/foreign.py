@@ -211,6 +211,9 @@ class ForeignLoader:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _NOTICES)
         try:
             return iter(self._loader)
+        except StopIteration:
+            # torchdata, put back to where nothing was left: then it gives nothing more.
+            return iter(())
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

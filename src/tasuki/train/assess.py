@@ -10,12 +10,14 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from tasuki.answers import Told, answer
 from tasuki.data.foreign import is_loader
 from tasuki.errors import RecipeError, TasukiError
 from tasuki.spec.resolved import ResolvedStage, stage_from_plain
+from tasuki.spec.values import Sizes
 from tasuki.store.runs import RunFolder
 from tasuki.telemetry.lines import spelled
 from tasuki.train.advice import evaluation_advice, setup_advice
@@ -49,7 +51,7 @@ def work(order: dict[str, Any], told: Told) -> dict[str, Any]:
                 stage,
                 device,
                 told,
-                data=order["data"],
+                sizes=msgspec.convert(order["sizes"], Sizes | None),
                 benchmark=order["benchmark"],
             )
     except TasukiError:
@@ -66,18 +68,17 @@ def _evaluate(
     device: torch.device,
     told: Told,
     *,
-    data: str | list[str] | None,
+    sizes: Sizes | None,
     benchmark: bool,
 ) -> dict[str, Any]:
     told.progress("evaluating", 0, None if is_loader(dataset) else len(dataset))
-    is_own = data == stage.data and (stage.evaluate is None or stage.evaluate.data is None)
     metrics = evaluate_model(
         subject.recipe,
         subject.model,
         dataset,
         stage=stage,
         device=device,
-        sizes=stage.size if is_own else None,
+        sizes=sizes,
         on_progress=lambda done, total: told.progress("evaluating", done, total),
     )
     if not benchmark:

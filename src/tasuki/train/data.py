@@ -100,7 +100,14 @@ def prepare_data(
             hint="add sample_sizes(self, dataset) to the recipe, or leave `size` out",
         )
     wanted = stage.size.contains if stage.size is not None else None
-    plan = plan_buckets(sizes, len(dataset), wanted, rule=bucket_rule(stage.buckets), index=index)
+    plan = plan_buckets(
+        sizes,
+        len(dataset),
+        wanted,
+        rule=bucket_rule(stage.buckets),
+        index=index,
+        label=stage.size.label() if stage.size is not None else "",
+    )
     if stage.order == "score":
         plan = sort_by_score(plan, _scores(recipe, dataset), index=index)
     batch = _resolve_batch(stage, world)

@@ -218,7 +218,8 @@ def members_by_bucket(
     if rule.kind == "bounds":
         rule = BucketRule(kind="default")  # other data than the training's may be larger
     wanted = sizes.contains if sizes is not None else None
-    plan = plan_buckets(sizes_of(recipe, dataset), len(dataset), wanted, rule=rule)
+    label = sizes.label() if sizes is not None else ""
+    plan = plan_buckets(sizes_of(recipe, dataset), len(dataset), wanted, rule=rule, label=label)
     everything = np.arange(len(dataset), dtype=np.int64)
     found = [plan.index(number) for number, _ in enumerate(plan.buckets)]
     return [

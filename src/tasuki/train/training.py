@@ -246,7 +246,8 @@ class Training:
             raise NotFinite(
                 f"the loss or a weight became {total} in {where}; the last good checkpoint is "
                 f"{self.progress.checkpoint}",
-                hint="lower `lr`, look at the data of these steps; then `tasuki resume`",
+                hint="look at the data (`tasuki data check FILE` finds NaN), or lower `lr`; then "
+                "`tasuki resume`",
             )
 
     def _tell(self, now: float) -> None:

@@ -148,7 +148,10 @@ def warn_of_empty(sizes: Sequence[dict[str, int]], fractions: Sequence[Fraction]
         if lacking:
             told = [f"{one['size']} ({one['samples']} in all)" for one in lacking[:_SHOWN]]
             more = f" and {len(lacking) - _SHOWN} more" if len(lacking) > _SHOWN else ""
-            warnings.append(f"`{name}` has no sample of size {', '.join(told)}{more}")
+            warnings.append(
+                f"`{name}` has no sample of size {', '.join(told)}{more}: try another `--seed` or "
+                "larger `--parts`"
+            )
     return warnings
 
 
