@@ -169,7 +169,12 @@ def test_two_sizes_share_a_file_and_splits_share_no_sample(tmp_path):
 def test_an_interrupted_generator_leaves_no_half_file_and_goes_on_with_the_rest(tmp_path):
     command = [sys.executable, str(EXAMPLE / "generate.py"), "--sizes", "8:2"]
     process = subprocess.Popen(
-        [*command, "600:2000"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        [*command, "600:2000"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        # A shell's background jobs, and so all their children, ignore it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
     )
     try:
         assert process.stdout is not None
