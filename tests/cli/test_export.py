@@ -68,6 +68,11 @@ def test_without_a_name_the_file_is_called_after_run_and_stage(finished: Project
         (["-o", "m.safetensors", "--format", "pt"], "name of a safetensors file"),
         (["-o", "m.h5"], "does not end like a file of weights"),
         (["-o", "runs/exp/stages/large/weights.safetensors"], "the run's own file"),
+        (["-o", "runs/exp/new.pt"], "where only the run itself writes"),
+        (
+            ["-o", "runs/exp/checkpoints/x/part-00000.safetensors", "--force"],
+            "where only the run itself writes",
+        ),
     ],
 )
 def test_names_that_cannot_be_meant_are_refused(finished: Project, here, words, error):

@@ -30,10 +30,30 @@ class Bringer(Learner):
             return Liar(loader)
         if self.kind == "workers":
             return DataLoader(Noisy(self.samples), batch_size=4, shuffle=True, num_workers=1)
+        if self.kind == "stateful stream":
+            from torchdata.stateful_dataloader import StatefulDataLoader
+            return StatefulDataLoader(Stream(self.samples), batch_size=4)
+        if self.kind == "persistent":
+            more = {"num_workers": 1, "persistent_workers": True}
+            return DataLoader(Noisy(self.samples), batch_size=4, shuffle=True, **more)
         if self.kind == "generator":
             own = torch.Generator().manual_seed(3)
             return DataLoader(Noisy(self.samples), batch_size=4, shuffle=True, generator=own)
         return loader
+
+
+class Stream(torch.utils.data.IterableDataset):
+    """Shuffles when a pass begins."""
+
+    def __init__(self, n):
+        self.noisy = Noisy(n)
+
+    def __len__(self):
+        return len(self.noisy)
+
+    def __iter__(self):
+        for i in torch.randperm(len(self.noisy)).tolist():
+            yield self.noisy[i]
 
 
 class Endless:
@@ -90,6 +110,8 @@ def interrupt_after_a_commit(warm, project, name, number):
         ("stateful", signal.SIGTERM),
         ("workers", signal.SIGTERM),  # to the whole group, its workers too
         ("endless", signal.SIGKILL),
+        ("stateful stream", signal.SIGKILL),
+        ("persistent", signal.SIGKILL),
         pytest.param("plain", signal.SIGTERM, marks=pytest.mark.long),
         pytest.param("workers", signal.SIGKILL, marks=pytest.mark.long),
         pytest.param("endless", signal.SIGTERM, marks=pytest.mark.long),
@@ -106,7 +128,7 @@ def test_a_run_on_its_own_loader_ends_bit_for_bit_the_same_after_an_interruption
     finish(warm, broken)
     assert differences(whole, broken) == []
     log = broken.logs()
-    assert ("has no state_dict" in log) == (kind != "stateful"), log
+    assert ("has no state_dict" in log) == (not kind.startswith("stateful")), log
     assert ("is not known" in log) == (kind == "endless"), log
     if number == signal.SIGTERM:
         assert "Handing over at step" in log, log
@@ -150,3 +172,17 @@ def test_a_loader_of_ones_own_is_refused_on_several_ranks(warm, tmp_path):
     project = make_project(tmp_path / "p", recipe="Bringer", code=CODE, stages=[STAGE], ranks=2)
     assert warm.start(project.job.path).wait() != 0
     assert "works on one rank only" in project.logs()
+
+
+@pytest.mark.parametrize("kind", ["generator", "persistent"])
+def test_validation_on_its_own_loader_gives_the_same_numbers_after_an_interruption(
+    warm, tmp_path, kind
+):
+    keys = {"validate": {"every": "3 steps"}}
+    whole = make(tmp_path / "whole", kind, **keys)
+    finish(warm, whole)
+    broken = make(tmp_path / "broken", kind, pause=0.02, **keys)
+    interrupt_after_a_commit(warm, broken, "step-000000008", signal.SIGKILL)
+    finish(warm, broken)
+    assert differences(whole, broken) == []
+    assert not list(broken.run.path.rglob(".*.tmp"))

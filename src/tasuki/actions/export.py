@@ -12,6 +12,7 @@ from tasuki.answers import ask
 from tasuki.errors import UsageError
 from tasuki.spec.export import FileFormat, format_of
 from tasuki.store.atomic import FORMAT
+from tasuki.store.runs import RunFolder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +83,12 @@ def _target(run: FrozenRun, stage: str, wanted: Wanted) -> tuple[Path, FileForma
     else:
         file_format = format_of(str(wanted.to), told=wanted.file_format)
     own = run.folder.stage(stage).weights
+    inside = next((p for p in to.resolve().parents if RunFolder(p).claims.is_dir()), None)
+    if inside is not None and to.resolve() != own.resolve():
+        raise UsageError(
+            f"{to} lies in the run folder {inside}, where only the run itself writes",
+            hint="give a place outside of it with `-o`",
+        )
     if to.resolve() == own.resolve():
         raise UsageError(
             f"{own} is the run's own file: it is there already", hint="give another name with `-o`"

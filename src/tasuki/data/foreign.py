@@ -40,6 +40,11 @@ _UNKNOWN = (
     ". Whether it gives the same batches again is not known: it is no DataLoader of torch, and may "
     "draw from random numbers of its own"
 )
+_WORKERS = (
+    "WARNING: the loader was put back by its state_dict, which holds no random numbers of its "
+    "workers: the same samples, but what is drawn for them may differ. A map-style data set would "
+    "be exact"
+)
 
 
 def is_loader(data: Any) -> bool:
@@ -66,6 +71,32 @@ def samples_in(batch: Any) -> int:
         with contextlib.suppress(DataError):
             return samples_in(part)
     raise DataError("a batch of the loader holds no tensor", hint="give batches of tensors")
+
+
+def seed_pass(loader: Any, seed: int) -> None:
+    """All random numbers that a pass through a loader is known to draw from; no state of an earlier
+    pass is left."""
+    seed_host(seed)
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    owners = (loader, getattr(loader, "sampler", None), batch_sampler)
+    for owner in (*owners, getattr(batch_sampler, "sampler", None)):
+        generator = getattr(owner, "generator", None)
+        if isinstance(generator, Generator):
+            generator.manual_seed(seed)
+    if getattr(loader, "persistent_workers", False) and hasattr(loader, "_iterator"):
+        loader._iterator = None  # workers that stay have random numbers that go on
+
+
+def iterate(loader: Any) -> Iterator[Any]:
+    """A notice goes to the whole process group: workers begin, and stay, deaf to it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _NOTICES)
+    try:
+        return iter(loader)
+    except StopIteration:
+        # torchdata, put back to where nothing was left: then it gives nothing more.
+        return iter(())
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class ForeignOrder:
@@ -184,38 +215,15 @@ class ForeignLoader:
         order = self._order
         if order.has_length:
             self._epoch = self._next_step // order.steps_per_epoch
-        seed_host(sample_seed(order.seed, f"{order.stage}#loader", self._epoch, 0))
+        seed_pass(self._loader, self._seed())
         set_epoch = getattr(getattr(self._loader, "sampler", None), "set_epoch", None)
         if set_epoch is not None:
             set_epoch(self._epoch)
-        self._seed_generators()
-        self._batches = self._iterate()
+        self._batches = iterate(self._loader)
         self._is_fresh = True
 
-    def _seed_generators(self) -> None:
-        """A loader may be given random numbers of its own (`generator=`)."""
-        order = self._order
-        owners = [self._loader]
-        for name in ("sampler", "batch_sampler"):
-            owners.append(getattr(self._loader, name, None))
-        owners.append(getattr(owners[-1], "sampler", None))
-        for owner in owners:
-            generator = getattr(owner, "generator", None)
-            if isinstance(generator, Generator):
-                generator.manual_seed(
-                    sample_seed(order.seed, f"{order.stage}#loader", self._epoch, 1)
-                )
-
-    def _iterate(self) -> Iterator[Any]:
-        """A notice goes to the whole process group: workers begin, and stay, deaf to it."""
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _NOTICES)
-        try:
-            return iter(self._loader)
-        except StopIteration:
-            # torchdata, put back to where nothing was left: then it gives nothing more.
-            return iter(())
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    def _seed(self) -> int:
+        return sample_seed(self._order.seed, f"{self._order.stage}#loader", self._epoch, 0)
 
     def _end_epoch(self, *, is_empty: bool) -> None:
         """The loader has no more batches. Where it says how many it has, that is too early."""
@@ -252,10 +260,14 @@ class ForeignLoader:
         if self._order.has_length and self._next_step % self._order.steps_per_epoch == 0:
             return
         if self._has_state and state.get("loader") is not None:
-            self._loader.load_state_dict(state["loader"])
+            self._epoch = state["epoch"]
             with kept_random_states():
-                self._batches = self._iterate()
-            self._epoch, self._random = state["epoch"], state["random"]
+                seed_pass(self._loader, self._seed())  # as the pass began: it may be gone through
+                self._loader.load_state_dict(state["loader"])
+                self._batches = iterate(self._loader)
+            self._random = state["random"]
+            if getattr(self._loader, "num_workers", 0):
+                self._say(_WORKERS)
         elif self._has_state and state:
             self._epoch = state["epoch"]  # it stood between two passes
         else:

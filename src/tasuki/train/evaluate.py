@@ -18,7 +18,7 @@ from tasuki.checkpoint.weights import explain_mismatch, read_weights
 from tasuki.clock import utc
 from tasuki.data.buckets import BucketRule, plan_buckets
 from tasuki.data.fetch import Fetcher, Request, seed_everything
-from tasuki.data.foreign import is_loader, samples_in
+from tasuki.data.foreign import is_loader, iterate, samples_in, seed_pass
 from tasuki.data.order import sample_seed
 from tasuki.data.split import DEFAULT_EFFECTIVE_BATCH, split_by_cost
 from tasuki.errors import RecipeError, WeightsError
@@ -176,7 +176,9 @@ def _batches(
 ) -> Iterator[tuple[Any, int]]:
     """Batches and their numbers of samples."""
     if is_loader(dataset):
-        for batch in dataset:
+        # The same numbers however often it was gone through before.
+        seed_pass(dataset, sample_seed(stage.seed, f"{stage.name}#evaluate", 0, 0))
+        for batch in iterate(dataset):
             yield to_device(batch, device), samples_in(batch)
         return
     for indices in batches_of_one_bucket(recipe, dataset, stage, sizes):

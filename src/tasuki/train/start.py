@@ -127,16 +127,18 @@ def _find_checkpoint(task: Task) -> tuple[str | None, bool]:
         facts = {"at": utc(task.clock.wall()), "job": task.job.name}
         record_parent(run, claim, parent=latest.name if latest else None, facts=facts)
     sweep_drafts(run, claim=claim)
-    _sweep_temps(run)
+    _sweep_temps(run, claim=claim)
     if latest is not None and latest.manifest.position.stage == task.stage.name:
         return latest.name, True
     task.say(_starting_line(task))
     return (latest.name if latest else None), False
 
 
-def _sweep_temps(run: RunFolder) -> None:
-    """What killed attempts left half-written beside weights. A zombie's rename then fails: good."""
-    for path in run.stages.glob("*/.*.tmp"):
+def _sweep_temps(run: RunFolder, *, claim: int) -> None:
+    """What killed attempts left half-written. A zombie's rename then fails: good."""
+    earlier = (run.claims / str(number) for number in range(1, claim))
+    folders = [run.path, *run.stages.glob("*"), *earlier]
+    for path in (path for folder in folders for path in folder.glob(".*.tmp")):
         path.unlink(missing_ok=True)
 
 
