@@ -318,8 +318,10 @@ def test_an_error_in_a_worker_says_what_it_says_without_workers() -> None:
             see(make_loader(Wrong(), workers=workers))
         said.append((caught.value.message, caught.value.hint))
     assert said[0] == said[1]
-    assert said[0][0] == "sample 20 cannot be read: ValueError: two\nlines: here"
-    assert said[0][1]
+    words, place = said[0][0].split(" (at ")
+    assert words == "sample 20 cannot be read: ValueError: two\nlines: here"
+    assert place.startswith("test_loader_workers.py:")
+    assert "`__getitem__`" in said[0][1]
 
 
 def test_a_worker_that_is_killed_gives_one_clear_message() -> None:
