@@ -135,6 +135,9 @@ class ChunkedLoader:
             yield from itertools.islice(steps, CHUNK)
             self._turns.after_chunk(clock.stop())
 
+    def state(self) -> None:
+        self._loader.state()
+
     def stop(self) -> None:
         self._loader.stop()
 
