@@ -107,3 +107,19 @@ def test_a_signal_that_reaches_one_rank_only_stops_all_at_the_same_step(
     assert read_steps(project) < 24
     assert warm.start(project.job.path).wait() == 0, project.logs()
     assert differences(four_undisturbed, project) == []
+
+
+def test_fewer_samples_than_ranks_are_said_and_used_exactly_once(warm, tmp_path):
+    project = make_project(
+        tmp_path / "p",
+        recipe="Counter",
+        params={"samples": 2},
+        ranks=4,
+        stages=[{"name": "one", "data": "d", "epochs": 3}],
+        defaults={"clip": 0, "schedule": "constant", "warmup": 0},
+    )
+    assert warm.start(project.job.path).wait() == 0, project.logs()
+    said = "stage `one` has 2 samples for 4 ranks: the others only take part; ask for fewer GPUs"
+    assert project.logs().count(said) == 1
+    weights = load_file(project.run.stage("one").weights)["w"]
+    assert weights.tolist() == [-1.5, -1.5]  # each loses half in each of three epochs
