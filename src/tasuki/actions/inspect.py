@@ -18,8 +18,8 @@ from tasuki.actions.plan import choose_experiments
 from tasuki.answers import OnProgress, ask
 from tasuki.errors import UsageError
 from tasuki.spec.resolved import ResolvedExperiment, ResolvedSpec, ResolvedStage
+from tasuki.store.atomic import FORMAT
 
-FORMAT = 1
 _NUM_LARGEST = 10
 
 

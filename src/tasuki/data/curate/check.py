@@ -32,6 +32,7 @@ from tasuki.data.curate.writer import (
     refuse_sources,
 )
 from tasuki.errors import DataError, UsageError
+from tasuki.store.atomic import FORMAT
 
 _CLEAN = ".clean"
 
@@ -283,7 +284,7 @@ def _report(files: Sequence[dict[str, Any]], order: dict[str, Any]) -> dict[str,
     is_clean = all(file["bad"] == 0 for file in files)
     has_copies = order["fix"] and not order["dry_run"]
     return {
-        "format": 1,
+        "format": FORMAT,
         "clean": is_clean,
         "fixed": has_copies and all(file["bad"] == 0 or file["output"] for file in files),
         "files": list(files),

@@ -30,6 +30,7 @@ from tasuki.data.curate.writer import (
     write,
 )
 from tasuki.data.hdf5.reader import Ints
+from tasuki.store.atomic import FORMAT
 
 
 def merge(order: dict[str, Any], talk: Talk) -> dict[str, Any]:
@@ -62,7 +63,7 @@ def merge(order: dict[str, Any], talk: Talk) -> dict[str, Any]:
 def _report(scans: Sequence[Scan], pairs: Ints, order: dict[str, Any]) -> dict[str, Any]:
     left_out = len(pairs) if order["unique"] else 0
     return {
-        "format": 1,
+        "format": FORMAT,
         "output": order["output"],
         "samples": sum(len(scan) for scan in scans) - left_out,
         "files": [{"path": str(scan.contents.path), "samples": len(scan)} for scan in scans],

@@ -36,6 +36,7 @@ from tasuki.data.curate.writer import (
 )
 from tasuki.data.permutation import mix_words
 from tasuki.errors import UsageError
+from tasuki.store.atomic import FORMAT
 
 PARTS = ("train", "val", "test")
 _SHOWN = 6
@@ -58,7 +59,7 @@ def split(order: dict[str, Any], talk: Talk) -> dict[str, Any]:
         parts = choose_parts(digests, seed=order["seed"], fractions=fractions)
         sizes = count_sizes(np.concatenate([file.sizes for file in files]), parts)
         report = {
-            "format": 1,
+            "format": FORMAT,
             "folder": str(folder),
             "seed": order["seed"],
             "parts": [float(fraction) for fraction in fractions],
