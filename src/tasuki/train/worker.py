@@ -21,6 +21,7 @@ from tasuki.errors import (
     StoreError,
     TasukiError,
 )
+from tasuki.failpoints import arm, failpoint
 from tasuki.relay.values import Ending
 from tasuki.runtime.stopwatch import Stopwatch, process_age_s
 from tasuki.runtime.watch import Watch, leave
@@ -43,11 +44,13 @@ def main(arguments: list[str]) -> int:
     """Handlers and the watch come first: a notice may come while torch is imported."""
     clock = SystemClock()
     orders = _parse(arguments)
+    arm(os.environ, rank=orders.rank, claim=orders.claim)
     wire = Wire(socket.socket(fileno=orders.fd)) if orders.fd is not None else None
     watch = Watch(wire, clock)
     watch.install_handlers()
     watch.start()
     watch.tell("hello")
+    failpoint("worker.hello")
     try:
         _work(orders, watch, clock)
     except BaseException as error:
