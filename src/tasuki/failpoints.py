@@ -5,8 +5,8 @@ A rank reads what is armed from its environment, once: `TASUKI_FAILPOINTS`, a JS
 `{"at": name, "do": action, "count": 2, "times": 1, "rank": 0, "claim": 1}`. The action happens at
 the `count`-th pass of the place (default the first) and at `times` passes from there on; `rank` and
 `claim` narrow it down. Actions: `kill`, `term`, `stop` (signals to this process), `term-group`,
-`exit`, `raise`, `pause` (for `seconds`), the name of an errno (`ENOSPC`: an OSError), and words that
-the place itself understands (`nan`).
+`exit`, `raise`, `pause` (for `seconds`), the name of an errno (`ENOSPC`: an OSError), and words
+that the place itself understands (`nan`).
 """
 
 from __future__ import annotations
