@@ -47,6 +47,10 @@ class StoreError(TasukiError):
     """A file or folder of tasuki's own cannot be read or written."""
 
 
+class DiskFull(StoreError):
+    """No room, or no quota, for what is to be written."""
+
+
 class NewerFormat(StoreError):
     """The file was written by a newer tasuki."""
 

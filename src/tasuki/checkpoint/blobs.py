@@ -11,7 +11,7 @@ Only what is used is stored: two slices of a giant base that do not overlap beco
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,29 +105,43 @@ class BlobCollector:
             raise NotABlob("a tensor whose memory was freed or shrunk")
         self._uses.append(_Use(node, tag, name, tensor, itemsize, start, stop))
 
-    def finish(self) -> dict[str, Tensor]:
-        """The blobs by name, on the CPU. They may still share the memory of the state."""
+    def finish(self, frozen: Collection[int]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The blobs by name, and apart from them those whose storages are frozen.
+
+        They lie where the state lies, on its device, and may share its memory.
+        """
         taken: set[str] = set()
         blobs: dict[str, Tensor] = {}
+        frozen_blobs: dict[str, Tensor] = {}
         for group in _groups(self._uses):
             name = make_unique(group[0].name, taken)
             step = max(use.itemsize for use in group)
             low = min(use.start for use in group)
             # Aligned for the largest item, so that every user's offset is whole in its own items.
             low -= low % step
-            blobs[name] = _cut(group[0], low, max(use.stop for use in group))
+            is_frozen = group[0].tensor.untyped_storage().data_ptr() in frozen
+            into = frozen_blobs if is_frozen else blobs
+            into[name] = _cut(group[0], low, max(use.stop for use in group))
             for use in group:
                 use.node[use.tag] = name
                 if use.start > low:
                     use.node["offset"] = (use.start - low) // use.itemsize
-        return blobs
+        return blobs, frozen_blobs
 
 
 class BlobReader:
-    """Gives the tensors of one state back, checked against the blobs there are."""
+    """Gives the tensors of one state back, checked against the blobs there are.
 
-    def __init__(self, blobs: Mapping[str, Tensor]) -> None:
+    `frozen` may hold more than this state uses: other states share the file. With `is_own` the
+    blobs are memory of this state alone and need not be copied.
+    """
+
+    def __init__(
+        self, blobs: Mapping[str, Tensor], frozen: Mapping[str, Tensor], *, is_own: bool
+    ) -> None:
         self._blobs = blobs
+        self._all = {**frozen, **blobs}
+        self._is_own = is_own
         self._memory: dict[str, Tensor] = {}
 
     def tensor(self, node: Node) -> Tensor:
@@ -167,10 +181,11 @@ class BlobReader:
 
     def _items(self, name: object, itemsize: int, num_items: int) -> Tensor:
         """The blob's bytes, cut to whole items; refused if it holds fewer than are asked for."""
-        if not isinstance(name, str) or name not in self._blobs:
+        if not isinstance(name, str) or name not in self._all:
             raise DamagedCheckpoint(f"the tensor `{str(name)[:240]}` is missing")
         if name not in self._memory:
-            self._memory[name] = _own_bytes(self._blobs[name])
+            blob = self._all[name]
+            self._memory[name] = flat_bytes(blob) if self._is_own else _own_bytes(blob)
         memory = self._memory[name]
         available = memory.numel() // itemsize
         if num_items > available:
@@ -199,9 +214,9 @@ def flat_bytes(tensor: Tensor) -> Tensor:
     return tensor.contiguous().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
-def own_copy(blob: Tensor) -> Tensor:
-    """The same blob in memory of its own."""
-    return _own_bytes(blob).view(blob.dtype).view(blob.shape)
+def view_bytes(tensor: Tensor) -> memoryview:
+    """A CPU tensor's values as a buffer, without a copy where it is contiguous."""
+    return memoryview(flat_bytes(tensor).numpy())  # type: ignore[arg-type]
 
 
 def _refuse_unusual(value: Tensor) -> None:
@@ -246,7 +261,6 @@ def _cut(first: _Use, low: int, high: int) -> Tensor:
     tensor = first.tensor
     memory = torch.empty(0, dtype=torch.uint8, device=tensor.device)
     memory.set_(tensor.untyped_storage(), low, (high - low,), (1,))
-    memory = memory.cpu()
     if tensor.dtype not in _READABLE or low % tensor.itemsize or (high - low) % tensor.itemsize:
         return memory
     items = memory.view(tensor.dtype)

@@ -5,7 +5,7 @@ What it does not know is refused with its place at the first save, not met at th
 Nothing is imported, looked up or executed while decoding, and damage is one documented exception.
 
 A JSON object is a dict of the state unless one of its keys starts with `$`: that key is the tag.
-Called by `parts` and by `runtime`, which takes snapshots. A tensor's device is not part of it:
+Called by `parts` and by `runtime`, which copies states to host memory. A device is not part of it:
 tensors come back on the CPU, without gradient. Python objects that are shared come back as copies;
 tensors that share memory still do.
 """
@@ -18,8 +18,8 @@ import math
 import re
 import struct
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -32,14 +32,13 @@ from tasuki.checkpoint.blobs import (
     Node,
     NotABlob,
     array_dtype,
-    own_copy,
     refuse_unusual_dtype,
 )
 from tasuki.checkpoint.difference import first_difference
 from tasuki.checkpoint.places import describe_place, tensor_name
 from tasuki.errors import DamagedCheckpoint, StateNotStorable
 
-__all__ = ["MAX_DEPTH", "Encoded", "decode", "encode", "first_difference", "snapshot"]
+__all__ = ["MAX_DEPTH", "Encoded", "decode", "encode", "first_difference"]
 
 Tree = Any
 """None, bool, int, float, str, list or dict, as `json` writes them."""
@@ -63,27 +62,35 @@ class Encoded:
 
     tree: Tree
     tensors: dict[str, Tensor]
+    frozen: dict[str, Tensor] = field(default_factory=dict)
+    """Tensors that no step changes: stored once, beside many states."""
 
 
-def encode(state: object) -> Encoded:
-    """The state in storable form. CPU tensors are not copied: write it before they change."""
+def encode(state: object, *, frozen: Collection[int] = ()) -> Encoded:
+    """The state in storable form. Tensors are not copied: write it before they change.
+
+    `frozen` are the addresses of storages whose tensors go apart.
+    """
     encoder = _Encoder()
     try:
         tree = encoder.value(state)
     except RecursionError as error:
         raise encoder.refusal("nested too deeply", "flatten it") from error
-    return Encoded(tree, encoder.blobs.finish())
+    return Encoded(tree, *encoder.blobs.finish(frozen))
 
 
-def snapshot(state: object) -> Encoded:
-    """As `encode`, in memory of its own: training may go on while it is written."""
-    encoded = encode(state)
-    return Encoded(encoded.tree, {name: own_copy(blob) for name, blob in encoded.tensors.items()})
+def decode(
+    tree: Tree,
+    tensors: Mapping[str, Tensor],
+    *,
+    frozen: Mapping[str, Tensor] | None = None,
+    is_own: bool = False,
+) -> object:
+    """The state again, in memory of its own. Anything unexpected is a DamagedCheckpoint.
 
-
-def decode(tree: Tree, tensors: Mapping[str, Tensor]) -> object:
-    """The state again, in memory of its own. Anything unexpected is a DamagedCheckpoint."""
-    decoder = _Decoder(tensors)
+    With `is_own` the tensors were read for this state alone: they become it, uncopied.
+    """
+    decoder = _Decoder(BlobReader(tensors, frozen or {}, is_own=is_own))
     try:
         state = decoder.value(tree)
         decoder.blobs.ensure_all_used()
@@ -245,8 +252,8 @@ _CONTAINERS: dict[type, Callable[[_Encoder, Any], Tree]] = {
 class _Decoder:
     """Walks down one tree; knows its tags and nothing else."""
 
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self.blobs = BlobReader(tensors)
+    def __init__(self, blobs: BlobReader) -> None:
+        self.blobs = blobs
         self.path: list[object] = []
 
     def value(self, node: Tree) -> Any:

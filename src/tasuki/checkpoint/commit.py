@@ -29,6 +29,7 @@ from tasuki.checkpoint.records import FileRecord, write_file
 from tasuki.checkpoint.verify import check_files
 from tasuki.clock import utc
 from tasuki.errors import CheckpointError
+from tasuki.failpoints import failpoint
 from tasuki.store.atomic import FOLDER_MODE, fsync_folder, make_folder, translated
 from tasuki.store.claims import ensure_claim_holds
 from tasuki.store.runs import RunFolder
@@ -72,6 +73,7 @@ def publish(
     records: Iterable[FileRecord],
     facts: dict[str, Any],
     created_at: float,
+    frozen: Iterable[FileRecord] = (),
 ) -> Checkpoint:
     """Turn a draft into a checkpoint. It is durable when this returns.
 
@@ -92,6 +94,7 @@ def publish(
             files=files,
             created_at=utc(created_at),
             facts=facts,
+            frozen=tuple(frozen),
         )
         final = _commit(run, draft, manifest)
     except BaseException:
@@ -123,6 +126,7 @@ def sweep_drafts(run: RunFolder, *, claim: int) -> list[str]:
 
 def _commit(run: RunFolder, draft: Path, manifest: Manifest) -> Path:
     check_files(draft, manifest, also=set())
+    failpoint("save.manifest")
     write_file(draft / MANIFEST_NAME, manifest.render())
     with translated(draft):
         fsync_folder(draft)
@@ -136,6 +140,8 @@ def _commit(run: RunFolder, draft: Path, manifest: Manifest) -> Path:
             f"{final} exists already",
             hint="a checkpoint is never replaced; save again at a later step",
         )
+    failpoint("save.rename")
     with translated(final):
         draft.rename(final)
+    failpoint("save.renamed")
     return final

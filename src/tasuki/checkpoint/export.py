@@ -81,8 +81,9 @@ def _last_weights(run: RunFolder, stage: str) -> tuple[Mapping[str, Tensor], int
             f"there is no checkpoint of stage `{stage}` in {run.checkpoints}",
             hint="only the newest are kept (`save.keep`); `--from best` takes the stage's weights",
         )
-    state: Any = read_part(newest.path, 0, records=newest.manifest.files)
-    return state["shared"]["model"], newest.manifest.position.stage_step
+    manifest = newest.manifest
+    state: Any = read_part(newest.path, 0, records=manifest.files, frozen=manifest.frozen)
+    return state["shared"]["model"], manifest.position.stage_step
 
 
 def _refuse_another(path: Path, data: bytes, *, is_forced: bool) -> None:

@@ -23,6 +23,7 @@ MAX_MANIFEST_BYTES = 64 * 2**20
 """Checksums of about 60 TB. A larger file is not one of ours."""
 
 _NAME = re.compile(r"step-(\d{9,18})\.c(\d{1,18})(?:\.s(\d{1,9}))?", re.ASCII)
+_FROZEN = re.compile(r"[0-9a-f]{32}\.safetensors", re.ASCII)
 _PART = re.compile(r"part-(\d{5,9})\.(?:json|safetensors)", re.ASCII)
 
 
@@ -109,6 +110,8 @@ class Manifest:
     files: tuple[FileRecord, ...]
     created_at: str
     facts: dict[str, Any]
+    frozen: tuple[FileRecord, ...] = ()
+    """Files with frozen parameters, shared with other checkpoints; in a folder beside them."""
     format: int = FORMAT
 
     def __post_init__(self) -> None:
@@ -116,6 +119,8 @@ class Manifest:
             raise DamagedCheckpoint("the manifest counts less than one claim, rank or part")
         if self.parent is not None and parse_name(self.parent) is None:
             raise DamagedCheckpoint(f"the manifest's parent is no checkpoint: {self.parent[:80]!r}")
+        if not all(_FROZEN.fullmatch(record.name) for record in self.frozen):
+            raise DamagedCheckpoint("the manifest names frozen parameters that are no file of ours")
         expected = [name for part in range(self.parts) for name in part_files(part)]
         if [record.name for record in self.files] != expected:
             raise DamagedCheckpoint("the manifest's files are not the files of its parts")
@@ -131,6 +136,8 @@ class Manifest:
             **{key: getattr(self, key) for key in _PLAIN},
             "files": [record.to_json() for record in self.files],
         }
+        if self.frozen:
+            value["frozen"] = [record.to_json() for record in self.frozen]
         try:
             if json.loads(json.dumps(self.facts)) != self.facts:
                 raise ValueError("they come back from JSON as something else")
@@ -147,7 +154,8 @@ _TYPES = {
     "stage": str, "stage_number": int, "step": int, "stage_step": int, "epoch": int,
     "samples": int, "is_start": bool, "is_end": bool, "files": list, "format": int,
 }  # fmt: skip
-_PLAIN = [field.name for field in fields(Manifest) if field.name not in ("position", "files")]
+_PARTS = ("position", "files", "frozen")
+_PLAIN = [field.name for field in fields(Manifest) if field.name not in _PARTS]
 _POSITION = [field.name for field in fields(Position)]
 
 
@@ -183,7 +191,15 @@ def parse_manifest(raw: bytes) -> Manifest:
     except CheckpointError as error:
         raise DamagedCheckpoint(f"the manifest is damaged: {error}") from error
     files = tuple(FileRecord.from_json(item) for item in content["files"])
-    return Manifest(position=position, files=files, **{key: content[key] for key in _PLAIN})
+    frozen = content.get("frozen", [])
+    if not isinstance(frozen, list):
+        raise DamagedCheckpoint("the manifest's frozen files are no list")
+    return Manifest(
+        position=position,
+        files=files,
+        frozen=tuple(FileRecord.from_json(item) for item in frozen),
+        **{key: content[key] for key in _PLAIN},
+    )
 
 
 def _check_format(found: object) -> None:

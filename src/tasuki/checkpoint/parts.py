@@ -7,52 +7,71 @@ the records that come back go into the manifest, without which none of them coun
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load as load_safetensors
-from safetensors.torch import save as save_safetensors
 from torch import Tensor
 
-from tasuki.checkpoint.codec import Encoded, decode, encode
+from tasuki.checkpoint.codec import decode, encode
+from tasuki.checkpoint.host import HostImage
 from tasuki.checkpoint.manifest import part_files
 from tasuki.checkpoint.records import CHUNK_BYTES, FileRecord, damage, read_file, write_file
+from tasuki.checkpoint.tensorfile import read_tensors, write_image, write_tensors
+from tasuki.checkpoint.verify import frozen_folder
 from tasuki.errors import StateNotStorable
 from tasuki.store.atomic import FORMAT
 
-__all__ = ["CHUNK_BYTES", "FileRecord", "read_part", "write_encoded", "write_part"]
+__all__ = ["CHUNK_BYTES", "FileRecord", "read_part", "write_held", "write_part"]
 
 
 def write_part(folder: Path, part: int, state: object) -> list[FileRecord]:
     """Write one rank's state into a draft. Nothing stays behind if it fails."""
-    return write_encoded(folder, part, encode(state))
+    encoded = encode(state)
+    return _write(folder, part, encoded.tree, lambda path: write_tensors(path, encoded.tensors))
 
 
-def write_encoded(folder: Path, part: int, encoded: Encoded) -> list[FileRecord]:
-    """As `write_part`, of a snapshot that was taken before."""
+def write_held(folder: Path, part: int, image: HostImage) -> list[FileRecord]:
+    """As `write_part`, of a state that was copied to host memory before."""
+    return _write(
+        folder, part, image.tree, lambda path: write_image(path, image.layout, image.data)
+    )
+
+
+def _write(
+    folder: Path, part: int, tree: object, write: Callable[[Path], FileRecord]
+) -> list[FileRecord]:
     tree_name, tensors_name = part_files(part)
-    tree = _to_json({"format": FORMAT, "part": part, "state": encoded.tree})
-    written = [write_file(folder / tree_name, tree)]
+    text = _to_json({"format": FORMAT, "part": part, "state": tree})
+    written = [write_file(folder / tree_name, text)]
     try:
-        written.append(write_file(folder / tensors_name, save_safetensors(encoded.tensors)))
+        written.append(write(folder / tensors_name))
     except BaseException:
         (folder / tree_name).unlink(missing_ok=True)
         raise
     return written
 
 
-def read_part(folder: Path, part: int, *, records: Iterable[FileRecord] = ()) -> object:
+def read_part(
+    folder: Path,
+    part: int,
+    *,
+    records: Iterable[FileRecord] = (),
+    frozen: Iterable[FileRecord] = (),
+) -> object:
     """One rank's state, in memory of its own.
 
     With the manifest's `files` as `records` every byte is checked on the way: what another host
-    verified, this one may still read wrongly.
+    verified, this one may still read wrongly. `frozen` are the manifest's too.
     """
     known = {record.name: record for record in records}
     tree_name, tensors_name = part_files(part)
     tree = _read_tree(folder / tree_name, part, known.get(tree_name))
-    return decode(tree, _read_tensors(folder / tensors_name, known.get(tensors_name)))
+    shared: dict[str, Tensor] = {}
+    for record in frozen if part == 0 else ():
+        shared |= read_tensors(frozen_folder(folder.parent) / record.name, record=record)
+    tensors = read_tensors(folder / tensors_name, record=known.get(tensors_name))
+    return decode(tree, tensors, frozen=shared, is_own=True)
 
 
 def _to_json(value: object) -> bytes:
@@ -76,15 +95,6 @@ def _read_tree(path: Path, part: int, record: FileRecord | None) -> Any:
     if value["part"] != part:
         raise damage(path, f"is part {str(value['part'])[:40]}, not part {part}")
     return value["state"]
-
-
-def _read_tensors(path: Path, record: FileRecord | None) -> dict[str, Tensor]:
-    raw = read_file(path, record=record)
-    try:
-        tensors: dict[str, Tensor] = load_safetensors(raw)
-    except (SafetensorError, KeyError, ValueError, AssertionError) as error:
-        raise damage(path, f"is no safetensors file of ours: {error}") from error
-    return tensors
 
 
 def _refuse_constant(text: str) -> object:

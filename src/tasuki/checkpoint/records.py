@@ -12,13 +12,13 @@ import errno
 import os
 import stat
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tasuki.errors import DamagedCheckpoint
-from tasuki.store.atomic import FILE_MODE, translated, write_all
+from tasuki.store.atomic import FILE_MODE, reserve, translated, write_all
 
 CHUNK_BYTES = 16 * 2**20
 _HINT = "use an older checkpoint; this one cannot be trusted"
@@ -65,17 +65,29 @@ class FileRecord:
         return cls(name=name, size=sizes[0], chunk_bytes=sizes[1], crc32=tuple(sums))  # type: ignore[arg-type]
 
 
+Piece = bytes | bytearray | memoryview
+"""Bytes of a file, in the order in which they are written."""
+
+
 def write_file(path: Path, data: bytes) -> FileRecord:
     """Create a file, durably but for its name (fsync the folder for that). Never overwrites."""
-    view, sums = memoryview(data), []
-    with translated(path, need=len(data)):
+    return write_pieces(path, [data])
+
+
+def write_pieces(path: Path, pieces: Sequence[Piece]) -> FileRecord:
+    """As `write_file`, from several stretches of memory: nothing is gathered first."""
+    views = [memoryview(piece) for piece in pieces]
+    size, sums = sum(len(view) for view in views), _RollingSums(CHUNK_BYTES)
+    with translated(path, need=size):
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
         try:
             try:
-                for start in range(0, len(data), CHUNK_BYTES):
-                    chunk = view[start : start + CHUNK_BYTES]
-                    sums.append(zlib.crc32(chunk))
-                    write_all(fd, chunk)
+                reserve(fd, size)
+                for view in views:
+                    for start in range(0, len(view), CHUNK_BYTES):
+                        piece = view[start : start + CHUNK_BYTES]
+                        sums.add(piece)
+                        write_all(fd, piece)
                 os.fsync(fd)
             finally:
                 os.close(fd)
@@ -84,12 +96,80 @@ def write_file(path: Path, data: bytes) -> FileRecord:
             with contextlib.suppress(OSError):
                 path.unlink()
             raise
-    return FileRecord(name=path.name, size=len(data), crc32=tuple(sums))
+    return FileRecord(name=path.name, size=size, crc32=sums.finish())
+
+
+class _RollingSums:
+    """The crc32 of each chunk of a stream, however it is cut when it comes."""
+
+    def __init__(self, chunk_bytes: int) -> None:
+        self._chunk_bytes = chunk_bytes
+        self._done: list[int] = []
+        self._crc = self._filled = 0
+
+    def add(self, piece: memoryview) -> None:
+        while piece:
+            part = piece[: self._chunk_bytes - self._filled]
+            self._crc = zlib.crc32(part, self._crc)
+            self._filled += len(part)
+            piece = piece[len(part) :]
+            if self._filled == self._chunk_bytes:
+                self._end_chunk()
+
+    def _end_chunk(self) -> None:
+        self._done.append(self._crc)
+        self._crc = self._filled = 0
+
+    def finish(self) -> tuple[int, ...]:
+        if self._filled:
+            self._end_chunk()
+        return tuple(self._done)
+
+
+class RecordReader:
+    """Reads an open file from its start into given memory, and checks each chunk as it is full."""
+
+    def __init__(self, path: Path, fd: int, record: FileRecord | None) -> None:
+        self.size = os.fstat(fd).st_size
+        if record is not None:
+            _compare_sizes(path, self.size, record.size)
+        self._path, self._fd, self._record = path, fd, record
+        self._at = self._crc = 0
+
+    def fill(self, memory: Any) -> None:
+        """The next bytes of the file, exactly as many as the memory holds."""
+        view = memoryview(memory).cast("B")
+        while view:
+            until_end = len(view)
+            if self._record is not None:
+                chunk = self._record.chunk_bytes
+                until_end = min(until_end, chunk - self._at % chunk)
+            count = os.readv(self._fd, [view[:until_end]])
+            if not count:
+                raise damage(self._path, f"ends after {self._at} bytes")
+            self._take(view[:count])
+            view = view[count:]
+
+    def _take(self, piece: memoryview) -> None:
+        self._at += len(piece)
+        if self._record is None:
+            return
+        self._crc = zlib.crc32(piece, self._crc)
+        chunk = self._record.chunk_bytes
+        if self._at % chunk == 0 or self._at == self._record.size:
+            number = (self._at - 1) // chunk
+            if self._crc != self._record.crc32[number]:
+                raise _damaged_between(self._path, number * chunk, self._at)
+            self._crc = 0
+
+    def finish(self) -> None:
+        if self._at != self.size:
+            raise damage(self._path, f"has {self.size - self._at} bytes too many")
 
 
 def read_file(path: Path, *, record: FileRecord | None = None, limit: int | None = None) -> bytes:
     """The whole file, checked against its record if there is one."""
-    with _opened(path) as fd:
+    with opened(path) as fd:
         size = os.fstat(fd).st_size
         if limit is not None and size > limit:
             raise damage(path, f"has {size} bytes; at most {limit} are expected")
@@ -105,7 +185,7 @@ def read_file(path: Path, *, record: FileRecord | None = None, limit: int | None
 
 def check_file(path: Path, record: FileRecord) -> None:
     """Read the whole file and compare it with its record."""
-    with _opened(path) as fd:
+    with opened(path) as fd:
         _compare_sizes(path, os.fstat(fd).st_size, record.size)
         for number in range(len(record.crc32)):
             expected = min(record.chunk_bytes, record.size - number * record.chunk_bytes)
@@ -114,7 +194,7 @@ def check_file(path: Path, record: FileRecord) -> None:
 
 def check_size(path: Path, record: FileRecord) -> None:
     """The cheap check: it is there, a plain file, and as long as it was."""
-    with _opened(path) as fd:
+    with opened(path) as fd:
         _compare_sizes(path, os.fstat(fd).st_size, record.size)
 
 
@@ -124,7 +204,7 @@ def damage(path: Path, words: str) -> DamagedCheckpoint:
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[int]:
+def opened(path: Path) -> Iterator[int]:
     """A plain file, never a link, a pipe or a device."""
     with translated(path):
         try:
@@ -145,7 +225,11 @@ def _opened(path: Path) -> Iterator[int]:
 def _compare_sums(path: Path, number: int, chunk: bytes | memoryview, record: FileRecord) -> None:
     if zlib.crc32(chunk) != record.crc32[number]:
         start = number * record.chunk_bytes
-        raise damage(path, f"is damaged between bytes {start} and {start + len(chunk)}")
+        raise _damaged_between(path, start, start + len(chunk))
+
+
+def _damaged_between(path: Path, start: int, stop: int) -> DamagedCheckpoint:
+    return damage(path, f"is damaged between bytes {start} and {stop}")
 
 
 def _read_up_to(fd: int, count: int) -> bytes:

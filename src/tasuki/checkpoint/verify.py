@@ -42,7 +42,14 @@ def verify(path: Path) -> Manifest:
     manifest = check_shape(path)
     for record in manifest.files:
         check_file(path / record.name, record)
+    for record in manifest.frozen:
+        check_file(frozen_folder(path.parent) / record.name, record)
     return manifest
+
+
+def frozen_folder(checkpoints: Path) -> Path:
+    """Where frozen parameters lie, beside the checkpoints that share them."""
+    return checkpoints / "frozen"
 
 
 def check_shape(path: Path) -> Manifest:
@@ -63,3 +70,5 @@ def check_files(path: Path, manifest: Manifest, *, also: set[str]) -> None:
         raise damage(path / missing[0], "is missing")
     for record in manifest.files:
         check_size(path / record.name, record)
+    for record in manifest.frozen:
+        check_size(frozen_folder(path.parent) / record.name, record)
