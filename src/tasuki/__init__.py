@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tasuki.api import (
+        audit,
         cancel,
+        checkpoint_diff,
+        checkpoint_prune,
+        checkpoint_show,
+        checkpoint_verify,
         data_check,
         data_merge,
         data_split,
@@ -57,7 +62,12 @@ __all__ = [
     "Stage",
     "TasukiError",
     "Validate",
+    "audit",
     "cancel",
+    "checkpoint_diff",
+    "checkpoint_prune",
+    "checkpoint_show",
+    "checkpoint_verify",
     "data_check",
     "data_merge",
     "data_split",
@@ -74,7 +84,12 @@ __all__ = [
 ]
 
 _VERBS = (
+    "audit",
     "cancel",
+    "checkpoint_diff",
+    "checkpoint_prune",
+    "checkpoint_show",
+    "checkpoint_verify",
     "data_check",
     "data_merge",
     "data_split",

@@ -12,7 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tasuki.actions.audit import audit_run
 from tasuki.actions.cancel import cancel_run
+from tasuki.actions.checkpoint import (
+    ComparedBy,
+    diff_checkpoints,
+    show_checkpoints,
+    verify_checkpoints,
+)
 from tasuki.actions.data import DataWork, check_files, merge_files, split_files
 from tasuki.actions.discover import look_with
 from tasuki.actions.evaluate import Asked, evaluate_weights, of_run, of_spec
@@ -21,6 +28,7 @@ from tasuki.actions.inspect import Asking, inspect_files, inspect_spec, which_sp
 from tasuki.actions.logs import read_logs
 from tasuki.actions.new import new_project
 from tasuki.actions.plan import PlanRequest, make_plan, request_plan
+from tasuki.actions.prune import prune_run
 from tasuki.actions.resume import frozen_spec
 from tasuki.actions.run import RunRequest, run_here
 from tasuki.actions.runs import find_run
@@ -170,6 +178,47 @@ def export(
     return export_run(
         run, wanted, runs=Path(runs).absolute(), python=sys.executable, environment=environment
     )
+
+
+def audit(run: str, *, stage: str | None = None, runs: str | Path = "runs") -> dict[str, Any]:
+    """Was each sample used exactly once per epoch, over all attempts? `is_proven` tells."""
+    return audit_run(
+        run,
+        stage=stage,
+        runs=Path(runs).absolute(),
+        python=sys.executable,
+        environment=dict(os.environ),
+    )
+
+
+def checkpoint_show(
+    what: str | None = None, *, entries: str | None = None, runs: str | Path = "runs"
+) -> dict[str, Any]:
+    """The checkpoints of a run (of all runs without a name), or what is in one: `sine@1200`."""
+    where = Path(runs).absolute()
+    return show_checkpoints(what, runs=where, now=_CLOCK.wall(), pattern=entries)
+
+
+def checkpoint_verify(
+    what: str | None = None, *, all_runs: bool = False, runs: str | Path = "runs"
+) -> dict[str, Any]:
+    """Read every byte of a run's checkpoints, or of one: `ok` tells, and `resume` what it takes."""
+    return verify_checkpoints(what, runs=Path(runs).absolute(), is_all=all_runs)
+
+
+def checkpoint_diff(a: str, b: str, *, runs: str | Path = "runs") -> dict[str, Any]:
+    """Where two checkpoints differ, and by how much: `equal`, `first`, `differing`."""
+    asking = ComparedBy(python=sys.executable, environment=dict(os.environ))
+    where = Path(runs).absolute()
+    return diff_checkpoints(a, b, runs=where, now=_CLOCK.wall(), asking=asking)
+
+
+def checkpoint_prune(
+    run: str, *, keep: int | None = None, is_dry: bool = False, runs: str | Path = "runs"
+) -> dict[str, Any]:
+    """Remove old checkpoints and what killed attempts left."""
+    folder = find_run(run, Path(runs).absolute())
+    return prune_run(folder, now=_CLOCK.wall(), keep=keep, is_dry=is_dry)
 
 
 def data_merge(

@@ -85,3 +85,9 @@ class WeightsError(TasukiError):
 
 class RunError(TasukiError):
     """A run is not in a state in which this can be done."""
+
+
+class NotFinite(RunError):
+    """The loss or a weight is NaN or infinite; exactness makes trying again pointless."""
+
+    is_mistake = True

@@ -103,6 +103,7 @@ def test_a_loss_that_is_neither_a_mean_nor_a_sum_with_weight_is_refused_in_words
 def test_unread_losses_are_folded_so_that_they_never_pile_up():
     _, engine = weights_after_a_step(mean_loss, [])
     for _ in range(10_000):
+        engine.window.begin_step()
         engine.window.add(torch.tensor(2.0), 1.0)
     assert len(engine.window.entries) <= 256
     engine.window.entries[:] = []

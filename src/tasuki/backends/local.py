@@ -12,8 +12,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -50,6 +50,8 @@ class LocalJob:
     grace_s: float
     gpus: int
     requeue: bool | int = True
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Of this job alone; `drill` gives each its own disturbances."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,11 +226,12 @@ class LocalBackend:
 
     def _environment_of(self, job: _Running) -> dict[str, str]:
         """Jobs side by side get GPUs of their own."""
+        own = {**self._environment, **job.job.environment}
         if not self._free_devices:
-            return self._environment
+            return own
         job.devices = tuple(self._free_devices[: job.job.gpus])
         del self._free_devices[: job.job.gpus]
-        return {**self._environment, "CUDA_VISIBLE_DEVICES": ",".join(job.devices)}
+        return {**own, "CUDA_VISIBLE_DEVICES": ",".join(job.devices)}
 
     def _watch(self, job: _Running) -> None:
         assert job.process is not None

@@ -7,15 +7,25 @@ and grows at most once per stage. Called by `runtime.saver`.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from tasuki.checkpoint.blobs import flat_bytes, view_bytes
+from tasuki.checkpoint.blobs import NumpyArray, flat_bytes, view_bytes
 from tasuki.checkpoint.codec import Encoded
 from tasuki.checkpoint.tensorfile import Layout, lay_out
+
+_FINITE: dict[torch.dtype, type] = {
+    torch.float16: np.float16, torch.float32: np.float32, torch.float64: np.float64,
+    torch.bfloat16: np.uint16,
+}  # fmt: skip
+_EXPONENT = np.uint16(0x7F80)
+"""All its bits set: NaN or infinity, in bfloat16."""
+_BLOCK = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +45,28 @@ class HostImage:
     def data(self) -> memoryview:
         return view_bytes(self.memory)
 
-    def tensor(self, name: str, dtype: torch.dtype) -> Tensor:
-        """One tensor's values in a row, as they lie here."""
-        start, stop = next((a, b) for n, a, b in self.layout.places if n == name)
-        return self.memory[start:stop].view(dtype)
+    def first_not_finite(self, names: Collection[str]) -> str | None:
+        """Of the named tensors the first that holds NaN or infinities; read block by block."""
+        for name, start, stop in self.layout.places:
+            if name in names and not _is_finite(self.memory[start:stop], self.layout.dtypes[name]):
+                return name
+        return None
+
+
+def _is_finite(memory: Tensor, dtype: torch.dtype) -> bool:
+    """In numpy, on one thread: torch's own threads are busy with training."""
+    if dtype not in _FINITE:
+        return True
+    values: NumpyArray = memory.numpy().view(_FINITE[dtype])
+    for start in range(0, values.size, _BLOCK):
+        block = values[start : start + _BLOCK]
+        if dtype is torch.bfloat16:
+            is_finite = bool(((block & _EXPONENT) != _EXPONENT).all())
+        else:
+            is_finite = bool(np.isfinite(block).all())
+        if not is_finite:
+            return False
+    return True
 
 
 class HostBuffer:

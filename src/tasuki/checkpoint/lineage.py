@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 from tasuki.checkpoint.commit import Checkpoint
-from tasuki.checkpoint.manifest import ParsedName, parse_name
+from tasuki.checkpoint.manifest import Manifest, ParsedName, parse_name
 from tasuki.checkpoint.verify import read_manifest, verify
 from tasuki.errors import CheckpointError, DamagedCheckpoint, StoreError
 from tasuki.store.atomic import translated
@@ -48,11 +49,16 @@ def lineage(run: RunFolder) -> list[str]:
 
 
 def find_latest(
-    run: RunFolder, on_damaged: OnDamaged, *, stage: str | None = None
+    run: RunFolder,
+    on_damaged: OnDamaged,
+    *,
+    stage: str | None = None,
+    check: Callable[[Path], Manifest] = verify,
 ) -> Checkpoint | None:
     """The newest checkpoint that verifies (of one stage, if given).
 
-    Each damaged one that is passed over is reported. None means that nothing was ever committed;
+    `check` reads every byte; whoever wants the state too may load it on the way. Each damaged one
+    that is passed over is reported. None means that nothing was ever committed;
     if something was and nothing verifies, that is an error: such a run must not start fresh.
     """
     num_damaged = 0
@@ -61,7 +67,7 @@ def find_latest(
         try:
             if stage is not None and read_manifest(path).position.stage != stage:
                 continue
-            return Checkpoint(path, verify(path))
+            return Checkpoint(path, check(path))
         except DamagedCheckpoint as error:
             num_damaged += 1
             on_damaged(name, error)

@@ -198,6 +198,12 @@ def check_size(path: Path, record: FileRecord) -> None:
         _compare_sizes(path, os.fstat(fd).st_size, record.size)
 
 
+def forget(path: Path) -> None:
+    """Let the system drop its copy of a file that is on disk, so that the next read goes there."""
+    with opened(path) as fd:
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
 def damage(path: Path, words: str) -> DamagedCheckpoint:
     """The error that names what is wrong with which file."""
     return DamagedCheckpoint(f"{path} {words}", hint=_HINT)

@@ -13,15 +13,19 @@ from pathlib import Path
 
 from tasuki.checkpoint.lineage import lineage, list_checkpoints
 from tasuki.checkpoint.verify import check_shape
-from tasuki.errors import DamagedCheckpoint
-from tasuki.store.atomic import translated
+from tasuki.errors import DamagedCheckpoint, DiskFull
+from tasuki.store.atomic import free_bytes, fsync_folder, make_folder, translated
 from tasuki.store.claims import ensure_claim_holds, highest_claim, parent_of
 from tasuki.store.runs import RunFolder
+from tasuki.units import format_bytes
 
 MIN_KEEP = 2
 """One may turn out to be damaged."""
 
 _TRASH = ".trash-"
+QUARANTINE = "quarantine-"
+_MARGIN_BYTES = 1 << 20
+"""Of free space beyond a checkpoint: logs, events and the manifest need some too."""
 
 
 def prune(run: RunFolder, *, claim: int, keep: int) -> list[str]:
@@ -37,10 +41,42 @@ def prune(run: RunFolder, *, claim: int, keep: int) -> list[str]:
         is_good=lambda name: _is_good(run.checkpoints / name),
     )
     doomed = [str(p) for p in committed if str(p) not in kept and p.claim <= claim]
+    if len(kept) >= max(keep, MIN_KEEP):
+        # The lineage is whole again: what was put aside as damaged is of no use any more.
+        doomed += sorted(path.name for path in run.checkpoints.glob(f"{QUARANTINE}*"))
     for name in doomed:
         ensure_claim_holds(run, claim)
         _remove(run, name)
     return doomed
+
+
+def quarantine(run: RunFolder, name: str, *, claim: int) -> str:
+    """Put a damaged checkpoint aside: nobody falls over it again, a person may look at it."""
+    ensure_claim_holds(run, claim)
+    aside = f"{QUARANTINE}{name}-{secrets.token_hex(2)}"
+    with translated(run.checkpoints / name):
+        (run.checkpoints / name).rename(run.checkpoints / aside)
+        fsync_folder(run.checkpoints)
+    return aside
+
+
+def make_room(run: RunFolder, *, claim: int, need: int) -> None:
+    """Before a save: is there room for it? If not, keep fewer old ones, but never less than two."""
+    make_folder(run.checkpoints)
+    if _has_room(run, need):
+        return
+    prune(run, claim=claim, keep=MIN_KEEP)
+    if not _has_room(run, need):
+        free = free_bytes(run.checkpoints)
+        raise DiskFull(
+            f"a checkpoint in {run.checkpoints} needs {format_bytes(need)}, "
+            f"{format_bytes(free)} free",
+            hint="make room there, or move `runs` to another disk; nothing committed is lost",
+        )
+
+
+def _has_room(run: RunFolder, need: int) -> bool:
+    return free_bytes(run.checkpoints) >= need + _MARGIN_BYTES
 
 
 def choose_kept(

@@ -43,6 +43,7 @@ class Layout:
     header: bytes
     places: tuple[tuple[str, int, int], ...]
     """(name, first byte, end), counted from the end of the header, without gaps."""
+    dtypes: Mapping[str, torch.dtype]
 
     @property
     def size(self) -> int:
@@ -66,7 +67,8 @@ def lay_out(tensors: Mapping[str, Tensor]) -> Layout:
         at = stop
     text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-(len(text) + 8) % _ALIGN)
-    return Layout(struct.pack("<Q", len(text)) + text, tuple(places))
+    dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
+    return Layout(struct.pack("<Q", len(text)) + text, tuple(places), dtypes)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> FileRecord:

@@ -15,7 +15,7 @@ from tasuki.checkpoint.manifest import (
     Manifest,
     parse_manifest,
 )
-from tasuki.checkpoint.records import check_file, check_size, damage, read_file
+from tasuki.checkpoint.records import check_file, check_size, damage, forget, read_file
 from tasuki.errors import DamagedCheckpoint, NewerFormat
 from tasuki.store.atomic import translated
 
@@ -45,6 +45,14 @@ def verify(path: Path) -> Manifest:
     for record in manifest.frozen:
         check_file(frozen_folder(path.parent) / record.name, record)
     return manifest
+
+
+def verify_from_disk(path: Path) -> Manifest:
+    """As `verify`, of what the disk holds and not of what the system still remembers."""
+    with translated(path):
+        for file in sorted(path.iterdir()):
+            forget(file)
+    return verify(path)
 
 
 def frozen_folder(checkpoints: Path) -> Path:

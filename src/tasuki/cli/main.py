@@ -28,6 +28,10 @@ GROUPS: dict[str, dict[str, str]] = {
         "evaluate": "Evaluate any weights on any data; benchmark the model.",
         "export": "Write a stage's weights to a file.",
     },
+    "Proof": {
+        "checkpoint": "Show, verify, compare and prune checkpoints.",
+        "audit": "Prove that each sample was used exactly once per epoch.",
+    },
     "Data": {
         "data": "Check, merge and split HDF5 files: `data check`, `data merge`, `data split`.",
     },

@@ -13,8 +13,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
-import os
-import signal
+import multiprocessing
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -23,6 +22,7 @@ from typing import Any
 from torch import Generator, Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
+from tasuki.data.children import kill_workers, starting_workers, waiting
 from tasuki.data.fetch import (
     RandomStates,
     host_random_states,
@@ -35,7 +35,6 @@ from tasuki.data.order import LengthUnit, sample_seed
 from tasuki.data.tempo import LoaderSettings
 from tasuki.errors import DataError, UsageError
 
-_NOTICES = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP}
 _UNKNOWN = (
     ". Whether it gives the same batches again is not known: it is no DataLoader of torch, and may "
     "draw from random numbers of its own"
@@ -87,16 +86,38 @@ def seed_pass(loader: Any, seed: int) -> None:
         loader._iterator = None  # workers that stay have random numbers that go on
 
 
-def iterate(loader: Any) -> Iterator[Any]:
-    """A notice goes to the whole process group: workers begin, and stay, deaf to it."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _NOTICES)
-    try:
-        return iter(loader)
-    except StopIteration:
-        # torchdata, put back to where nothing was left: then it gives nothing more.
-        return iter(())
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+def iterate(loader: Any) -> _Pass:
+    """One pass through it, whose workers hear no notices and whose deaths are heard of in time."""
+    return _Pass(loader)
+
+
+class _Pass:
+    def __init__(self, loader: Any) -> None:
+        context = getattr(loader, "multiprocessing_context", None) or multiprocessing
+        has_workers = bool(getattr(loader, "num_workers", 0))
+        self._is_spawned = has_workers and context.get_start_method() != "fork"
+        self._has_begun = False
+        self._batches: Iterator[Any] = iter(())
+        # torchdata, put back to where nothing was left, stops here: then it gives nothing more.
+        with starting_workers(is_spawned=self._is_spawned), contextlib.suppress(StopIteration):
+            self._batches = iter(loader)
+
+    def __iter__(self) -> _Pass:
+        return self
+
+    def __next__(self) -> Any:
+        if self._has_begun:
+            with waiting():
+                return next(self._batches)
+        self._has_begun = True
+        # Where `__iter__` is a generator, workers start with the first batch.
+        with starting_workers(is_spawned=self._is_spawned), waiting():
+            return next(self._batches)
+
+    @property
+    def workers(self) -> tuple[Any, ...]:
+        """Its processes, if they are torch's."""
+        return tuple(getattr(self._batches, "_workers", ()))
 
 
 class ForeignOrder:
@@ -166,7 +187,7 @@ class ForeignLoader:
         """The loader's own, between its batches."""
         self._epoch = 0
         """How often it was begun, where it does not say how long an epoch is."""
-        self._batches: Iterator[Any] | None = None
+        self._batches: _Pass | None = None
         self._is_fresh = True
         if first_step:
             self._resume(state or {})
@@ -183,13 +204,14 @@ class ForeignLoader:
         """Its workers are its own."""
 
     def stop(self) -> None:
-        """End its workers, if they are torch's, before one that dies disturbs the save."""
-        workers = getattr(self._batches, "_workers", ())
-        if workers and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for worker in workers:
-            with contextlib.suppress(ProcessLookupError, TypeError, AttributeError):
-                os.kill(worker.pid, signal.SIGKILL)
+        """End its workers, if they are torch's: leaving must not wait for anybody."""
+        kill_workers(self._batches.workers if self._batches is not None else ())
+        if threading.current_thread() is threading.main_thread():
+            self._batches = None  # torch forgets its workers when nobody holds them any more
+
+    def has_seen_every_bucket(self) -> bool:
+        """It has none that anybody knows of."""
+        return True
 
     def _take(self) -> list[Any]:
         """The batches of one step; the last step of an epoch may have fewer."""

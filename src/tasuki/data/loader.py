@@ -14,20 +14,23 @@ import signal
 import threading
 import time
 import traceback
+from array import array
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from torch.utils.data import DataLoader, Dataset
 
+from tasuki.data.children import kill_workers, starting_workers, waiting
 from tasuki.data.fetch import Fetcher, Request, kept_random_states
 from tasuki.data.handing import pack, unpack
 from tasuki.data.order import Order
 from tasuki.data.shares import Share, StepSplit, share_of_step
 from tasuki.data.tempo import LoaderSettings
 from tasuki.errors import RunError, TasukiError
+from tasuki.signals import NOTICES
 
 _SIGNAL_ON_PARENT_DEATH = 1
 """Linux's PR_SET_PDEATHSIG."""
@@ -40,6 +43,9 @@ class MicroBatch:
     data: Any
     num_samples: int
     """0: this rank has no sample in this step and only takes part."""
+    indices: Sequence[int] = ()
+    """Of its samples in the data set, as whoever fetched them tells; what is borrowed and counts 0
+    is left out, and nobody knows those of a loader that the recipe brings."""
 
 
 Step = tuple[Iterator[MicroBatch], int]
@@ -65,6 +71,8 @@ class Loader:
         """How long fetching took so far, summed over workers."""
         self.batches = 0
         """Micro-batches fetched so far."""
+        self._seen: set[int] = set()
+        """Buckets of which a step was given out."""
         self.settings = settings or LoaderSettings()
         self._workers: _Workers | None = None
         self._start()
@@ -73,7 +81,12 @@ class Loader:
         while self._next_step < self._total_steps:
             share = self._next_share()
             self._next_step += 1
+            self._seen.add(share.bucket)
             yield self._fetch(share), share.num_samples
+
+    def has_seen_every_bucket(self) -> bool:
+        """Before that nobody knows how long a step may take."""
+        return len(self._seen) == len(self._order.plan.buckets)
 
     def state(self) -> None:
         """Nothing for a checkpoint: the order is a pure function of the step."""
@@ -90,7 +103,8 @@ class Loader:
         """End the workers and forget them: leaving must not wait for anybody."""
         if self._workers is not None:
             self._workers.kill()
-            self._workers = None
+            if threading.current_thread() is threading.main_thread():
+                self._workers = None  # else the loop may be about to ask them
 
     def _start(self) -> None:
         if self.settings.workers:
@@ -110,11 +124,12 @@ class Loader:
 
     def _fetch(self, share: Share) -> Iterator[MicroBatch]:
         for request, count in zip(share.requests, share.counts, strict=True):
-            yield MicroBatch(self._next_batch(request), count)
+            batch = self._next_batch(request)
+            yield MicroBatch(batch, count, request.indices if count else ())
 
     def _next_batch(self, request: Request) -> Any:
         if self._workers is not None:
-            batch, seconds = self._workers.next_batch()
+            batch, seconds = self._workers.next_batch(request)
             self.fetch_s += seconds
             self.batches += 1
             return batch
@@ -145,17 +160,20 @@ class _Workers:
             pin_memory=settings.pin,
             worker_init_fn=partial(_prepare_worker, parent=os.getpid()),
         )
-        with kept_random_states():  # an iterator of a DataLoader draws a seed when it is made
+        is_spawned = settings.context != "fork"
+        # An iterator of a DataLoader draws a seed when it is made.
+        with kept_random_states(), starting_workers(is_spawned=is_spawned):
             self._batches: Any = iter(loader)
 
     def _note(self, share: Share) -> tuple[Request, ...]:
         self.shares.append(share)
         return share.requests
 
-    def next_batch(self) -> tuple[Any, float]:
-        """A batch, and how long a worker took for it."""
+    def next_batch(self, request: Request) -> tuple[Any, float]:
+        """The batch of this request, and how long a worker took for it."""
         try:
-            batch, seconds = next(self._batches)
+            with waiting():
+                batch, seconds, fetched = next(self._batches)
         except (RuntimeError, EOFError, ConnectionError) as error:
             if not _tells_of_a_dead_worker(error):
                 raise
@@ -165,6 +183,11 @@ class _Workers:
             ) from error
         if isinstance(batch, TasukiError):
             raise batch
+        if fetched != _spelled(request):
+            raise RunError(
+                "a loader worker handed over other samples than those that were asked for",
+                hint="nothing was learnt from them: the next attempt takes the right ones",
+            )
         return unpack(batch), seconds
 
     def end(self) -> None:
@@ -175,13 +198,7 @@ class _Workers:
             worker.join()
 
     def kill(self) -> None:
-        """By pid, at once. torch's SIGCHLD handler raises in the main thread when a worker dies,
-        even inside a save."""
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for worker in self._batches._workers:
-            with contextlib.suppress(ProcessLookupError, TypeError):
-                os.kill(worker.pid, signal.SIGKILL)
+        kill_workers(self._batches._workers)
 
 
 class _Once:
@@ -203,7 +220,7 @@ class _Requests(Dataset[Any]):
     def __len__(self) -> int:
         return len(self._fetcher.dataset)
 
-    def __getitems__(self, request: Request) -> tuple[Any, float]:
+    def __getitems__(self, request: Request) -> tuple[Any, float, bytes]:
         began = time.perf_counter()
         try:
             batch = self._fetcher(request)
@@ -213,7 +230,14 @@ class _Requests(Dataset[Any]):
                 traceback.print_exception(error.__cause__)
             batch = error
         # Pinning happens in the rank, to tensors.
-        return batch if self._is_pinned else pack(batch), time.perf_counter() - began
+        packed = batch if self._is_pinned else pack(batch)
+        return packed, time.perf_counter() - began, _spelled(request)
+
+
+def _spelled(request: Request) -> bytes:
+    """Which samples, as a worker tells with the batch. Bytes, as torch's pinning would go through
+    a list number by number."""
+    return array("q", request.indices).tobytes()
 
 
 def _tells_of_a_dead_worker(error: Exception) -> bool:
@@ -233,7 +257,5 @@ def _prepare_worker(_: int, *, parent: int) -> None:
     ctypes.CDLL(None).prctl(_SIGNAL_ON_PARENT_DEATH, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(0)
-    # A notice goes to the whole process group: a worker that dies of it would break the last steps
-    # and, through torch's SIGCHLD handler, the save.
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
+    for number in NOTICES:  # see children.py; it began deaf, and whatever unblocks them, stays so
         signal.signal(number, signal.SIG_IGN)

@@ -211,6 +211,14 @@ class Order:
             block.first_positions[at],
         )
 
+    def steps(self, epoch: int, first: int, stop: int) -> tuple[Ints, Ints]:
+        """The samples of the steps from `first` up to `stop`, one step after another, and how many
+        each step has. For who goes through whole epochs: nothing is kept."""
+        if not 0 <= first < stop <= self.steps_per_epoch or epoch < 0:
+            raise IndexError(f"epoch {epoch} has no steps {first} to {stop}")
+        block = self._compute_block(epoch, first, stop)
+        return block.indices, np.diff(block.bounds)
+
     def cursor_at(self, stage_step: int) -> Cursor:
         """Where a stage stands after so many steps."""
         assert stage_step >= 0, stage_step

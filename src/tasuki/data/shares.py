@@ -37,6 +37,7 @@ class Share:
     counts: tuple[int, ...]
     num_samples: int
     """Of the whole step, over all ranks."""
+    bucket: int = 0
 
 
 def share_of_step(
@@ -55,9 +56,10 @@ def share_of_step(
         lent = range(min(split.micro_batch, len(indices)))
         if split.costs is not None:
             lent = range(1)
-        return Share((_request(indices, seeds, lent),), (0,), len(indices))
+        return Share((_request(indices, seeds, lent),), (0,), len(indices), samples.bucket)
     requests = tuple(_request(indices, seeds, piece) for piece in pieces)
-    return Share(requests, tuple(len(piece) for piece in pieces), len(indices))
+    counts = tuple(len(piece) for piece in pieces)
+    return Share(requests, counts, len(indices), samples.bucket)
 
 
 def _pieces(indices: NDArray[np.int64], split: StepSplit) -> list[range] | list[list[int]]:

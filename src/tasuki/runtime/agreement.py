@@ -42,6 +42,10 @@ class Agreement(Protocol):
         """Ask for a save at the next boundary all ranks can share."""
         ...
 
+    def close(self) -> None:
+        """Nobody asks any more."""
+        ...
+
 
 class SoloAgreement:
     """One rank agrees with itself."""
@@ -60,6 +64,9 @@ class SoloAgreement:
 
     def want_save(self) -> None:
         self._wants_save = True
+
+    def close(self) -> None:
+        pass
 
 
 class StoreAgreement:
@@ -84,6 +91,7 @@ class StoreAgreement:
         self._watch = watch
         self._started = steps_done
         self._is_frozen = False
+        self._is_closed = False
         self._round = 0
         self._at = 0
         self._purpose = Decision.GO
@@ -114,6 +122,9 @@ class StoreAgreement:
     def want_save(self) -> None:
         self._want(Decision.SAVE)
 
+    def close(self) -> None:
+        self._is_closed = True
+
     def _want_stop(self) -> None:
         self._want(Decision.STOP)
 
@@ -134,7 +145,7 @@ class StoreAgreement:
         try:
             self._listener.wait([self._key("want")], _WAIT)
         except DistStoreError:
-            return True
+            return not self._is_closed
         except RuntimeError:
             return False
         try:

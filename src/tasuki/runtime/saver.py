@@ -1,23 +1,85 @@
-"""Commit a checkpoint from all ranks: each writes its part, rank 0 publishes when all are there."""
+"""Commit checkpoints from all ranks, beside the training.
+
+At a step boundary every rank copies its state to host memory (`begin`) and trains on. A thread of
+each rank writes its part; rank 0's publishes when all parts are there. One save at a time: who asks
+for a second waits for the first. How a save ended is told at the next step boundary (`news`).
+
+`hold` only copies. Where a step outlasts the notice, the watch commits what was held last
+(`publish_held`) while the step still runs.
+"""
 
 from __future__ import annotations
 
 import json
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from torch.distributed import Store
+from torch import Tensor
+from torch.distributed import DistStoreError, Store
 
+from tasuki.checkpoint.codec import encode
 from tasuki.checkpoint.commit import Checkpoint, discard_draft, open_draft, publish
+from tasuki.checkpoint.frozen import FrozenParameters, store_frozen
+from tasuki.checkpoint.host import HostBuffer, HostImage
 from tasuki.checkpoint.manifest import Position
-from tasuki.checkpoint.parts import write_part
+from tasuki.checkpoint.parts import write_held
 from tasuki.checkpoint.records import FileRecord
+from tasuki.checkpoint.retention import make_room, quarantine
+from tasuki.checkpoint.verify import verify_from_disk
 from tasuki.clock import Clock
-from tasuki.errors import ClaimLost, RunError, StoreError, TasukiError
+from tasuki.data.used import Used
+from tasuki.errors import (
+    CheckpointError,
+    ClaimLost,
+    DamagedCheckpoint,
+    DiskFull,
+    NotFinite,
+    RunError,
+    StoreError,
+    TasukiError,
+)
+from tasuki.failpoints import failpoint
+from tasuki.store.atomic import translated
 from tasuki.store.runs import RunFolder
 
 _PARTS_WITHIN = timedelta(minutes=30)
+_HELD_WITHIN = timedelta(seconds=2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Order:
+    """A state that was copied, and all that its checkpoint says beside it."""
+
+    position: Position
+    facts: dict[str, Any]
+    used: Used | None
+    """Which samples this rank used; summed over all ranks for the manifest."""
+    image: HostImage
+    frozen: Mapping[str, Tensor]
+    buffer: int
+    blocked_s: float
+    begun_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """How a save ended."""
+
+    position: Position
+    name: str | None = None
+    """Of the checkpoint: it is durable."""
+    error: BaseException | None = None
+    """Why there is none."""
+    blocked_s: float
+    total_s: float
+    """From the step boundary until it was durable."""
+    size: int
+    """Bytes of this rank's part."""
 
 
 class Saver:
@@ -28,59 +90,231 @@ class Saver:
         run: RunFolder,
         *,
         claim: int,
-        rank: int,
-        world: int,
-        store: Store | None,
         clock: Clock,
+        rank: int = 0,
+        world: int = 1,
+        connect: Callable[[], Store] | None = None,
+        is_pinned: bool = False,
+        after: Callable[[Checkpoint, Saved], None] = lambda _checkpoint, _saved: None,
     ) -> None:
-        self._run = run
-        self._claim = claim
-        self._rank = rank
-        self._world = world
-        self._store = store
-        self._clock = clock
+        """`connect` gives a connection to the ranks' key-value store; `after` is called by rank
+        0's thread when a checkpoint is durable."""
+        self._run, self._claim, self._clock = run, claim, clock
+        self._rank, self._world = rank, world
+        self._store = connect() if connect is not None and world > 1 else None
+        self.before: Callable[[], None] = lambda: None
+        """Called by rank 0's thread first: what a checkpoint counts on is made durable."""
+        self.after = after
+        self.parent: str | None = None
+        """The last checkpoint of this lineage."""
+        self.frozen: FrozenParameters | None = None
+        self.must_be_finite: Collection[str] = ()
+        """Tensors by name; a state in which one of them is not finite is not committed."""
+        self.news: Saved | None = None
+        """The last save that ended, until somebody takes it."""
+        self._buffers = [HostBuffer(is_pinned=is_pinned) for _ in range(2)]
+        self._held: deque[_Order] = deque(maxlen=2)
+        self._thread: threading.Thread | None = None
+        self._current: _Order | None = None
         self._count = 0
+        self._has_read_back = False
 
-    def save(
+    # -- the training loop --------------------------------------------------------------------
+
+    @property
+    def is_busy(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def begin(
         self,
         position: Position,
         state: dict[str, Any],
         *,
-        parent: str | None,
         facts: dict[str, Any],
-    ) -> Checkpoint | None:
-        """Called by every rank at the same step; returns when the commit is durable.
-
-        Rank 0 gets the checkpoint, the others None.
-        """
+        used: Used | None = None,
+    ) -> float:
+        """Called by every rank at the same step. Returns when the state is copied, with the
+        seconds that took; the commit goes on by itself. `facts` are rank 0's."""
+        failpoint("save.begin")
+        began = self._clock.monotonic()
+        self._join()
+        order = self._copy(position, state, facts, used, began=began)
+        self._held.clear()
         self._count += 1
-        if self._rank == 0:
-            return self._lead(position, state, parent, facts)
-        self._follow(state)
-        return None
+        failpoint("save.copied")
+        self._current = order
+        name = f"tasuki-save-{self._count}"
+        self._thread = threading.Thread(target=self._work, args=(order,), name=name, daemon=True)
+        self._thread.start()
+        return order.blocked_s
 
-    def _lead(
-        self, position: Position, state: dict[str, Any], parent: str | None, facts: dict[str, Any]
-    ) -> Checkpoint:
+    def hold(
+        self,
+        position: Position,
+        state: dict[str, Any],
+        *,
+        facts: dict[str, Any],
+        used: Used | None = None,
+    ) -> float:
+        """Copy only: for `publish_held`. Returns the seconds it took."""
+        order = self._copy(position, state, facts, used, began=self._clock.monotonic())
+        self._held.append(order)
+        return order.blocked_s
+
+    def wait(self) -> Saved | None:
+        """Until nothing is in flight; how the last save ended, if nobody took that yet."""
+        self._join()
+        return self.take_news()
+
+    def take_news(self) -> Saved | None:
+        news, self.news = self.news, None
+        return news
+
+    def _join(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+            self._current = None
+
+    def _copy(
+        self,
+        position: Position,
+        state: dict[str, Any],
+        facts: dict[str, Any],
+        used: Used | None,
+        *,
+        began: float,
+    ) -> _Order:
+        apart = self.frozen.addresses() if self.frozen is not None else frozenset()
+        encoded = encode(state, frozen=apart)
+        number = self._free_buffer()
+        image = self._buffers[number].hold(encoded)
+        now = self._clock.monotonic()
+        return _Order(
+            position=position,
+            facts=facts,
+            used=used,
+            image=image,
+            frozen=encoded.frozen,
+            buffer=number,
+            blocked_s=now - began,
+            begun_at=began,
+        )
+
+    def _free_buffer(self) -> int:
+        """Not the one that is being written, and rather not the one that was held last."""
+        writing = self._current.buffer if self._current is not None and self.is_busy else None
+        newest = self._held[-1].buffer if self._held else None
+        free = [number for number in (0, 1) if number not in (writing, newest)]
+        if not free:  # what is being written is as good as what was held
+            free = [number for number in (0, 1) if number != writing]
+        while self._held and self._held[0].buffer == free[0]:
+            self._held.popleft()
+        return free[0]
+
+    # -- what was held ------------------------------------------------------------------------
+
+    @property
+    def held_step(self) -> int | None:
+        return self._held[-1].position.stage_step if self._held else None
+
+    def publish_held(self, *, within_s: float) -> Saved | None:
+        """From the watch's thread, while a step runs: commit the last state that all ranks hold.
+
+        A save in flight is newer or as good: then that is waited for.
+        """
+        if self._thread is not None:
+            self._thread.join(within_s)
+            if self.news is not None and self.news.name is not None and not self._held:
+                return self.news
+        order = self._agree_on_held()
+        if order is None:
+            return None
+        self._count = -1  # a round of its own: the ranks may have begun different saves
+        self._work(order)
+        return self.news
+
+    def _agree_on_held(self) -> _Order | None:
+        steps = [order.position.stage_step for order in self._held]
+        if self._store is None:
+            return self._held[-1] if self._held else None
+        self._store.set(f"tasuki/held/{self._rank}", json.dumps(steps))
+        if self._rank == 0:
+            common = set(steps)
+            try:
+                for rank in range(1, self._world):
+                    self._store.wait([f"tasuki/held/{rank}"], _HELD_WITHIN)
+                    common &= set(json.loads(self._store.get(f"tasuki/held/{rank}")))
+            except DistStoreError:
+                common = set()
+            self._store.set("tasuki/held/at", json.dumps(max(common, default=None)))
+        self._store.wait(["tasuki/held/at"], _PARTS_WITHIN)
+        at = json.loads(self._store.get("tasuki/held/at"))
+        return next((o for o in self._held if o.position.stage_step == at), None)
+
+    # -- the thread ---------------------------------------------------------------------------
+
+    def _work(self, order: _Order) -> None:
+        name, error = None, None
+        try:
+            checkpoint = self._lead(order) if self._rank == 0 else self._follow(order)
+            name = checkpoint if isinstance(checkpoint, str) else checkpoint.name
+        except BaseException as caught:  # told at the next step boundary, whatever it is
+            error = caught
+        saved = Saved(
+            position=order.position,
+            name=name,
+            error=error,
+            blocked_s=order.blocked_s,
+            total_s=self._clock.monotonic() - order.begun_at,
+            size=order.image.size,
+        )
+        if name is not None:
+            self.parent = name
+            if self._rank == 0:
+                assert isinstance(checkpoint, Checkpoint)
+                saved = self._finish(checkpoint, saved)
+        self.news = saved
+
+    def _finish(self, checkpoint: Checkpoint, saved: Saved) -> Saved:
+        """Pruning and telling. What fails here does not undo the commit, unless the claim is
+        lost."""
+        try:
+            self.after(checkpoint, saved)
+        except StoreError:
+            return saved
+        except BaseException as error:
+            return Saved(
+                position=saved.position,
+                error=error,
+                blocked_s=saved.blocked_s,
+                total_s=saved.total_s,
+                size=saved.size,
+            )
+        return saved
+
+    def _lead(self, order: _Order) -> Checkpoint:
         draft: Path | None = None
         try:
-            draft = open_draft(self._run, claim=self._claim, position=position)
+            self.before()
+            self._refuse_not_finite(order)
+            make_room(self._run, claim=self._claim, need=order.image.size)
+            frozen = self._store_frozen(order)
+            draft = open_draft(self._run, claim=self._claim, position=order.position)
             self._tell("draft", {"name": draft.name})
-            records = write_part(draft, 0, state)
+            with translated(draft):
+                failpoint("save.draft")
+                records = write_held(draft, 0, order.image)
+                failpoint("save.written")
+            used = order.used
             for rank in range(1, self._world):
-                records += self._hear_part(rank)
-            checkpoint = publish(
-                self._run,
-                draft,
-                position=position,
-                claim=self._claim,
-                parent=parent,
-                world=self._world,
-                records=records,
-                facts=facts,
-                created_at=self._clock.wall(),
-            )
-        except TasukiError as error:
+                part, theirs = self._hear_part(rank)
+                records += part
+                used = used + theirs if used is not None and theirs is not None else None
+            facts = order.facts if used is None else {**order.facts, "used": used.to_json()}
+            checkpoint = self._publish(order, draft, records, frozen, facts)
+            self._read_back(checkpoint)
+        except BaseException as error:
             if draft is not None:
                 discard_draft(draft)
             self._tell("draft", _failure(error))
@@ -89,19 +323,78 @@ class Saver:
         self._tell("committed", {"name": checkpoint.name})
         return checkpoint
 
-    def _follow(self, state: dict[str, Any]) -> None:
+    def _publish(
+        self,
+        order: _Order,
+        draft: Path,
+        records: list[FileRecord],
+        frozen: list[FileRecord],
+        facts: dict[str, Any],
+    ) -> Checkpoint:
+        return publish(
+            self._run,
+            draft,
+            position=order.position,
+            claim=self._claim,
+            parent=self.parent,
+            world=self._world,
+            records=records,
+            frozen=frozen,
+            facts=facts,
+            created_at=self._clock.wall(),
+        )
+
+    def _refuse_not_finite(self, order: _Order) -> None:
+        name = order.image.first_not_finite(self.must_be_finite)
+        if name is not None:
+            raise NotFinite(
+                f"{name.removeprefix('shared.model.')} holds NaN or infinities at step "
+                f"{order.position.stage_step} of stage `{order.position.stage}`"
+            )
+
+    def _store_frozen(self, order: _Order) -> list[FileRecord]:
+        """Once per attempt: they are the same until one of them changes, which then goes apart."""
+        if not order.frozen:
+            return []
+        assert self.frozen is not None
+        if self.frozen.record is None:
+            self.frozen.record = store_frozen(self._run, order.frozen)
+        return [self.frozen.record]
+
+    def _read_back(self, checkpoint: Checkpoint) -> None:
+        """The first save of an attempt is read again from the disk: a bad one shows now."""
+        if self._has_read_back:
+            return
+        try:
+            verify_from_disk(checkpoint.path)
+        except DamagedCheckpoint as error:
+            quarantine(self._run, checkpoint.name, claim=self._claim)
+            raise StoreError(
+                f"{checkpoint.name} came back from the disk as something else: {error}",
+                hint="the disk or its file system loses what it was given; use another one",
+            ) from error
+        self._has_read_back = True
+
+    def _follow(self, order: _Order) -> str:
         draft = _checked(self._hear("draft"))
         try:
-            records = write_part(self._run.checkpoints / draft["name"], self._rank, state)
-        except TasukiError as error:
+            with translated(self._run.checkpoints):
+                records = write_held(self._run.checkpoints / draft["name"], self._rank, order.image)
+                failpoint("save.written")
+        except BaseException as error:
             self._tell(f"part/{self._rank}", _failure(error))
             raise
-        self._tell(f"part/{self._rank}", {"records": [record.to_json() for record in records]})
-        _checked(self._hear("committed"))
+        used = order.used.to_json() if order.used is not None else None
+        told = {"records": [r.to_json() for r in records], "used": used}
+        self._tell(f"part/{self._rank}", told)
+        return str(_checked(self._hear("committed"))["name"])
 
-    def _hear_part(self, rank: int) -> list[FileRecord]:
+    # -- between the ranks --------------------------------------------------------------------
+
+    def _hear_part(self, rank: int) -> tuple[list[FileRecord], Used | None]:
         value = _checked(self._hear(f"part/{rank}"))
-        return [FileRecord.from_json(record) for record in value["records"]]
+        records = [FileRecord.from_json(record) for record in value["records"]]
+        return records, Used.from_json(value["used"]) if value["used"] is not None else None
 
     def _tell(self, what: str, value: dict[str, Any]) -> None:
         if self._store is not None:
@@ -118,13 +411,19 @@ class Saver:
         return f"tasuki/save/{self._count}/{what}"
 
 
-def _failure(error: TasukiError) -> dict[str, Any]:
-    return {"error": type(error).__name__, "message": error.message, "hint": error.hint}
+_KINDS: dict[str, type[TasukiError]] = {
+    kind.__name__: kind for kind in (ClaimLost, DiskFull, StoreError, NotFinite, CheckpointError)
+}
+
+
+def _failure(error: BaseException) -> dict[str, Any]:
+    if isinstance(error, TasukiError):
+        return {"error": type(error).__name__, "message": error.message, "hint": error.hint}
+    return {"error": "RunError", "message": f"{type(error).__name__}: {error}", "hint": ""}
 
 
 def _checked(value: dict[str, Any]) -> dict[str, Any]:
     """Another rank's failure becomes ours, of the same kind."""
     if "error" not in value:
         return value
-    kinds: dict[str, type[TasukiError]] = {"ClaimLost": ClaimLost, "StoreError": StoreError}
-    raise kinds.get(value["error"], RunError)(value["message"], hint=value["hint"])
+    raise _KINDS.get(value["error"], RunError)(value["message"], hint=value["hint"])

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasuki.errors import EXIT_DONE, EXIT_USAGE, TasukiError
+from tasuki.signals import NOTICES
 from tasuki.store.jobs import begin_start, write_outcome
 from tasuki.supervisor.job import JobOrder, read_job
 
 if TYPE_CHECKING:
+    from tasuki.clock import Clock
     from tasuki.supervisor.phase import Launcher
 
-NOTICES = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 
-
-def main(arguments: list[str], launch: Launcher | None = None) -> int:
+def main(arguments: list[str], launch: Launcher | None = None, clock: Clock | None = None) -> int:
     if not arguments or arguments[0].startswith("-"):
         sys.stderr.write("usage: python -m tasuki.supervisor JOB_DIR [--leash FD]\n")
         return EXIT_USAGE
@@ -29,7 +29,7 @@ def main(arguments: list[str], launch: Launcher | None = None) -> int:
         job = read_job(Path(arguments[0]).absolute())
         if _is_finished(job):
             return _end_at_once(job)
-        return _supervise(job, launch, leash)
+        return _supervise(job, launch, leash, clock)
     except TasukiError as error:
         hint = f"\nhint: {error.hint}" if error.hint else ""
         sys.stderr.write(f"error: {error}{hint}\n")
@@ -48,14 +48,16 @@ def _end_at_once(job: JobOrder) -> int:
     return EXIT_DONE
 
 
-def _supervise(job: JobOrder, launch: Launcher | None, leash: int | None) -> int:
+def _supervise(
+    job: JobOrder, launch: Launcher | None, leash: int | None, clock: Clock | None
+) -> int:
     from tasuki.clock import SystemClock
     from tasuki.supervisor.loop import Supervisor
     from tasuki.supervisor.phase import start_process
 
     supervisor = Supervisor(
         job,
-        clock=SystemClock(),
+        clock=clock or SystemClock(),
         launch=launch or start_process,
         environment=dict(os.environ),
         leash=leash,

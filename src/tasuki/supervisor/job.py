@@ -27,6 +27,10 @@ class LaneOrder:
     items: tuple[LaneItem, ...]
 
 
+_LAST_WORD_S = 1.0
+"""Of a notice, kept for the supervisor itself: to write the outcome before it is killed."""
+
+
 @dataclass(frozen=True, slots=True)
 class JobOrder:
     folder: JobFolder
@@ -37,6 +41,11 @@ class JobOrder:
     grace_s: float
     requeue: bool | int
     lanes: tuple[LaneOrder, ...]
+
+    @property
+    def ranks_grace_s(self) -> float:
+        """What the ranks have of the grace."""
+        return max(0.5, self.grace_s - _LAST_WORD_S)
 
 
 def read_job(path: Path) -> JobOrder:

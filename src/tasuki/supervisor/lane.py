@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tasuki.clock import Clock, utc
@@ -161,9 +161,8 @@ class Lane:
         num_ranks = len(self.order.gpus) if kind == "train" else 1
         attempt.events.add("worker-started", phase=kind, stage=stage, ranks=num_ranks)
         ranks = [self._start_rank(rank, num_ranks, kind, stage) for rank in range(num_ranks)]
-        self.phase = Phase(kind, stage, ranks)
-        if self.remaining_s is not None:
-            self.phase.tell("deadline", remaining_s=self.remaining_s)
+        self.phase = Phase(kind, stage, ranks, grace_s=self.job.ranks_grace_s)
+        self._tell_deadline()
         if self.notice is not Cause.NONE:
             self._notice_phase()
 
@@ -308,8 +307,19 @@ class Lane:
     def set_remaining(self, remaining_s: float | None) -> None:
         """The scheduler's word on the end, now."""
         self.remaining_s = remaining_s
-        if self.phase is not None and remaining_s is not None:
-            self.phase.tell("deadline", remaining_s=remaining_s)
+        if remaining_s is not None:
+            self._tell_deadline()
+
+    def _tell_deadline(self) -> None:
+        if self.phase is not None:
+            grace_s = self.job.ranks_grace_s
+            self.phase.tell("deadline", remaining_s=self.remaining_s, grace_s=grace_s)
+
+    def watch_clock(self, now: float) -> None:
+        """Kill what is due, and find out who hangs."""
+        hung = self.phase.tick(now) if self.phase is not None else None
+        if hung is not None and self.attempt is not None:
+            self.attempt.events.add("hung", **asdict(hung))
 
     def give_notice(self, cause: Cause, *, until: float | None) -> None:
         """The end is near: told to the ranks at once; a second notice changes nothing."""

@@ -17,44 +17,15 @@ from tasuki.relay.decide import settle, stops_successors
 from tasuki.relay.values import Cause, LaneEnd, Settlement, Verdict
 from tasuki.scheduler.allocation import Allocation
 from tasuki.scheduler.local import LocalAllocation
+from tasuki.signals import SignalPipe
 from tasuki.store.jobs import begin_start, write_outcome
 from tasuki.supervisor.job import JobOrder
 from tasuki.supervisor.lane import Lane
 from tasuki.supervisor.phase import Launcher, Phase, Rank
 
-_NOTICES = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 _ASK_EVERY_S = 30.0
 """How often the scheduler is asked whether the deadline has moved."""
 _TICK_S = 0.25
-_LAST_WORD_S = 1.0
-"""Of a notice, kept for the supervisor itself: to write the outcome before it is killed."""
-
-
-class SignalPipe:
-    """Signals as bytes on a pipe: the handler does nothing, the loop reads."""
-
-    def __init__(self) -> None:
-        self.reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._previous: list[tuple[int, object]] = []
-
-    def __enter__(self) -> SignalPipe:
-        signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
-        for number in (*_NOTICES, signal.SIGCHLD):
-            self._previous.append((number, signal.signal(number, lambda *_: None)))
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _NOTICES)  # see __main__
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        signal.set_wakeup_fd(-1)
-        for number, handler in self._previous:
-            signal.signal(number, handler)  # type: ignore[arg-type]
-        os.close(self.reader)
-        os.close(self._writer)
-
-    def read(self) -> set[int]:
-        with contextlib.suppress(BlockingIOError):
-            return set(os.read(self.reader, 4096))
-        return set()
 
 
 class Supervisor:
@@ -87,7 +58,7 @@ class Supervisor:
 
     def run(self) -> Settlement:
         """Until every lane has ended; then say what becomes of the job."""
-        with SignalPipe() as signals, selectors.DefaultSelector() as selector:
+        with _signals() as signals, selectors.DefaultSelector() as selector:
             selector.register(signals.reader, selectors.EVENT_READ, "signals")
             if self._leash is not None:
                 os.set_blocking(self._leash, False)
@@ -108,13 +79,15 @@ class Supervisor:
             selector.unregister(fd)
         for key, _ in ready:
             if key.data == "signals":
-                self._on_signals(signals.read())
+                signals.drain()
             elif key.data == "leash":
                 self._on_leash(selector)
             else:
                 phase, rank = wires[key.fd]
                 for message in rank.wire.receive() or ():
                     phase.on_message(message, rank)
+        if signals.has_notice and not self._has_notice:
+            self._give_notice(self._cause())
         self._watch_clock()
         self._reap()
 
@@ -124,10 +97,6 @@ class Supervisor:
                 for rank in lane.phase.ranks:
                     if not rank.wire.is_closed and rank.status is None:
                         yield lane.phase, rank
-
-    def _on_signals(self, numbers: set[int]) -> None:
-        if numbers & {int(number) for number in _NOTICES}:
-            self._give_notice(self._cause())
 
     def _cause(self) -> Cause:
         try:
@@ -146,8 +115,7 @@ class Supervisor:
         if self._has_notice:
             return
         self._has_notice = True
-        now = self._clock.monotonic()
-        until = now + max(0.5, self._job.grace_s - _LAST_WORD_S)
+        until = self._clock.monotonic() + self._job.ranks_grace_s
         for lane in self._lanes:
             self._guard(lane, partial(lane.give_notice, cause, until=until))
 
@@ -156,8 +124,7 @@ class Supervisor:
         if now - self._asked_at >= _ASK_EVERY_S:
             self._ask_deadline()
         for lane in self._lanes:
-            if lane.phase is not None:
-                lane.phase.tick(now)
+            self._guard(lane, partial(lane.watch_clock, now))
 
     def _ask_deadline(self) -> None:
         self._asked_at = self._clock.monotonic()
@@ -199,6 +166,17 @@ class Supervisor:
         except StoreError:
             return Settlement(Verdict.END, settlement.exit_code)
         return settlement
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[SignalPipe]:
+    """A child that exits wakes the loop too."""
+    signals = SignalPipe()
+    signals.install(signal.SIGCHLD)
+    try:
+        yield signals
+    finally:
+        signals.restore()
 
 
 def _describe(end: LaneEnd) -> dict[str, object]:

@@ -1,6 +1,7 @@
 """The ranks of one phase: one stage's training, or one evaluation, as processes.
 
-Started together; down together: when one fails, the others get a few seconds and are killed.
+Started together; down together: when one fails, the others get a few seconds and are killed. When
+one says nothing for longer than it said it would, all write down where they stand and are killed.
 """
 
 from __future__ import annotations
@@ -12,18 +13,23 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from tasuki.errors import EXIT_DONE, EXIT_RESUME_ME
 from tasuki.relay.values import Cause, Ending, PhaseEnded
+from tasuki.signals import STACKS, deaf
 from tasuki.store.atomic import FILE_MODE, make_folder
+from tasuki.supervisor.pulse import Pulse, awake_s, find_culprit, is_hung, state_of
 from tasuki.telemetry.wire import Wire
 
 PEERS_LEAVE_S = 4.0
 """How long the other ranks may take to notice that one is gone (gloo: 0.34 s) before they are
 killed."""
+_LAST_LEAVES_S = 60.0
+"""How long a rank may stay when another has handed over: rank 0 may have checkpoints to prune."""
+_STACKS_WITHIN_S = 1.0
 
 
 class Process(Protocol):
@@ -55,8 +61,9 @@ Launcher = Callable[[Launch], Process]
 
 
 def start_process(launch: Launch) -> Process:
-    """A fresh interpreter. It stays in the supervisor's process group: one signal reaches all."""
-    with _append(launch.log) as out, _append(launch.err) as err:
+    """A fresh interpreter. It stays in the supervisor's process group: one signal reaches all; one
+    that comes before the rank's handlers are there is held back until then."""
+    with _append(launch.log) as out, _append(launch.err) as err, deaf():
         return subprocess.Popen(
             # -P: a file of the user's called random.py must not hide Python's own.
             [launch.python, "-P", "-m", "tasuki.train", *launch.arguments],
@@ -81,6 +88,20 @@ class Rank:
     wire: Wire
     status: int | None = None
     done: dict[str, Any] | None = None
+    doing: str = "start"
+    step: int | None = None
+    limit_s: float | None = None
+    """How long it may be silent; None: as long as it likes."""
+    silent_s: float = 0.0
+
+    def pulse(self) -> Pulse:
+        return Pulse(
+            rank=self.number,
+            silent_s=self.silent_s,
+            limit_s=self.limit_s,
+            doing=self.doing,
+            step=self.step,
+        )
 
 
 @dataclass(slots=True)
@@ -98,22 +119,42 @@ class Phase:
     is_killed: bool = False
     first_end: int | None = None
     """The rank that failed first: what the others say is a consequence."""
+    hung: Pulse | None = None
+    grace_s: float | None = None
+    """What a rank has after a signal that came to it alone."""
+    looked_at: float | None = None
 
     def tell(self, kind: str, **facts: Any) -> None:
         for rank in self.ranks:
             rank.wire.send(kind, **facts)
 
     def on_message(self, message: dict[str, Any], rank: Rank) -> None:
+        rank.silent_s = 0.0
         match message["kind"]:
             case "step":
                 self.has_stepped = True
+                rank.doing, rank.step = "train", message.get("step")
+                rank.limit_s = message.get("limit_s")
+            case "phase":
+                rank.doing, rank.limit_s = message.get("phase", "?"), message.get("limit_s")
+            case "signalled":
+                self._pass_on(rank)
             case "saved":
                 self.has_progressed |= not message.get("is_start", False)
             case "done":
                 rank.done = message
 
+    def _pass_on(self, signalled: Rank) -> None:
+        """A signal may have come to one rank alone: the others must not wait for it."""
+        if self.notice is not Cause.NONE:
+            return  # they have been told
+        facts = {"cause": Cause.PREEMPTED, "remaining_s": self.grace_s, "is_guess": True}
+        for rank in self.ranks:
+            if rank is not signalled:
+                rank.wire.send("notice", **facts)
+
     def reap(self, now: float) -> None:
-        """Note who has exited; when one failed, the others must not wait for it for ever."""
+        """Note who has exited; when one is gone, the others must not wait for it for ever."""
         for rank in self.ranks:
             if rank.status is None and (status := rank.process.poll()) is not None:
                 self._drain(rank)
@@ -122,6 +163,8 @@ class Phase:
                     if self.first_end is None:
                         self.first_end = rank.number
                     self.kill_by(now + PEERS_LEAVE_S, "another rank had failed")
+                elif status == EXIT_RESUME_ME:
+                    self.kill_by(now + _LAST_LEAVES_S, "another rank had handed over")
 
     def _drain(self, rank: Rank) -> None:
         while select.select([rank.wire], [], [], 0)[0]:
@@ -135,15 +178,36 @@ class Phase:
         if self.kill_at is None or at < self.kill_at:
             self.kill_at, self.killed_for = at, reason
 
-    def tick(self, now: float) -> None:
+    def tick(self, now: float) -> Pulse | None:
+        """Kill what is due; the rank that hangs, when that is found out."""
+        self._count_silence(now)
         if self.kill_at is not None and now >= self.kill_at and not self.is_killed:
             self.is_killed = True
             self.kill()
+        pulses = [rank.pulse() for rank in self._live() if self.hung is None]
+        if self.is_killed or not is_hung(pulses):
+            return None
+        pids = {rank.number: rank.process.pid for rank in self.ranks}
+        self.hung = find_culprit(
+            [replace(pulse, state=state_of(pids[pulse.rank])) for pulse in pulses]
+        )
+        for rank in self._live():
+            _signal_pid(rank.process.pid, STACKS)
+        self.kill_by(now + _STACKS_WITHIN_S, self.hung.describe())
+        return self.hung
+
+    def _live(self) -> list[Rank]:
+        return [rank for rank in self.ranks if rank.status is None]
+
+    def _count_silence(self, now: float) -> None:
+        if self.looked_at is not None:
+            for rank in self.ranks:
+                rank.silent_s += awake_s(self.looked_at, now)
+        self.looked_at = now
 
     def kill(self) -> None:
-        for rank in self.ranks:
-            if rank.status is None:
-                _kill_pid(rank.process.pid)
+        for rank in self._live():
+            _signal_pid(rank.process.pid, signal.SIGKILL)
 
     @property
     def has_ended(self) -> bool:
@@ -159,6 +223,8 @@ class Phase:
         endings = [Ending(word["ending"]) for word in words]
         cause = self._cause(words)
         for grave in (Ending.SUPERSEDED, Ending.MISTAKE, Ending.STUCK, Ending.FAILED):
+            if grave is Ending.FAILED and self.hung is not None:
+                return self._end(Ending.FAILED, cause, _words_of_hang(self.hung))
             for word in words:
                 if word["ending"] == grave and not word.get("is_peer"):
                     return self._end(grave, cause, word)
@@ -208,6 +274,13 @@ class Phase:
         return f"rank {rank.number} ended with exit code {rank.status} without a word"
 
 
+def _words_of_hang(hung: Pulse) -> dict[str, Any]:
+    return {
+        "message": f"{hung.describe()}. The stacks of all ranks are in their .err logs",
+        "hint": "`tasuki logs RUN --err` shows where it stood",
+    }
+
+
 def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
@@ -215,9 +288,9 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _kill_pid(pid: int) -> None:
+def _signal_pid(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, number)
 
 
 def make_wires() -> tuple[Wire, socket.socket]:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import threading
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tasuki.errors import DiskFull
 from tasuki.store.atomic import FILE_MODE, make_folder, to_json, translated, write_all
 
 _TAIL_BYTES = 65536
+_MAX_WAITING = 100_000
 
 
 class LineWriter:
@@ -20,23 +25,38 @@ class LineWriter:
         self.path = path
         self._fd = -1
         self._is_torn = False
+        self._waiting: deque[dict[str, Any]] = deque(maxlen=_MAX_WAITING)
+        self._lock = threading.Lock()
 
     def append(self, value: dict[str, Any]) -> None:
+        """Written at once; on a full disk kept until there is room. A full disk ends no run."""
+        with self._lock:
+            self._waiting.append(value)
+            with contextlib.suppress(DiskFull):
+                self._write()
+
+    def _write(self) -> None:
         with translated(self.path):
             if self._fd < 0:
                 make_folder(self.path.parent)
                 flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
                 self._fd = os.open(self.path, flags, FILE_MODE)
-            data = b"\n" + _line(value) if self._is_torn else _line(value)
-            self._is_torn = True  # until it is written whole: a full disk may keep a part of it
-            write_all(self._fd, data)
-            self._is_torn = False
+            while self._waiting:
+                line = _line(self._waiting[0])
+                data = b"\n" + line if self._is_torn else line
+                self._is_torn = True  # until it is written whole: a full disk may keep a part
+                write_all(self._fd, data)
+                self._is_torn = False
+                self._waiting.popleft()
 
     def sync(self) -> None:
         """Make everything so far durable: called before a commit that counts on it."""
-        if self._fd >= 0:
-            with translated(self.path):
-                os.fsync(self._fd)
+        with self._lock:
+            if self._waiting:
+                self._write()
+            if self._fd >= 0:
+                with translated(self.path):
+                    os.fsync(self._fd)
 
     def close(self) -> None:
         if self._fd >= 0:

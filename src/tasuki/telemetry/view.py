@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from tasuki.relay.decide import counts_as_failure
@@ -38,6 +39,34 @@ def count_preemptions(run: RunFolder) -> int:
     """How many attempts a preemption has ended."""
     ends = read_attempt_ends(run).values()
     return sum(1 for end in ends if end and end.get("cause") == "preempted")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Losses:
+    """What interruptions cost a run so far."""
+
+    lived_s: float = 0.0
+    """Over all attempts that are over."""
+    kills: int = 0
+    """Attempts that stepped and ended without a save: killed, crashed, out of notice."""
+    preemptions: int = 0
+    """Attempts that a notice ended; where step and save do not fit it, they lose work too."""
+
+
+def read_losses(run: RunFolder) -> Losses:
+    """How attempts of this run ended, but for the one that asks."""
+    lived_s, kills, preemptions = 0.0, 0, 0
+    ends = read_attempt_ends(run)
+    for claim in sorted(ends)[:-1]:
+        end, holder = ends[claim], read_holder(run, claim)
+        if end is None:
+            kills += 1
+            continue
+        if holder is not None:
+            lived_s += max(0.0, float(end.get("at", holder.at)) - holder.at)
+        kills += bool(end.get("ending") == "failed" and end.get("has_stepped"))
+        preemptions += end.get("cause") == "preempted"
+    return Losses(lived_s=lived_s, kills=kills, preemptions=preemptions)
 
 
 def live_holder(run: RunFolder, *, now: float) -> Holder | None:

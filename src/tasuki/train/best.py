@@ -70,10 +70,14 @@ def _is_better(value: float, than: float, mode: str) -> bool:
     return value < than if mode == "min" else value > than
 
 
-def sweep_best(run: RunFolder, stage: str, *, claim: int, keep: Best | None) -> None:
-    """Remove best weights that neither the run nor a kept checkpoint refers to."""
+def sweep_best(run: RunFolder, stage: str, *, claim: int, keep: Best | None, until: int) -> None:
+    """Remove best weights that neither the run nor a kept checkpoint refers to.
+
+    Called beside the training: what came after step `until` may be on its way in.
+    """
     folder = run.stage(stage).path
-    files = set(folder.glob("best-*.safetensors")) if folder.is_dir() else set()
+    found = folder.glob("best-*.safetensors") if folder.is_dir() else ()
+    files = {path for path in found if _is_older(path.name, until=until, claim=claim)}
     if len(files) < 2:
         return
     needed = {keep.file} if keep else set()
@@ -88,3 +92,11 @@ def sweep_best(run: RunFolder, stage: str, *, claim: int, keep: Best | None) -> 
         if path.name not in needed:
             ensure_claim_holds(run, claim)
             path.unlink(missing_ok=True)
+
+
+def _is_older(name: str, *, until: int, claim: int) -> bool:
+    label = name.removeprefix("best-")
+    if label.startswith("draft."):
+        return not label.startswith(f"draft.c{claim}.")
+    step = label.partition("-")[0]
+    return not step.isdecimal() or int(step) <= until

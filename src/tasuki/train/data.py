@@ -22,6 +22,7 @@ from tasuki.data.tempo import LoaderSettings
 from tasuki.errors import DataError, RecipeError
 from tasuki.spec.buckets import Buckets
 from tasuki.spec.resolved import ResolvedStage
+from tasuki.train.drilled import fewer_batches, fewer_samples
 from tasuki.train.recipe import build_dataset, optional
 
 _FOREIGN = (
@@ -39,6 +40,11 @@ class StageData:
     batch: Batch
     split: StepSplit
     warnings: tuple[str, ...] = ()
+
+    @property
+    def knows_samples(self) -> bool:
+        """Whether it is known which samples a step takes; a loader of the recipe's own is mute."""
+        return isinstance(self.order, Order)
 
     @property
     def told(self) -> str | None:
@@ -92,7 +98,8 @@ def prepare_data(
     """
     dataset = build_dataset(recipe, stage.data, stage.split)
     if is_loader(dataset):
-        return _foreign(dataset, stage, world)
+        few = fewer_batches(dataset, accumulation=stage.accumulation or 1)
+        return _foreign(few, stage, world)
     sizes = sizes_of(recipe, dataset)
     if sizes is None and stage.size is not None:
         raise DataError(
@@ -108,9 +115,10 @@ def prepare_data(
         index=index,
         label=stage.size.label() if stage.size is not None else "",
     )
+    batch = _resolve_batch(stage, world)
+    plan = fewer_samples(plan, batch=batch.effective_batch)
     if stage.order == "score":
         plan = sort_by_score(plan, _scores(recipe, dataset), index=index)
-    batch = _resolve_batch(stage, world)
     order = Order(
         plan,
         seed=stage.seed,

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from tasuki.data.loader import MicroBatch
 from tasuki.errors import RecipeError
+from tasuki.failpoints import failpoint
 
 LossOutput = Tensor | tuple[Tensor, Any] | tuple[Tensor, Any, dict[str, Any]]
 
@@ -48,8 +49,16 @@ class LossWindow:
 
     def add(self, loss_sum: Tensor, weight: float) -> None:
         self.entries.append((loss_sum, weight))
+
+    def begin_step(self) -> int:
+        """A place in the window, for `drop_since`."""
         if len(self.entries) >= 256:
             self._fold()
+        return len(self.entries)
+
+    def drop_since(self, place: int) -> None:
+        """Forget the losses of a step that does not count."""
+        del self.entries[place:]
 
     def _fold(self) -> None:
         total = torch.stack([entry for entry, _ in self.entries]).sum()
@@ -88,17 +97,45 @@ class StepEngine:
         self.scalars: dict[str, Any] = {}
         """What the recipe's loss last gave to be logged."""
 
-    def step(self, batches: Iterable[MicroBatch], num_samples: int) -> None:
-        """One step. `num_samples` counts all ranks' samples."""
+    def step(
+        self, batches: Iterable[MicroBatch], num_samples: int, *, is_checked: bool = False
+    ) -> bool:
+        """One step. `num_samples` counts all ranks' samples.
+
+        Checked, a step whose gradient is not finite leaves everything but the random numbers as
+        it was, and gives False; that costs a device synchronisation. All ranks see the same
+        gradient, so they decide alike.
+        """
         self.scalars = {}
+        place = self.window.begin_step()
+        kept = self._keep_buffers() if is_checked else []
         weight = self._accumulate(list_ahead(batches), num_samples)
         if weight is not None and not self._divide(weight):
             self._optimizer.zero_grad(set_to_none=True)
-            return
+            return True
+        norm = None
         if self._clip is not None:
-            nn.utils.clip_grad_norm_(self._parameters, self._clip)
+            norm = nn.utils.clip_grad_norm_(self._parameters, self._clip)
+        if is_checked and not self._is_finite(norm):
+            self._optimizer.zero_grad(set_to_none=True)
+            self.window.drop_since(place)
+            for buffer, value in kept:
+                buffer.copy_(value)
+            return False
+        failpoint("step.optimizer")
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
+        return True
+
+    def _keep_buffers(self) -> list[tuple[Tensor, Tensor]]:
+        """A forward pass moves running means, and NaN in them would stay."""
+        return [(buffer, buffer.clone()) for buffer in self._module.buffers()]
+
+    def _is_finite(self, norm: Tensor | None) -> bool:
+        if norm is None:
+            grads = [p.grad for p in self._parameters if p.grad is not None]
+            norm = nn.utils.get_total_norm(grads)
+        return bool(norm.isfinite())
 
     def throw_away(self, batch: Any) -> None:
         """Forward, backward, forward: DDP settles its gradient buckets now, not after a resume."""
@@ -119,8 +156,11 @@ class StepEngine:
         weights: list[float] = []
         for batch, is_last in batches:
             with self._sync(is_last):
+                failpoint("step.forward")
                 output = self._module(to_device(batch.data, self._device))
                 loss, weight, scalars = read_loss(output)
+                if failpoint("step.loss") == "nan":
+                    loss = loss * float("nan")
                 if scalars:
                     self.scalars = scalars
                 self._check_kind(weight)

@@ -30,6 +30,7 @@ from tasuki.store.runs import StageFolder
 from tasuki.telemetry.lines import spelled
 from tasuki.train.advice import evaluation_advice
 from tasuki.train.data import bucket_rule, costs_of, sizes_of
+from tasuki.train.drilled import fewer_batches, fewer_samples
 from tasuki.train.engine import read_loss, to_device
 from tasuki.train.recipe import build_dataset, build_model, load_recipe, optional
 from tasuki.train.task import Task
@@ -178,7 +179,7 @@ def _batches(
     if is_loader(dataset):
         # The same numbers however often it was gone through before.
         seed_pass(dataset, sample_seed(stage.seed, f"{stage.name}#evaluate", 0, 0))
-        for batch in iterate(dataset):
+        for batch in iterate(fewer_batches(dataset)):
             yield to_device(batch, device), samples_in(batch)
         return
     for indices in batches_of_one_bucket(recipe, dataset, stage, sizes):
@@ -222,6 +223,7 @@ def members_by_bucket(
     wanted = sizes.contains if sizes is not None else None
     label = sizes.label() if sizes is not None else ""
     plan = plan_buckets(sizes_of(recipe, dataset), len(dataset), wanted, rule=rule, label=label)
+    plan = fewer_samples(plan, batch=batch_of(stage))
     everything = np.arange(len(dataset), dtype=np.int64)
     found = [plan.index(number) for number, _ in enumerate(plan.buckets)]
     return [

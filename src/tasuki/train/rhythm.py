@@ -1,16 +1,29 @@
-"""When things are due during training: saves, log lines, validations."""
+"""When things are due during training: saves, log lines, validations. Pure.
+
+`save.every: auto` follows Young and Daly: with a save that costs `c` and work that is lost once in
+`m` seconds, the least is lost, to saves and to losses, when saves are √(2 c m) apart. Both are
+measured: `c` is how long training stands still for a save, `m` comes from how attempts of this run
+ended so far.
+"""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from tasuki.spec.values import Every
+from tasuki.telemetry.view import Losses
+from tasuki.units import format_seconds
 
-AUTO_SAVE_S = 600.0
-_AUTO_SHORTEST_S = 5.0
-_AUTO_COST = 20.0
-"""Automatic saves at epoch ends keep at least 20 × their own cost apart: 5 % at the most."""
 NEVER = math.inf
+SHORTEST_S = 5.0
+LONGEST_S = 1800.0
+_STALL = 0.01
+"""Of the time at the most is spent standing still for saves."""
+_SLOWER = 0.05
+"""What a save in the background costs the steps beside it, as a share of its time."""
+_PRIOR_S = 86400.0
+"""Before anything is observed: one loss a day."""
 
 
 def period_in_steps(every: Every, steps_per_epoch: int) -> float:
@@ -27,6 +40,45 @@ def next_multiple(step: int, period: float) -> float:
     return NEVER if period == NEVER else (step // period + 1) * period
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveCost:
+    """Measured."""
+
+    blocked_s: float
+    """How long training stands still."""
+    total_s: float
+    """Until it is durable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    seconds: float
+    reason: str
+
+
+def choose_interval(
+    cost: SaveCost, losses: Losses, *, step_s: float = 0.0, notice_s: float | None = None
+) -> Interval:
+    """How far apart automatic saves are."""
+    fits = notice_s is None or step_s + cost.total_s <= notice_s
+    events = losses.kills + (0 if fits else losses.preemptions)
+    between = (losses.lived_s + _PRIOR_S) / (events + 1)
+    price = cost.blocked_s + _SLOWER * cost.total_s
+    best = math.sqrt(2 * price * between)
+    least = max(SHORTEST_S, cost.blocked_s / _STALL, 1.5 * cost.total_s)
+    seconds = max(least, min(best, LONGEST_S))
+    words = (
+        f"a save stops training for {format_seconds(cost.blocked_s)} and takes "
+        f"{format_seconds(cost.total_s)}; work is lost about once in {format_seconds(between)} "
+        f"({events} so far)"
+    )
+    if seconds == least and best < least:
+        words += "; more often would cost more than 1 % of the time, or never end"
+    if not fits:
+        words += f"; step and save do not fit a notice of {format_seconds(notice_s or 0.0)}"
+    return Interval(seconds, words)
+
+
 class SaveRhythm:
     """When the next save is due.
 
@@ -35,20 +87,14 @@ class SaveRhythm:
 
     def __init__(self, every: Every, *, steps_per_epoch: int, now: float) -> None:
         self.period = period_in_steps(every, steps_per_epoch)
-        self._every = every
-        self._steps_per_epoch = steps_per_epoch
+        self.is_auto = every.unit == "auto"
+        self.interval_s = every.count if every.unit == "seconds" else NEVER
+        """For `auto`: chosen by `choose_interval` as soon as a save was measured."""
         self._saved_at = now
-        self._cost = 0.0
 
-    def saved(self, *, now: float, cost_s: float) -> None:
-        self._saved_at, self._cost = now, cost_s
+    def begun(self, now: float) -> None:
+        """A save has been begun."""
+        self._saved_at = now
 
-    def is_due_by_time(self, step: int, now: float) -> bool:
-        past = now - self._saved_at
-        if self._every.unit == "seconds":
-            return past >= self._every.count
-        if self._every.unit == "auto":
-            shortest = max(_AUTO_SHORTEST_S, _AUTO_COST * self._cost)
-            is_epoch_end = step % self._steps_per_epoch == 0
-            return past >= AUTO_SAVE_S or (is_epoch_end and past >= shortest)
-        return False
+    def is_due_by_time(self, now: float) -> bool:
+        return now - self._saved_at >= self.interval_s

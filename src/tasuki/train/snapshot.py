@@ -26,6 +26,8 @@ class Progress:
     saved_step: int = -1
     loader: dict[str, Any] | None = None
     """Where a loader of the user's own stands; ours stands where the step is."""
+    skipped: int = 0
+    """Steps left out because their gradient was not finite (`on_nan`)."""
 
 
 def capture_all(
@@ -45,6 +47,7 @@ def capture_all(
             "best": progress.best.as_json() if progress.best else None,
             "last_row": last_row,
             "loader": progress.loader,
+            "skipped": progress.skipped,
         }
     return state
 
@@ -66,7 +69,13 @@ def restore_shared(setup: Setup, state: State) -> tuple[Progress, dict[str, Any]
             )
     restore(setup.tracked, state["shared"])
     best = Best.from_json(told["best"]) if told["best"] else None
-    progress = Progress(told["step"], told["samples"], best, loader=told.get("loader"))
+    progress = Progress(
+        told["step"],
+        told["samples"],
+        best,
+        loader=told.get("loader"),
+        skipped=told.get("skipped", 0),
+    )
     return progress, told["last_row"]
 
 

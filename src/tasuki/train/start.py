@@ -2,34 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from tasuki.checkpoint.commit import Checkpoint, sweep_drafts
+from tasuki.checkpoint.frozen import FrozenParameters, sweep_frozen_drafts
 from tasuki.checkpoint.lineage import find_latest
 from tasuki.checkpoint.manifest import Manifest, Position
 from tasuki.checkpoint.parts import read_part
-from tasuki.checkpoint.verify import read_manifest
+from tasuki.checkpoint.records import check_file
+from tasuki.checkpoint.retention import quarantine
+from tasuki.checkpoint.verify import check_shape, read_manifest, verify
 from tasuki.checkpoint.weights import check_weights
 from tasuki.clock import utc
 from tasuki.data.fetch import seed_everything
 from tasuki.data.order import Order
 from tasuki.data.shares import share_of_step
-from tasuki.errors import CheckpointError, DamagedCheckpoint
-from tasuki.runtime.saver import Saver
+from tasuki.data.used import NONE, Used, UsedSamples
+from tasuki.errors import CheckpointError, DamagedCheckpoint, DiskFull, StoreError
+from tasuki.failpoints import failpoint
+from tasuki.runtime.room import when_there_is_room
+from tasuki.runtime.saver import Saved, Saver
 from tasuki.runtime.state import State
-from tasuki.store.atomic import read_json, read_json_or_none
+from tasuki.store.atomic import free_bytes, read_json, read_json_or_none
 from tasuki.store.claims import parent_of, record_parent
 from tasuki.store.runs import RunFolder
 from tasuki.telemetry.view import count_preemptions
 from tasuki.train.engine import StepEngine
 from tasuki.train.exact import describe, freeze, what_differs
 from tasuki.train.prepare import Setup, load_initial_weights, start_seed
+from tasuki.train.rhythm import SaveCost
 from tasuki.train.snapshot import Progress, capture_all, restore_rank, restore_shared
 from tasuki.train.task import Task
+from tasuki.units import format_bytes
 
 _DECIDE_WITHIN = timedelta(minutes=30)
 
@@ -48,6 +57,10 @@ class Begin:
     stage: str
     stage_number: int
     steps_per_epoch: int
+    used: UsedSamples = field(default_factory=UsedSamples)
+    """Which samples the stage has used so far; on rank 0 those of all ranks."""
+    start_cost: SaveCost | None = None
+    """Of the stage's first checkpoint, where this attempt committed it."""
 
     def position_at(
         self, step: int, *, samples: int, is_start: bool = False, is_end: bool = False
@@ -67,20 +80,72 @@ class Begin:
 def begin_or_resume(task: Task, setup: Setup, engine: StepEngine, saver: Saver) -> Begin:
     """Find the checkpoint to go on from, or commit the stage's first; then restore it."""
     with task.stopwatch.part("restore"):
-        newest, is_resumed = _agree_on_checkpoint(task)
+        newest, is_resumed, loaded = _agree_on_checkpoint(task)
+        failpoint("start.found")
         begin = _make_begin(task, setup)
-        name = newest if is_resumed else None
+        name, cost = (newest, None) if is_resumed else (None, None)
         if name is None:
-            name = _commit_start(task, setup, engine, saver, begin, parent=newest)
+            name, cost = _commit_start(task, setup, engine, saver, begin, parent=newest)
+            failpoint("start.committed")
         _settle_buckets(task, setup, engine)
-        manifest = read_manifest(task.run.checkpoints / name)
-        progress, last_row = _restore(task, setup, engine, manifest, task.run.checkpoints / name)
-    progress.checkpoint, progress.saved_step = name, progress.step
+        restored = restore_checkpoint(task, setup, engine, saver, name, loaded=loaded)
     if is_resumed:
-        _say_resuming(task, manifest)
-    task.event("restored", checkpoint=name, stage=task.stage.name, step=progress.step)
-    task.watch.tell("phase", phase="train", step=progress.step, total=setup.total_steps)
-    return replace(begin, progress=progress, last_row=last_row, is_end=manifest.position.is_end)
+        _say_resuming(task, restored.manifest)
+    task.event("restored", checkpoint=name, stage=task.stage.name, step=restored.progress.step)
+    task.watch.tell("phase", phase="train", step=restored.progress.step, total=setup.total_steps)
+    failpoint("start.restored")
+    return restored.begin(begin, start_cost=cost)
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """A checkpoint's state is in model, optimizer, schedule and random generators."""
+
+    manifest: Manifest
+    progress: Progress
+    last_row: dict[str, Any]
+    used: UsedSamples
+
+    def begin(self, begin: Begin, *, start_cost: SaveCost | None = None) -> Begin:
+        return replace(
+            begin,
+            progress=self.progress,
+            last_row=self.last_row,
+            is_end=self.manifest.position.is_end,
+            used=self.used,
+            start_cost=start_cost,
+        )
+
+
+def restore_checkpoint(
+    task: Task,
+    setup: Setup,
+    engine: StepEngine,
+    saver: Saver,
+    name: str,
+    *,
+    loaded: object = None,
+) -> Restored:
+    """Shared state from part 0 on every rank; each rank's own from its part."""
+    path = task.run.checkpoints / name
+    manifest = read_manifest(path)
+    progress, last_row = _restore(task, setup, engine, manifest, path, loaded)
+    progress.checkpoint, progress.saved_step = name, progress.step
+    saver.parent = name
+    saver.frozen = _frozen(task, setup, manifest)
+    told = manifest.facts.get("used")
+    used = Used.from_json(told) if told and task.is_first else NONE
+    return Restored(manifest, progress, last_row, UsedSamples(used))
+
+
+def _frozen(task: Task, setup: Setup, manifest: Manifest) -> FrozenParameters | None:
+    """What no step changes is stored once; its file is known from the checkpoint."""
+    if not task.is_first:
+        return None
+    trained = (p for group in setup.tracked.optimizer.param_groups for p in group["params"])
+    frozen = FrozenParameters(setup.model.parameters(), trained)
+    frozen.record = next(iter(manifest.frozen), None)
+    return frozen
 
 
 def _make_begin(task: Task, setup: Setup) -> Begin:
@@ -98,40 +163,67 @@ def _make_begin(task: Task, setup: Setup) -> Begin:
     )
 
 
-def _agree_on_checkpoint(task: Task) -> tuple[str | None, bool]:
-    """(the newest good one, is it of this stage). Rank 0 looks; the others take its word."""
+def _agree_on_checkpoint(task: Task) -> tuple[str | None, bool, object]:
+    """(the newest good one, is it of this stage, its state where it was read on the way).
+
+    Rank 0 looks; the others take its word.
+    """
     key = "tasuki/start"
     if task.is_first:
-        found = _find_checkpoint(task)
+        name, is_resumed, loaded = _find_checkpoint(task)
         if task.ranks.store is not None:
-            task.ranks.store.set(key, json.dumps(found))
-        return found
+            task.ranks.store.set(key, json.dumps([name, is_resumed]))
+        return name, is_resumed, loaded
     assert task.ranks.store is not None
     task.ranks.store.wait([key], _DECIDE_WITHIN)
     name, is_resumed = json.loads(task.ranks.store.get(key))
-    return name, is_resumed
+    return name, is_resumed, None
 
 
-def _find_checkpoint(task: Task) -> tuple[str | None, bool]:
+def _find_checkpoint(task: Task) -> tuple[str | None, bool, object]:
     """Verifies, falls back aloud, and records what this claim goes on from."""
+    damaged: list[str] = []
+    states: dict[str, object] = {}
 
     def report(name: str, error: DamagedCheckpoint) -> None:
+        damaged.append(name)
         task.say(f"WARNING: checkpoint {name} is damaged, falling back to the one before: {error}")
         task.event("fell-back", checkpoint=name, reason=str(error))
 
+    def check(path: Path) -> Manifest:
+        manifest = check_shape(path)
+        if manifest.position.stage != task.stage.name:
+            return verify(path)
+        # One pass over the bytes: they are checked while they are read.
+        states[path.name] = read_part(path, 0, records=manifest.files, frozen=manifest.frozen)
+        for record in manifest.files[2:]:
+            check_file(path / record.name, record)
+        return manifest
+
     run, claim = task.run, task.orders.claim
-    latest = find_latest(run, report)
+    latest = find_latest(run, report, check=check)
     _refuse_lost(task, latest)
     is_recorded, _ = parent_of(run, claim)
     if not is_recorded:
         facts = {"at": utc(task.clock.wall()), "job": task.job.name}
         record_parent(run, claim, parent=latest.name if latest else None, facts=facts)
-    sweep_drafts(run, claim=claim)
-    _sweep_temps(run, claim=claim)
+    _sweep(task, damaged)
     if latest is not None and latest.manifest.position.stage == task.stage.name:
-        return latest.name, True
+        return latest.name, True, states.get(latest.name)
     task.say(_starting_line(task))
-    return (latest.name if latest else None), False
+    return (latest.name if latest else None), False, None
+
+
+def _sweep(task: Task, damaged: list[str]) -> None:
+    """What killed attempts left half-written goes; what is damaged is put aside."""
+    run, claim = task.run, task.orders.claim
+    sweep_drafts(run, claim=claim)
+    sweep_frozen_drafts(run, claim=claim)
+    _sweep_temps(run, claim=claim)
+    for name in damaged:
+        with contextlib.suppress(StoreError):  # gone or not to be moved: it is passed over anyway
+            aside = quarantine(run, name, claim=claim)
+            task.say(f"WARNING: the damaged checkpoint is kept aside as {aside}")
 
 
 def _sweep_temps(run: RunFolder, *, claim: int) -> None:
@@ -177,29 +269,66 @@ def _commit_start(
     begin: Begin,
     *,
     parent: str | None,
-) -> str:
+) -> tuple[str, SaveCost]:
     """The stage's step 0: fresh optimizer, random numbers from (seed, stage)."""
     load_initial_weights(task, setup.model)
     check_weights(setup.model.state_dict())  # now, not when the stage is done
     seed_everything(start_seed(task.stage, "start", task.ranks.rank))
-    position = begin.position_at(0, samples=0, is_start=True)
-    rank = task.ranks.rank
-    began = task.clock.monotonic()
-    state = capture_all(setup, engine, begin.progress, rank=rank, last_row={})
-    checkpoint = saver.save(
-        position, state, parent=parent, facts={"total_steps": setup.total_steps}
+    saver.parent = parent
+    saved = when_there_is_room(
+        lambda: _save_start(task, setup, engine, saver, begin),
+        say=task.say,
+        clock=task.clock,
+        should_stop=lambda: task.ranks.world > 1,
     )
-    task.watch.save_s.append(task.clock.monotonic() - began)
-    key = "tasuki/started"
-    if checkpoint is None:
-        assert task.ranks.store is not None
-        task.ranks.store.wait([key], _DECIDE_WITHIN)
-        return task.ranks.store.get(key).decode()
-    if task.ranks.store is not None:
-        task.ranks.store.set(key, checkpoint.name)
-    task.event("committed", checkpoint=checkpoint.name, step=0, pruned=[])
-    task.watch.tell("saved", checkpoint=checkpoint.name, is_start=True)
-    return checkpoint.name
+    task.watch.save_s.append(saved.total_s)
+    name = saved.name
+    assert name is not None
+    task.event("committed", checkpoint=name, stage=task.stage.name, step=0, used=NONE.to_json())
+    task.watch.tell("saved", checkpoint=name, is_start=True)
+    return name, SaveCost(blocked_s=saved.blocked_s, total_s=saved.total_s)
+
+
+def _save_start(task: Task, setup: Setup, engine: StepEngine, saver: Saver, begin: Begin) -> Saved:
+    rank, state = task.ranks.rank, begin.progress
+    if task.is_first:
+        _refuse_full_disk(task, setup)
+        trained = (p for group in setup.tracked.optimizer.param_groups for p in group["params"])
+        saver.frozen = FrozenParameters(setup.model.parameters(), trained)
+    saver.begin(
+        begin.position_at(0, samples=0, is_start=True),
+        capture_all(setup, engine, state, rank=rank, last_row={}),
+        facts={"total_steps": setup.total_steps, "best": None},
+        used=NONE if setup.data.knows_samples else None,
+    )
+    saved = saver.wait()
+    assert saved is not None
+    if saved.error is not None:
+        raise saved.error
+    return saved
+
+
+def _refuse_full_disk(task: Task, setup: Setup) -> None:
+    """Said before hours of training: weights, optimizer (about twice the trained ones), as many
+    times as checkpoints are kept."""
+    model = sum(t.numel() * t.itemsize for t in setup.model.state_dict().values())
+    groups = setup.tracked.optimizer.param_groups
+    trained = sum(p.numel() * p.itemsize for group in groups for p in group["params"])
+    size = model + 2 * trained
+    free = free_bytes(task.run.path)
+    room = free // max(1, size)
+    if room < 1:
+        raise DiskFull(
+            f"a checkpoint in {task.run.checkpoints} needs about {format_bytes(size)}, "
+            f"{format_bytes(free)} free",
+            hint="make room there, or move `runs` to another disk",
+        )
+    wanted = task.stage.save.keep + 2
+    if room < wanted:
+        task.say(
+            f"WARNING: `save.keep: {task.stage.save.keep}` needs room for {wanted} checkpoints of "
+            f"about {format_bytes(size)}, {format_bytes(free)} free: fewer will be kept"
+        )
 
 
 def _settle_buckets(task: Task, setup: Setup, engine: StepEngine) -> None:
@@ -212,10 +341,11 @@ def _settle_buckets(task: Task, setup: Setup, engine: StepEngine) -> None:
 
 
 def _restore(
-    task: Task, setup: Setup, engine: StepEngine, manifest: Manifest, path: Path
+    task: Task, setup: Setup, engine: StepEngine, manifest: Manifest, path: Path, loaded: object
 ) -> tuple[Progress, dict[str, Any]]:
-    """Shared state from part 0 on every rank; each rank's own from its part."""
-    shared: Any = read_part(path, 0, records=manifest.files)
+    shared: Any = loaded
+    if shared is None:
+        shared = read_part(path, 0, records=manifest.files, frozen=manifest.frozen)
     progress, last_row = restore_shared(setup, shared)
     facts = describe(threads=task.threads, world=task.ranks.world, device=task.device)
     if task.is_first:

@@ -44,6 +44,8 @@ class Task:
     stopwatch: Stopwatch
     events: EventLog
     clock: Clock
+    grace_s: float | None = None
+    """How long a notice lasts."""
 
     @property
     def is_first(self) -> bool:

@@ -12,34 +12,36 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from tasuki.checkpoint.retention import prune
-from tasuki.clock import utc
 from tasuki.data.foreign import ForeignLoader
 from tasuki.data.loader import Loader, MicroBatch
-from tasuki.errors import EXIT_RESUME_ME, RecipeError, RunError
+from tasuki.errors import EXIT_RESUME_ME, NotFinite, RecipeError
+from tasuki.failpoints import failpoint
 from tasuki.relay.values import Ending
 from tasuki.runtime.agreement import Agreement, Decision, SoloAgreement, StoreAgreement
+from tasuki.runtime.room import when_there_is_room
 from tasuki.runtime.saver import Saver
 from tasuki.runtime.watch import leave
-from tasuki.store.atomic import FORMAT, write_json
 from tasuki.telemetry.metrics import MetricLog
 from tasuki.train.advice import memory_advice
-from tasuki.train.best import keep_best, sweep_best
+from tasuki.train.best import keep_best
 from tasuki.train.data import make_loader
 from tasuki.train.engine import StepEngine
 from tasuki.train.evaluate import evaluate_model
 from tasuki.train.finish import finish_stage
 from tasuki.train.pace import Pace, first_settings
 from tasuki.train.prepare import Setup, build_engine, prepare
-from tasuki.train.rhythm import SaveRhythm, next_multiple, period_in_steps
-from tasuki.train.snapshot import Progress, capture_all
-from tasuki.train.start import Begin, begin_or_resume
+from tasuki.train.rhythm import next_multiple, period_in_steps
+from tasuki.train.saving import Saving
+from tasuki.train.snapshot import Progress
+from tasuki.train.start import Begin, begin_or_resume, restore_checkpoint
 from tasuki.train.task import Task
 
 T = TypeVar("T")
 _TELL_OFTEN_S = 1.0
 _TELL_SELDOM_S = 10.0
 _OFTEN_FOR_S = 60.0
+_MOST_SKIPPED = 10
+"""Steps without a finite gradient, if they are also half of all: then the run is broken."""
 
 
 _ROW = {"t", "attempt", "stage", "epoch", "step", "samples", "split", "lr", "samples_per_sec"}
@@ -56,45 +58,76 @@ def _named(values: dict[str, float]) -> dict[str, float]:
     return values
 
 
-class NotFinite(RunError):
-    """The loss is NaN or infinite; exactness makes trying again pointless."""
-
-    is_mistake = True
-
-
 def run_training(task: Task) -> None:
     """Returns when the stage is done; leaves the process at a handover."""
     with task.stopwatch.part("start"):
         setup = prepare(task)
+    failpoint("start.prepared")
     saver = Saver(
         task.run,
         claim=task.orders.claim,
         rank=task.ranks.rank,
         world=task.ranks.world,
-        store=task.ranks.store,
+        connect=task.ranks.connect,
         clock=task.clock,
+        is_pinned=task.device.type == "cuda",
     )
     with memory_advice(task, setup) as place:
         engine = build_engine(task, setup)
         begin = begin_or_resume(task, setup, engine, saver)
         place.begin(begin.progress)
         training = Training(task, setup, engine, saver, begin)
-        training.run()
+        while not training.run_or_roll_back():
+            begin = roll_back(task, setup, engine, saver, training)
+            training = Training(
+                task, setup, engine, saver, begin, suspect_until=training.progress.step
+            )
         training.finish()
+
+
+def roll_back(
+    task: Task, setup: Setup, engine: StepEngine, saver: Saver, training: Training
+) -> Begin:
+    """Go back to the last checkpoint, where all was finite; what follows is then checked."""
+    name = training.progress.checkpoint
+    assert name is not None
+    with task.stopwatch.part("restore"):
+        engine.window.entries.clear()
+        restored = restore_checkpoint(task, setup, engine, saver, name)
+    task.say(
+        f"WARNING: not finite at step {training.progress.step}: rolled back to {name}; steps whose "
+        "gradient is not finite are left out up to there"
+    )
+    task.event(
+        "rolled-back",
+        stage=task.stage.name,
+        step=training.progress.step,
+        to_step=restored.progress.step,
+        checkpoint=name,
+    )
+    return restored.begin(training.begin)
 
 
 class Training:
     """The loop and what happens at its step boundaries."""
 
     def __init__(
-        self, task: Task, setup: Setup, engine: StepEngine, saver: Saver, begin: Begin
+        self,
+        task: Task,
+        setup: Setup,
+        engine: StepEngine,
+        saver: Saver,
+        begin: Begin,
+        *,
+        suspect_until: int = 0,
     ) -> None:
         self.task, self.setup, self.engine = task, setup, engine
         stage, order = task.stage, setup.order
-        self._saver = saver
-        self._begin = begin
+        self.begin = begin
         self.progress: Progress = begin.progress
         self._first_step = begin.progress.step
+        self._suspect_until = setup.total_steps if stage.on_nan == "skip" else suspect_until
+        self._num_skipped = 0
         self.metrics = MetricLog(task.run, claim=task.orders.claim, clock=task.clock)
         self.last_row: dict[str, Any] = begin.last_row
         per_epoch = order.steps_per_epoch
@@ -102,19 +135,41 @@ class Training:
         self._validate_period = (
             period_in_steps(stage.validate.every, per_epoch) if stage.validate else float("inf")
         )
+        self.saving = Saving(
+            task,
+            setup,
+            engine,
+            saver,
+            begin,
+            metrics=self.metrics,
+            last_row=lambda: self.last_row,
+        )
         now = task.clock.monotonic()
-        self._rhythm = SaveRhythm(stage.save.every, steps_per_epoch=per_epoch, now=now)
         self._wait_s = 0.0
         self._began_at = now
         self._born_at = now - task.stopwatch.lived_s
         self._tell_at = now
         self._logged_at, self._logged_samples = now, begin.progress.samples
 
+    def run_or_roll_back(self) -> bool:
+        """False: something was not finite, and the stage is to go back (`on_nan: roll_back`)."""
+        try:
+            self.run()
+        except NotFinite:
+            is_new = self.progress.step > self._suspect_until
+            if self.task.stage.on_nan != "roll_back" or not is_new:
+                raise
+            self.saving.abandon()
+            self._loader.stop()
+            self._agreement.close()
+            return False
+        return True
+
     # -- the loop ---------------------------------------------------------------------------
 
     def run(self) -> None:
-        loader = self._make_loader()
-        agreement = self._make_agreement()
+        loader = self._loader = self._make_loader()
+        agreement = self._agreement = self._make_agreement()
         if self.task.is_first:
             self.metrics.resume(stage=self.task.stage.name, step=self.progress.step)
         if self.progress.step == 0:
@@ -126,20 +181,31 @@ class Training:
             while (decision := agreement.begin_step(self.progress.step)) is not Decision.GO:
                 if decision is Decision.STOP:
                     self._hand_over(loader)
-                self._save()
+                self.saving.save()
             self._step(batches, num_samples)
             self.progress.loader = loader.state()  # now: the next step is not fetched yet
+            if self.saving.has_news:
+                self.saving.hear()
             now = self.task.clock.monotonic()
             if self.progress.step >= self._boundary or now >= self._tell_at:
                 self._at_boundary(now, agreement)
+            self.saving.hold_if_due(now)
         loader.stop()
+        if not self.begin.is_end:
+            self.saving.commit_end()
 
     def _step(self, batches: Iterator[MicroBatch], num_samples: int) -> None:
-        """One step and its times. Nothing here reads a tensor."""
+        """One step and its times. Nothing here reads a tensor, unless steps are checked."""
+        failpoint("step.begin")
         began, waited = self.task.clock.monotonic(), self._wait_s
         if self.setup.schedule is not None:
             self.setup.schedule.set_for(self.progress.step)
-        self.engine.step(self._timed(batches), num_samples)
+        is_checked = self.progress.step < self._suspect_until
+        is_good = self.engine.step(
+            self._noted(self._timed(batches)), num_samples, is_checked=is_checked
+        )
+        if not is_good:
+            self._skip()
         if self.setup.tracked.schedule is not None:
             self.setup.tracked.schedule.step()  # type: ignore[attr-defined]
         self.progress.step += 1
@@ -151,6 +217,28 @@ class Training:
         self._wait_s = 0.0
         self.task.watch.step_s.append(taken)
         self._pace.count_step()
+        failpoint("step.done")
+
+    def _noted(self, batches: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
+        """The same micro-batches; which samples they hold is written down, for the audit."""
+        used, step = self.saving.used, self.progress.step
+        for batch in batches:
+            if batch.indices:
+                used.add(step, batch.indices)
+            yield batch
+
+    def _skip(self) -> None:
+        """A step whose gradient was not finite is left out; too many of them are no accident."""
+        self.progress.skipped += 1
+        self._num_skipped += 1
+        step = self.progress.step
+        self.task.say(f"WARNING: the gradient of step {step} is not finite: the step is left out")
+        self.task.event("skipped", stage=self.task.stage.name, step=step)
+        if self._num_skipped >= _MOST_SKIPPED and self.progress.skipped * 2 > step - _MOST_SKIPPED:
+            raise NotFinite(
+                f"{self._num_skipped} steps up to step {step} had a gradient that is not finite",
+                hint="this is no accident: look at the data, or lower `lr`",
+            )
 
     def _timed(self, items: Iterator[T]) -> Iterator[T]:
         """The same items; the time until each comes is data wait."""
@@ -166,10 +254,8 @@ class Training:
     def _set_boundary(self) -> None:
         """The next step count at which something is due; until then a step costs nothing more."""
         step = self.progress.step
-        periods = (self._log_period, self._validate_period, self._rhythm.period)
+        periods = (self._log_period, self._validate_period, self.saving.rhythm.period)
         due = [next_multiple(step, period) for period in periods]
-        # Automatic saves look at epoch ends.
-        due.append(next_multiple(step, self.setup.order.steps_per_epoch))
         self._boundary = min([*due, self.setup.total_steps])
 
     def _at_boundary(self, now: float, agreement: Agreement) -> None:
@@ -182,10 +268,10 @@ class Training:
             self._pace.look()
         if step == self.setup.total_steps:
             return  # the end saves
-        if step % self._rhythm.period == 0:
-            self._save()
-        elif self.task.is_first and self._rhythm.is_due_by_time(step, now):
-            agreement.want_save()
+        if step % self.saving.rhythm.period == 0:
+            self.saving.save()
+        elif self.task.is_first:
+            self.saving.ask_if_due(agreement, now)
         self._set_boundary()
 
     # -- what is due at a boundary ------------------------------------------------------------
@@ -195,6 +281,7 @@ class Training:
         if self.task.ranks.world > 1:
             dist.all_reduce(sums)
         total, weight = sums.tolist()
+        failpoint("loop.log")
         self._refuse_nan(total)
         loss = total / weight if weight else 0.0
         self.engine.window.entries.clear()
@@ -214,6 +301,7 @@ class Training:
             return
         if step % self._validate_period and step != self.setup.total_steps:
             return
+        failpoint("loop.validate")
         with self.task.stopwatch.part("validate"):
             found = evaluate_model(
                 self.setup.recipe,
@@ -224,8 +312,12 @@ class Training:
                 sizes=self.task.stage.size if validate.data is None else None,
             )
             self.metrics.add(self._row("val") | _named(found))
-            self.progress.best = keep_best(
-                self.task, self.setup.model, found, validate, self.progress.best, step=step
+            self.progress.best = when_there_is_room(
+                lambda: keep_best(
+                    self.task, self.setup.model, found, validate, self.progress.best, step=step
+                ),
+                say=self.task.say,
+                clock=self.task.clock,
             )
 
     def _row(self, split: str) -> dict[str, Any]:
@@ -274,80 +366,13 @@ class Training:
             parts=watch.rounded(),
         )
 
-    # -- saves --------------------------------------------------------------------------------
-
-    def _save(self, *, is_end: bool = False) -> None:
-        if self.progress.saved_step == self.progress.step and not is_end:
-            return
-        began = self.task.clock.monotonic()
-        with self.task.stopwatch.part("save"):
-            self._commit(is_end=is_end)
-        now = self.task.clock.monotonic()
-        self.task.watch.save_s.append(now - began)
-        self._rhythm.saved(now=now, cost_s=now - began)
-
-    def _commit(self, *, is_end: bool) -> None:
-        self._refuse_nan(float(self.engine.window.sums(self.task.device)[0]))
-        if not all(bool(p.isfinite().all()) for p in self.setup.model.parameters()):
-            self._refuse_nan(float("nan"))
-        self.metrics.sync()
-        position = self._begin.position_at(
-            self.progress.step, samples=self.progress.samples, is_end=is_end
-        )
-        best = self.progress.best
-        checkpoint = self._saver.save(
-            position,
-            capture_all(
-                self.setup,
-                self.engine,
-                self.progress,
-                rank=self.task.ranks.rank,
-                last_row=self.last_row,
-            ),
-            parent=self.progress.checkpoint,
-            facts={"total_steps": self.setup.total_steps, "best": best.as_json() if best else None},
-        )
-        self.progress.saved_step = self.progress.step
-        if checkpoint is None:
-            return
-        self.progress.checkpoint = checkpoint.name
-        pruned = prune(self.task.run, claim=self.task.orders.claim, keep=self.task.stage.save.keep)
-        sweep_best(self.task.run, self.task.stage.name, claim=self.task.orders.claim, keep=best)
-        self.task.event(
-            "committed", checkpoint=checkpoint.name, step=self.progress.step, pruned=pruned
-        )
-        self.task.watch.tell("saved", checkpoint=checkpoint.name, is_start=False)
-        self._write_state()
-
-    def _write_state(self) -> None:
-        best = self.progress.best
-        write_json(
-            self.task.run.training_state,
-            {
-                "format": FORMAT,
-                "experiment": self.task.run.name,
-                "state": "running",
-                "stage": self.task.stage.name,
-                "epoch": self.progress.step // self.setup.order.steps_per_epoch,
-                "step": self.progress.step,
-                "total_steps": self.setup.total_steps,
-                "samples": self.progress.samples,
-                "attempt": self.task.orders.claim,
-                "preemptions": self._begin.preemptions,
-                "best": best.as_json() if best else None,
-                "last_checkpoint": self.progress.checkpoint,
-                "loss": self.last_row.get("loss"),
-                "updated_at": utc(self.task.clock.wall()),
-            },
-        )
-
     # -- the end ------------------------------------------------------------------------------
 
     def _hand_over(self, loader: Loader | ForeignLoader) -> None:
         """Commit the last finished step and leave. Does not return."""
         loader.stop()  # first: a dying loader worker must not disturb the save
         with self.task.stopwatch.part("handover"):
-            self._save()
+            self.saving.commit()
         self.task.say(
             f"Handing over at step {self.progress.step} of {self.setup.total_steps} of stage "
             f"{self.task.stage.name} ({self.task.watch.notice})"
@@ -359,10 +384,6 @@ class Training:
 
     def finish(self) -> None:
         """All steps are done: the last checkpoint, then the weights, then the stage's marker."""
-        if self._begin.is_end:
-            self.progress.saved_step = self.progress.step
-        else:
-            self._save(is_end=True)
         if self.task.is_first:
             start_s = self._began_at - self._born_at
             finish_stage(self.task, self.setup, self.progress, self.last_row, start_s=start_s)
@@ -385,7 +406,7 @@ class Training:
             return SoloAgreement(self.task.watch)
         return StoreAgreement(
             self.task.ranks.connect,
-            name=self.task.stage.name,
+            name=f"{self.task.stage.name}/{self._suspect_until}",
             rank=self.task.ranks.rank,
             world=self.task.ranks.world,
             watch=self.task.watch,

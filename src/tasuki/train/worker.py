@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import os
 import socket
 import sys
@@ -23,8 +24,10 @@ from tasuki.errors import (
 )
 from tasuki.failpoints import arm, failpoint
 from tasuki.relay.values import Ending
+from tasuki.runtime.limits import SILENCE_S
 from tasuki.runtime.stopwatch import Stopwatch, process_age_s
 from tasuki.runtime.watch import Watch, leave
+from tasuki.signals import STACKS
 from tasuki.store.atomic import read_json
 from tasuki.store.jobs import JobFolder
 from tasuki.store.runs import RunFolder
@@ -40,13 +43,15 @@ _LOST_PEER = ("Connection closed by peer", "Connection reset", "Broken pipe", "g
 """What torch says when another rank is gone: a consequence, not the cause."""
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str], clock: Clock | None = None) -> int:
     """Handlers and the watch come first: a notice may come while torch is imported."""
-    clock = SystemClock()
+    faulthandler.register(STACKS, file=2, all_threads=True)
+    clock = clock or SystemClock()
     orders = _parse(arguments)
     arm(os.environ, rank=orders.rank, claim=orders.claim)
     wire = Wire(socket.socket(fileno=orders.fd)) if orders.fd is not None else None
-    watch = Watch(wire, clock)
+    shortest = float(os.environ.get("TASUKI_STEP_LIMIT_S") or SILENCE_S)
+    watch = Watch(wire, clock, shortest_silence_s=shortest)
     watch.install_handlers()
     watch.start()
     watch.tell("hello")
@@ -84,10 +89,12 @@ def _make_task(orders: Orders, watch: Watch, stopwatch: Stopwatch, clock: Clock)
     note = _set_allocator(orders, run, job)  # torch reads it when it is imported
     from tasuki.data.tempo import share_cpus
     from tasuki.spec.export import parse_export
+    from tasuki.train.drilled import read_order
     from tasuki.train.exact import apply_settings, frozen_threads
     from tasuki.train.ranks import join_ranks
     from tasuki.train.task import Task, choose_device, cpus_of_rank, read_experiment
 
+    read_order(os.environ)
     experiment, folder = read_experiment(run)
     names = [stage.name for stage in experiment.stages]
     stage = experiment.stages[names.index(orders.stage)]
@@ -122,6 +129,7 @@ def _make_task(orders: Orders, watch: Watch, stopwatch: Stopwatch, clock: Clock)
         stopwatch=stopwatch,
         events=EventLog(run, claim=orders.claim, node=0, who=f"rank{orders.rank}", clock=clock),
         clock=clock,
+        grace_s=read_json(job.lanes).get("grace_s"),
     )
     if note and orders.phase == "train":
         task.say(note)

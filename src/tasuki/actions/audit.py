@@ -1,0 +1,49 @@
+"""`tasuki audit`: prove over all attempts that each sample was used exactly once per epoch."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from tasuki.actions.finished import open_run, stage_named
+from tasuki.answers import OnProgress, ask
+from tasuki.store.atomic import FORMAT
+
+
+def audit_run(
+    name: str,
+    *,
+    stage: str | None = None,
+    runs: Path,
+    python: str,
+    environment: dict[str, str],
+    on_progress: OnProgress = lambda _: None,
+) -> dict[str, Any]:
+    """The values of `--json`. The work is done in a child process, which writes nothing."""
+    run, named = open_run(name, runs, stage=stage)
+    stages = run.experiment.stages
+    wanted = stages if named is None else (stage_named(stages, named),)
+    # The project may have moved away; the run has its own copy of the code.
+    folder = run.project if run.project.is_dir() else run.folder.code
+    order = {
+        "run": str(run.folder.path),
+        "stages": [stage.name for stage in wanted],
+        "paths": [str(run.folder.code), str(run.project)],
+    }
+    found = ask(
+        "tasuki.train.audit",
+        order,
+        python=python,
+        environment=environment,
+        folder=os.fspath(folder),
+        on_progress=on_progress,
+    )
+    verdicts = {told["verdict"] for told in found["stages"]}
+    return {
+        "format": FORMAT,
+        "experiment": run.experiment.name,
+        "run": str(run.folder.path),
+        "is_proven": "proven" in verdicts and verdicts <= {"proven", "not begun"},
+        **found,
+    }

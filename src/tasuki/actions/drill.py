@@ -1,0 +1,329 @@
+"""`tasuki drill`: interrupt the user's own run in the worst places, and compare it bit for bit with
+an undisturbed twin.
+
+First the twin: it also tells how many steps an epoch has, from which the places follow. Then the
+scenarios, side by side. Only when something differs a second twin: if that differs too, the run is
+never twice the same, and the resume is not to blame. drill_diagnosis.py says why.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+from tasuki.actions.compare import Comparison, compare_runs
+from tasuki.actions.drill_diagnosis import (
+    Finding,
+    diagnose,
+    first_row_difference,
+    not_restored,
+)
+from tasuki.actions.drill_ground import Disturbance, Ground, Interrupted, open_ground
+from tasuki.actions.drill_scenarios import Scenario, Shape, plan_scenarios
+from tasuki.actions.drill_trace import AttemptTrace, is_each_sample_once, replayed
+from tasuki.actions.plan import PlanRequest
+from tasuki.actions.status import describe_run
+from tasuki.clock import Clock, utc
+from tasuki.errors import RunError, UsageError
+from tasuki.spec.resolved import ResolvedExperiment, ResolvedStage
+from tasuki.store.atomic import FORMAT, read_json, write_json
+from tasuki.store.claims import list_claims
+from tasuki.store.runs import RunFolder
+from tasuki.telemetry.events import read_events
+from tasuki.telemetry.metrics import TIMING_KEYS, read_metrics
+
+TWIN = "twin"
+SECOND = "twin-2"
+REPORT = "drill.json"
+_OP = re.compile(r"(\S+) does not have a deterministic implementation")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrillRequest:
+    plan: PlanRequest
+    clock: Clock
+    stage: str | None = None
+    """None: the experiment's first."""
+    scenarios: tuple[str, ...] = ()
+    """None: all."""
+    keep: bool = False
+    on_step: Callable[[str], None] = lambda _: None
+    on_tick: Callable[[Sequence[RunFolder]], None] = lambda _: None
+    on_event: Callable[[str, str], None] = lambda _kind, _text: None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What became of one scenario."""
+
+    scenario: Scenario
+    attempts: int = 0
+    replayed: int = 0
+    once: bool | None = None
+    comparison: Comparison | None = None
+    finding: Finding | None = None
+
+    @property
+    def is_equal(self) -> bool:
+        return self.comparison is not None and self.comparison.is_equal and self.finding is None
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "name": self.scenario.name,
+            "title": self.scenario.title,
+            "not_here": self.scenario.not_here,
+            "struck": list(self.scenario.struck),
+            "attempts": self.attempts,
+            "replayed_steps": self.replayed,
+            "each_sample_once": self.once,
+            "equal": None if self.scenario.not_here else self.is_equal,
+            "checks": self.comparison.as_json() if self.comparison else [],
+            "finding": self.finding.as_json() if self.finding else None,
+        }
+
+
+def run_drill(request: DrillRequest) -> dict[str, Any]:
+    """The report's values: the certificate, or what differs first and why."""
+    plan_scenarios(Shape(), request.scenarios)  # a wrong name is said before anything runs
+    experiment = request.plan.experiments[0]
+    stage = choose_stage(experiment, request.stage)
+    ground = open_ground(
+        request.plan,
+        experiment,
+        stage,
+        clock=request.clock,
+        on_tick=request.on_tick,
+        on_event=request.on_event,
+    )
+    began = request.clock.monotonic()
+    try:
+        drill = _Drill(request, ground, experiment, stage)
+        report = drill.run()
+    except Interrupted:
+        ground.clear()
+        raise
+    report["seconds"] = round(request.clock.monotonic() - began, 1)
+    if report["equal"] and not request.keep:
+        ground.clear()
+        ground.path.mkdir(mode=0o700)
+    else:
+        report["folder"] = str(ground.path)
+    write_json(ground.path / REPORT, report)
+    return report
+
+
+def choose_stage(experiment: ResolvedExperiment, name: str | None) -> ResolvedStage:
+    names = [stage.name for stage in experiment.stages]
+    if name is not None and name not in names:
+        raise UsageError(
+            f"`{experiment.name}` has no stage `{name}`", hint=f"it has: {', '.join(names)}"
+        )
+    stage = experiment.stages[names.index(name) if name is not None else 0]
+    if stage.recipe is None:
+        raise UsageError(
+            f"stage `{stage.name}` of `{experiment.name}` has no recipe",
+            hint="commands cannot be run yet: give it a `recipe: module:Class`",
+        )
+    return stage
+
+
+class _Drill:
+    """One drill, step by step."""
+
+    def __init__(
+        self,
+        request: DrillRequest,
+        ground: Ground,
+        experiment: ResolvedExperiment,
+        stage: ResolvedStage,
+    ) -> None:
+        self._request, self._ground = request, ground
+        self._experiment, self._stage = experiment, stage
+        self._twin: list[AttemptTrace] = []
+        self._second: list[AttemptTrace] = []
+
+    def run(self) -> dict[str, Any]:
+        ground, say = self._ground, self._request.on_step
+        say(f"the twin: stage {self._stage.name}, shortened, undisturbed")
+        ground.run([Disturbance(name=TWIN)])
+        self._refuse_broken()
+        self._twin = ground.traces(TWIN)
+        shape = shape_of(self._twin)
+        scenarios = plan_scenarios(shape, self._request.scenarios)
+        possible = [scenario for scenario in scenarios if not scenario.not_here]
+        say(f"{len(possible)} runs of the same, interrupted: {', '.join(s.name for s in possible)}")
+        ground.run([_disturbance(scenario) for scenario in possible])
+        results = [self._judge(scenario, shape) for scenario in scenarios]
+        differing = [r for r in results if not r.scenario.not_here and not r.is_equal]
+        notes = self._notes(results)
+        if any(result.finding is None for result in differing):
+            say("something differs: a second undisturbed run, to see whether that is the resume")
+            ground.run([Disturbance(name=SECOND)])
+            self._second = ground.traces(SECOND)
+            results = [self._explain(result) for result in results]
+        self._tidy(results)
+        return self._report(results, shape, notes)
+
+    def _refuse_broken(self) -> None:
+        run = self._ground.run_folder(TWIN)
+        if run.is_complete():
+            return
+        state = describe_run(run, now=self._request.clock.wall())
+        raise RunError(
+            f"stage `{self._stage.name}` does not get through even undisturbed: {state['reason']}",
+            hint=state["hint"] or f"read `tasuki logs {run.path} --err`",
+        )
+
+    def _judge(self, scenario: Scenario, shape: Shape) -> Result:
+        """Compared as bytes; the traces only tell how often and how far."""
+        if scenario.not_here:
+            return Result(scenario=scenario)
+        run, twin = self._ground.run_folder(scenario.name), self._ground.run_folder(TWIN)
+        traces = self._ground.traces(scenario.name)
+        comparison = compare_runs(run, twin, [self._stage.name])
+        return Result(
+            scenario=scenario,
+            attempts=len(list_claims(run)),
+            replayed=replayed(traces),
+            once=is_each_sample_once(traces, steps_per_epoch=shape.steps_per_epoch),
+            comparison=comparison,
+            finding=self._failed(run) or self._not_struck(scenario, run),
+        )
+
+    def _failed(self, run: RunFolder) -> Finding | None:
+        if run.is_complete():
+            return None
+        state = describe_run(run, now=self._request.clock.wall())
+        return Finding(
+            cause="failed",
+            words=f"the run did not get to its end: it is {state['state']}: {state['reason']}",
+            advice=state["hint"] or f"read `tasuki logs {run.path} --err`",
+        )
+
+    def _not_struck(self, scenario: Scenario, run: RunFolder) -> Finding | None:
+        """A drill that did not disturb proves nothing, and must not pass."""
+        told = {event["kind"] for event in read_events(run)}
+        attempts = len(list_claims(run))
+        if attempts == scenario.attempts and scenario.must_tell in ("", *told):
+            return None
+        return Finding(
+            cause="not-struck",
+            words=f"the run was not disturbed as planned: {attempts} attempts instead of "
+            f"{scenario.attempts}" + (f", `{scenario.must_tell}`" if scenario.must_tell else ""),
+            advice="this is a fault of the drill: please report it with the kept folder",
+        )
+
+    def _explain(self, result: Result) -> Result:
+        if result.scenario.not_here or result.is_equal or result.finding is not None:
+            return result
+        name = result.scenario.name
+        traces, ops = self._ground.traces(name), self._nondeterministic_ops()
+        finding = diagnose(self._twin, traces, self._second, nondeterministic_ops=ops)
+        finding = finding or first_row_difference(self._rows(name), self._rows(TWIN))
+        return Result(
+            scenario=result.scenario,
+            attempts=result.attempts,
+            replayed=result.replayed,
+            once=result.once,
+            comparison=result.comparison,
+            finding=finding or _unexplained(result),
+        )
+
+    def _rows(self, name: str) -> list[dict[str, Any]]:
+        return [
+            {key: value for key, value in row.items() if key not in TIMING_KEYS}
+            for row in read_metrics(self._ground.run_folder(name))
+        ]
+
+    def _nondeterministic_ops(self) -> list[str]:
+        """As torch names them in its warnings."""
+        found = [
+            op
+            for path in sorted(self._ground.path.glob("*/logs/*.err"))
+            for op in _OP.findall(path.read_text(errors="replace"))
+        ]
+        return list(dict.fromkeys(found))
+
+    def _notes(self, results: Sequence[Result]) -> list[str]:
+        """State that no checkpoint holds and that, here, changed nothing."""
+        found: dict[str, None] = {}
+        for result in results:
+            if not result.scenario.not_here and result.is_equal:
+                traces = self._ground.traces(result.scenario.name)
+                found |= dict.fromkeys(not_restored(self._twin, traces))
+        return list(found)
+
+    def _tidy(self, results: Sequence[Result]) -> None:
+        if not self._request.keep:
+            for result in results:
+                if result.is_equal:
+                    self._ground.remove(result.scenario.name)
+
+    def _report(
+        self, results: Sequence[Result], shape: Shape, notes: Sequence[str]
+    ) -> dict[str, Any]:
+        done = [result for result in results if not result.scenario.not_here]
+        frozen = read_json(self._ground.run_folder(TWIN).frozen)
+        facts = self._twin[0].facts
+        spec = self._request.plan.spec
+        return {
+            "format": FORMAT,
+            "equal": bool(done) and all(result.is_equal for result in done),
+            "drilled_at": utc(self._request.clock.wall()),
+            "spec": spec.file,
+            "experiment": self._experiment.name,
+            "stage": self._stage.name,
+            "recipe": self._stage.recipe,
+            "data": self._stage.data,
+            "exact": self._stage.exact,
+            "other_stages": [s.name for s in self._experiment.stages if s.name != self._stage.name],
+            "shortened": {
+                "steps": shape.steps,
+                "steps_per_epoch": shape.steps_per_epoch,
+                "samples": facts["samples"],
+                "buckets": facts["buckets"],
+                "effective_batch": facts["effective_batch"] or None,
+            },
+            "validates": self._stage.validate is not None,
+            "machine": {
+                "tasuki": version("tasuki"),
+                **{key: value for key, value in frozen.items() if key != "format"},
+            },
+            "scenarios": [result.as_json() for result in results],
+            "notes": list(notes),
+            "folder": None,
+        }
+
+
+def shape_of(twin: Sequence[AttemptTrace]) -> Shape:
+    if not twin:
+        raise RunError(
+            "the undisturbed run left no trace of its steps",
+            hint="is `cluster.python` of another tasuki?",
+        )
+    facts = twin[0].facts
+    return Shape(
+        steps=facts["total_steps"],
+        steps_per_epoch=facts["steps_per_epoch"],
+        has_border=facts["has_border"],
+        world=facts["world"],
+    )
+
+
+def _disturbance(scenario: Scenario) -> Disturbance:
+    return Disturbance(
+        name=scenario.name, failpoints=scenario.failpoints, is_damaged=scenario.is_damaged
+    )
+
+
+def _unexplained(result: Result) -> Finding:
+    assert result.comparison is not None
+    what = next(what for what, is_equal in result.comparison.checks if not is_equal)
+    return Finding(
+        cause="unseen",
+        words=f"every step is the same, but not the {what}",
+        advice="please report it with the kept folder",
+    )

@@ -1,0 +1,174 @@
+"""What a drill does to a run, and where: pure, from the shape of the shortened stage.
+
+Places are named as in failpoints.py and counted as an attempt passes them. A stage's first
+checkpoint (step 0) passes the places of a save once, in the first attempt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tasuki.errors import UsageError
+
+STEPS = 18
+STEPS_PER_EPOCH = 6
+SAVE_EVERY = 4
+"""Steps of the whole drill, of an epoch (about), and from save to save: borders of epochs and saves
+fall together only sometimes."""
+
+Order = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """Of the shortened stage, as the undisturbed twin found it."""
+
+    steps: int = STEPS
+    steps_per_epoch: int = STEPS_PER_EPOCH
+    has_border: bool = True
+    """False: a loader that does not say how long an epoch is."""
+    world: int = 1
+
+    @property
+    def middle(self) -> int:
+        """The first step of the second epoch, if there is one: later than the very beginning."""
+        return self.steps_per_epoch if 2 * self.steps_per_epoch <= self.steps else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    name: str
+    title: str
+    struck: tuple[str, ...] = ()
+    """Where, in words; one for each time it is interrupted."""
+    failpoints: tuple[Order, ...] = ()
+    is_damaged: bool = False
+    """The newest checkpoint is damaged before the second attempt."""
+    must_tell: str = ""
+    """An event that shows that it happened."""
+    not_here: str = ""
+    """Why it cannot be done with this stage."""
+
+    @property
+    def attempts(self) -> int:
+        return len(self.struck) + 1
+
+
+def plan_scenarios(shape: Shape, wanted: Sequence[str] = ()) -> list[Scenario]:
+    """In the order of NAMES; all of them, or those that are wanted."""
+    for name in wanted:
+        if name not in NAMES:
+            raise UsageError(
+                f"there is no scenario `{name}`", hint=f"there are: {', '.join(NAMES)}"
+            )
+    return [make(shape) for name, make in _MAKERS.items() if not wanted or name in wanted]
+
+
+def _term(shape: Shape) -> Scenario:
+    at = shape.middle + (shape.steps_per_epoch + 1) // 2
+    return Scenario(
+        name="term",
+        title="TERM in a step",
+        struck=(f"TERM in step {at}",),
+        failpoints=(_in_step(at, "term", claim=1, rank=shape.world - 1),),
+    )
+
+
+def _kill_in_save(shape: Shape) -> Scenario:  # noqa: ARG001 (its saves come at the same steps)
+    # The first pass is step 0's; the second attempt goes on from there and saves here once more.
+    return Scenario(
+        name="kill-in-save",
+        title="KILL in a save, before its commit and right after it",
+        struck=(
+            f"KILL before the commit of step {SAVE_EVERY}",
+            f"KILL right after the commit of step {SAVE_EVERY}",
+        ),
+        failpoints=(
+            {"at": "save.rename", "do": "kill", "count": 2, "claim": 1, "rank": 0},
+            {"at": "save.renamed", "do": "kill", "count": 1, "claim": 2, "rank": 0},
+        ),
+    )
+
+
+def _twice(shape: Shape) -> Scenario:
+    per_epoch = shape.steps_per_epoch
+    title = "interrupted twice in one epoch"
+    if per_epoch < 2:
+        return Scenario(name="twice", title=title, not_here="an epoch has one step")
+    first = shape.middle + max(1, per_epoch // 3)
+    second = shape.middle + max(2, per_epoch - 1)
+    return Scenario(
+        name="twice",
+        title=title,
+        struck=(f"TERM in step {first}", f"KILL before step {second}"),
+        failpoints=(
+            _in_step(first, "term", claim=1, rank=shape.world - 1),
+            {
+                "at": "step.begin",
+                "do": "kill",
+                "count": second - first,
+                "claim": 2,
+                "rank": shape.world - 1,
+            },
+        ),
+    )
+
+
+def _border(shape: Shape) -> Scenario:
+    title = "interrupted on the border of two epochs"
+    per_epoch = shape.steps_per_epoch
+    if not shape.has_border or per_epoch >= shape.steps:
+        reason = "the loader does not say how long an epoch is"
+        return Scenario(name="border", title=title, not_here=reason)
+    return Scenario(
+        name="border",
+        title=title,
+        struck=(f"TERM in step {per_epoch}, the last of its epoch",),
+        failpoints=(_in_step(per_epoch, "term", claim=1, rank=shape.world - 1),),
+    )
+
+
+def _full_disk(shape: Shape) -> Scenario:  # noqa: ARG001 (its saves come at the same steps)
+    first, second, third = (n * SAVE_EVERY for n in (1, 2, 3))
+    return Scenario(
+        name="full-disk",
+        title="full disk in two saves, then a KILL",
+        struck=(f"no room for steps {first} and {second}, KILL after the commit of step {third}",),
+        failpoints=(
+            {"at": "save.written", "do": "ENOSPC", "count": 2, "times": 2, "claim": 1, "rank": 0},
+            {"at": "save.pruned", "do": "kill", "claim": 1, "rank": 0},
+        ),
+        must_tell="save-failed",
+    )
+
+
+def _damaged(shape: Shape) -> Scenario:
+    # Not a step at which one saves anyway, so that something lies between it and the one before.
+    at = shape.middle + max(1, shape.steps_per_epoch - 2)
+    at += at % SAVE_EVERY == 0
+    return Scenario(
+        name="damaged",
+        title="damaged newest checkpoint",
+        struck=(f"TERM in step {at}, then one bit of its checkpoint turned over",),
+        failpoints=(_in_step(at, "term", claim=1, rank=shape.world - 1),),
+        is_damaged=True,
+        must_tell="fell-back",
+    )
+
+
+def _in_step(step: int, action: str, *, claim: int, rank: int) -> Order:
+    """In the middle of a step that an attempt reaches from the beginning: once per step."""
+    return {"at": "step.optimizer", "do": action, "count": step, "claim": claim, "rank": rank}
+
+
+_MAKERS: Mapping[str, Callable[[Shape], Scenario]] = {
+    "term": _term,
+    "kill-in-save": _kill_in_save,
+    "twice": _twice,
+    "border": _border,
+    "full-disk": _full_disk,
+    "damaged": _damaged,
+}
+NAMES = tuple(_MAKERS)

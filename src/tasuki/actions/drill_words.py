@@ -1,0 +1,154 @@
+"""What a drill found, in words: entries of traces, their kinds, and what to do about them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tasuki.actions.drill_trace import Entries
+
+_GENERATORS = (
+    "torch.Generator",
+    "numpy.random.Generator",
+    "numpy.random.RandomState",
+    "random.Random",
+    "random.SystemRandom",
+)
+_RANDOM = {"python": "Python's", "numpy": "numpy's", "torch": "torch's", "cuda": "the GPU's"}
+_PLAIN = ("int", "float", "bool", "str", "complex", "NoneType", "itertools.count")
+
+
+def in_words(entry: str) -> str:
+    """`model.head.weight` → weights `head.weight` of the model."""
+    group, _, rest = entry.partition(".")
+    match group:
+        case "ids":
+            return "the choice of samples"
+        case "batch":
+            return "the batch"
+        case "loss":
+            return "the loss"
+        case "model":
+            return f"`{rest}` of the model"
+        case "random":
+            return f"{_RANDOM.get(rest, rest)} random numbers"
+        case "optimizer" if rest.startswith("state."):
+            name, _, key = rest.removeprefix("state.").rpartition(".")
+            return f"the optimizer's `{key}` of `{name}`"
+        case "optimizer":
+            return f"the optimizer's `{rest.partition('.')[2]}`"
+        case _:
+            return f"the {entry}"
+
+
+def kind_of(own: Entries, reference: Entries, name: str) -> str:
+    """generator, tensor, number or other."""
+    text = reference.get(name) or own.get(name) or ""
+    if text.startswith(_GENERATORS):
+        return "generator"
+    if text.startswith(("Tensor", "array")):
+        return "tensor"
+    return "number" if text.partition(" ")[0] in _PLAIN else "other"
+
+
+def say_suspect(name: str, own: Entries, reference: Entries, facts: Mapping[str, Any]) -> str:
+    """`self.noise` of the recipe (a torch.Generator)."""
+    owner, _, rest = name.partition(".")
+    kind = (reference.get(name) or own.get(name) or "").partition(" ")[0].partition("(")[0]
+    values = _values(own.get(name), reference.get(name))
+    told = f"({'an' if kind[:1] in 'aeiou' else 'a'} {kind}{values})"
+    match owner.partition(" ")[0]:
+        case "recipe":
+            return f"the recipe's `self.{rest}` {told}"
+        case "model":
+            return f"`{rest}` of the model {told}, which is neither a parameter nor a buffer,"
+        case "data":
+            return f"`{rest}` of the {'loader' if facts.get('is_foreign') else 'data set'} {told}"
+        case "optimizer" if rest.startswith("state."):
+            parameter, _, key = rest.removeprefix("state.").rpartition(".")
+            return f"the optimizer's `{key}` of `{parameter}` {told}, not in its `state_dict`,"
+        case "optimizer" | "schedule":
+            return f"`{rest}` of the {owner} {told}, which its `state_dict` leaves out,"
+        case _:
+            return f"`{rest}` of {owner} {told}"
+
+
+def _values(own: str | None, reference: str | None) -> str:
+    """Where they can be shown: `: 9 undisturbed, 0 here`."""
+    if own is None:
+        return ": not there yet after the resume"
+    if reference is None:
+        return ": there only after the resume"
+    pairs = [text.partition(" ") for text in (reference, own)]
+    if any(kind not in _PLAIN for kind, _, _ in pairs):
+        return ""
+    return f": {pairs[0][2] or pairs[0][0]} undisturbed, {pairs[1][2] or pairs[1][0]} here"
+
+
+def advice_on(suspect: str, kind: str, facts: Mapping[str, Any]) -> str:
+    owner = suspect.partition(".")[0].partition(" ")[0]
+    match owner:
+        case "data" if facts.get("is_foreign"):
+            return (
+                "give the loader `state_dict` and `load_state_dict`, or let it shuffle with "
+                "torch's global random numbers (`torch.randperm`), which tasuki seeds for each "
+                "epoch; or return a map-style data set, whose order is tasuki's"
+            )
+        case "data" if kind == "generator":
+            return (
+                "draw from torch's, numpy's or Python's global random numbers: tasuki seeds them "
+                "for each sample; or make the generator from the sample's index"
+            )
+        case "data":
+            return "let a sample hang on its index alone, not on how many were read before it"
+        case "optimizer" | "schedule":
+            return (
+                "keep it in `state` or `param_groups`, or let `state_dict` give it and "
+                "`load_state_dict` put it back"
+            )
+        case _ if kind == "generator":
+            return (
+                "draw from torch's global random numbers, which every checkpoint holds (leave "
+                "`generator=` out)"
+            )
+        case "model":
+            return "make it a buffer: `self.register_buffer(name, torch.tensor(value))`"
+        case _:
+            return (
+                "keep it in the model as a buffer (`model.register_buffer(name, tensor)`): "
+                "buffers are part of every checkpoint"
+            )
+
+
+def never_twice(group: str, facts: Mapping[str, Any], ops: Sequence[str]) -> tuple[str, str]:
+    """What makes undisturbed runs differ, by what differs first, and what to do."""
+    if group == "batch" and facts.get("is_foreign"):
+        words = "the loader that `build_dataset` returned gives other batches each time"
+        advice = (
+            "let it shuffle and draw with torch's, numpy's or Python's global random numbers, "
+            "which tasuki seeds"
+        )
+    elif group == "batch":
+        words = (
+            "the same samples, but other content: the data draw from random numbers that nobody "
+            "seeds, from the clock or from the system"
+        )
+        advice = advice_on("data", "generator", facts)
+    elif group == "ids":
+        words = "other samples: the data are not the same at every start"
+        advice = "let `build_dataset` list its files in a fixed order (`sorted`)"
+    elif group == "random":
+        words = (
+            "the random numbers themselves: something seeds them from the clock or the system, or "
+            "draws a different number of them each time"
+        )
+        advice = "look for `seed()` without a number, and for loops that hang on time"
+    else:
+        named = f" (torch names {', '.join(ops)})" if ops else ""
+        words = (
+            "the same batch, weights and random numbers gave another result: an operation without "
+            f"a deterministic form{named}, or a loss that reads the clock or the system's random "
+            "numbers (`time`, `os.urandom`, `uuid`)"
+        )
+        advice = "use an operation that has a deterministic form; draw from torch's random numbers"
+    return words, advice

@@ -1,0 +1,97 @@
+"""`tasuki drill`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from tasuki.cli.options import json_option, make_request, print_json, read_spec
+
+_EXAMPLES = """\b
+Examples:
+  tasuki drill
+  tasuki drill --stage fine --certificate resume.txt
+  tasuki drill --scenarios term,border --keep
+"""
+
+
+@click.command(epilog=_EXAMPLES)
+@click.argument("spec", default="tasuki.yaml", metavar="[SPEC]")
+@click.option("--experiment", help="Which one (default: the first).")
+@click.option("--stage", help="Which of its stages (default: the first).")
+@click.option("--config", help="A named overlay of the spec's `configs`.")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override.")
+@click.option(
+    "--scenarios",
+    metavar="NAME,NAME",
+    help="Only these of term, kill-in-save, twice, border, full-disk, damaged.",
+)
+@click.option("--keep", is_flag=True, help="Keep the drill's runs.")
+@click.option(
+    "--certificate",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write the certificate to a file, too.",
+)
+@json_option
+def command(
+    spec: str,
+    experiment: str | None,
+    stage: str | None,
+    config: str | None,
+    settings: tuple[str, ...],
+    scenarios: str | None,
+    keep: bool,
+    certificate: Path | None,
+    as_json: bool,
+) -> int:
+    """Interrupt your own run in the worst places, and compare it bit for bit.
+
+    Your recipe, data and settings, shortened to a few steps, run in a folder of their own below
+    `runs`: once undisturbed, then with TERM in a step, KILL in a save, twice in one epoch, on the
+    border of two epochs, with a full disk, and with a damaged checkpoint. Prints a certificate
+    (exit code 0), or the first step and entry that differ and the likely cause (1). A minute or two
+    for a small model.
+    """
+    from tasuki.actions.drill import DrillRequest, run_drill
+    from tasuki.actions.status import brief_run
+    from tasuki.clock import SystemClock
+    from tasuki.store.atomic import write_bytes
+    from tasuki.store.runs import RunFolder
+    from tasuki.views.drill import certificate_text, show_drill
+    from tasuki.views.live import LiveView
+
+    loaded = read_spec(spec, settings, config)
+    request = make_request(loaded, (experiment,) if experiment else (), ())
+    seen: list[RunFolder] = []
+
+    def look() -> list[dict[str, object]]:
+        runs = [run for run in seen if run.spec.exists() and run.claims.is_dir()]
+        return [brief_run(run, now=SystemClock.wall()) for run in runs if not run.is_complete()]
+
+    with LiveView(look, clock=SystemClock()) as view:
+
+        def tick(runs: object) -> None:
+            seen[:] = runs  # type: ignore[call-overload]
+            view.tick()
+
+        report = run_drill(
+            DrillRequest(
+                plan=request,
+                clock=SystemClock(),
+                stage=stage,
+                scenarios=tuple(scenarios.split(",")) if scenarios else (),
+                keep=keep,
+                on_step=view.headline,
+                on_tick=tick,
+                on_event=lambda kind, text: view.say(kind, text) if kind == "interrupted" else None,
+            )
+        )
+    if certificate is not None and report["equal"]:
+        write_bytes(certificate.absolute(), certificate_text(report).encode())
+    if as_json:
+        print_json(report)
+    else:
+        show_drill(report)
+    return 0 if report["equal"] else 1

@@ -1,0 +1,135 @@
+"""What `tasuki drill` asks of a rank beside its work: few samples, and a trace of every step.
+
+Read once from the environment, as failpoints are; without an order nothing changes. Which samples
+stay is a pure function of the buckets, so that every attempt and every twin has the same ones.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tasuki.data.buckets import Bucket, BucketPlan
+
+VARIABLE = "TASUKI_DRILL"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrillOrder:
+    steps_per_epoch: int
+    """About so many; at least one for each bucket that is kept."""
+    trace: Path
+    """The folder for traces."""
+
+
+_order: list[DrillOrder] = []
+
+
+def read_order(environment: Mapping[str, str]) -> None:
+    """Called once by a rank, before it works."""
+    _order.clear()
+    told = json.loads(environment.get(VARIABLE) or "{}")
+    if told:
+        trace = Path(told["trace"])
+        _order.append(DrillOrder(steps_per_epoch=int(told["steps_per_epoch"]), trace=trace))
+
+
+def drill_order() -> DrillOrder | None:
+    return _order[0] if _order else None
+
+
+def fewer_samples(plan: BucketPlan, *, batch: int) -> BucketPlan:
+    """In a drill: some buckets, the smallest and the largest among them, and of each its first
+    samples, the last step of each not full; otherwise the plan as it is."""
+    order = drill_order()
+    if order is None:
+        return plan
+    chosen = _spread(len(plan.buckets), order.steps_per_epoch)
+    steps = -(-order.steps_per_epoch // len(chosen))
+    most = max(1, steps * batch - batch // 3)
+    buckets, members = [], []
+    for number in chosen:
+        bucket, index = plan.buckets[number], plan.index(number)
+        count = min(bucket.samples, most)
+        buckets.append(Bucket(bucket.size, count))
+        members.append(np.arange(count) if index is None else np.asarray(index[:count]))
+    return BucketPlan(
+        buckets=tuple(buckets),
+        members=np.concatenate(members).astype(np.int64),
+        waste=plan.waste,
+    )
+
+
+def _spread(available: int, wanted: int) -> list[int]:
+    """At most `wanted` of the numbers below `available`, the first and the last among them."""
+    if available <= wanted:
+        return list(range(available))
+    places = np.linspace(0, available - 1, wanted).round()
+    return [int(place) for place in np.unique(places)]
+
+
+def fewer_batches(loader: Any, *, accumulation: int = 1) -> Any:
+    """In a drill: a loader of the user's own that ends its passes early; otherwise as it is."""
+    order = drill_order()
+    if order is None or not hasattr(loader, "__len__"):
+        return loader  # one that does not say how long a pass is goes on until the stage ends
+    return ShortLoader(loader, min(len(loader), order.steps_per_epoch * accumulation))
+
+
+class ShortLoader:
+    """The first batches of each pass through a loader; for the rest it is that loader."""
+
+    def __init__(self, loader: Any, batches: int) -> None:
+        # By way of the dict: what is set from outside goes to the loader itself.
+        self.__dict__.update(whole=loader, batches=batches, taken=0, is_put_back=False)
+
+    def __len__(self) -> int:
+        return int(self.__dict__["batches"])
+
+    def __iter__(self) -> Iterator[Any]:
+        own = self.__dict__
+        if not own["is_put_back"]:
+            own["taken"] = 0
+        own["is_put_back"] = False
+        return _ShortPass(iter(own["whole"]), own)
+
+    def __getattr__(self, name: str) -> Any:
+        own = self.__dict__
+        found = getattr(own["whole"], name)
+        if name == "state_dict":
+            return lambda: {"taken": own["taken"], "whole": found()}
+        if name == "load_state_dict":
+            return lambda state: self._put_back(state, found)
+        return found
+
+    def _put_back(self, state: Mapping[str, Any], load: Any) -> None:
+        load(state["whole"])
+        self.__dict__.update(taken=state["taken"], is_put_back=True)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.__dict__["whole"], name, value)
+
+
+class _ShortPass:
+    """One pass; whoever ends a loader's workers asks it for them."""
+
+    def __init__(self, batches: Iterator[Any], counts: dict[str, Any]) -> None:
+        self._whole, self._counts = batches, counts
+
+    def __iter__(self) -> _ShortPass:
+        return self
+
+    def __next__(self) -> Any:
+        if self._counts["taken"] >= self._counts["batches"]:
+            raise StopIteration
+        batch = next(self._whole)
+        self._counts["taken"] += 1
+        return batch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_whole"], name)

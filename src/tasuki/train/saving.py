@@ -1,0 +1,303 @@
+"""When a stage is saved, and what follows from it. Asked by the loop at its step boundaries.
+
+The copy happens at a boundary, the commit beside the steps that follow (runtime/saver.py). A save
+that fails for want of room, or by an error of the disk, does not end the training: the last
+checkpoint is still there, and the next is tried when there is room again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from tasuki.checkpoint.commit import Checkpoint
+from tasuki.checkpoint.frozen import sweep_frozen
+from tasuki.checkpoint.retention import prune
+from tasuki.clock import utc
+from tasuki.data.used import UsedSamples
+from tasuki.errors import NotFinite, StoreError
+from tasuki.failpoints import failpoint
+from tasuki.relay.values import Cause
+from tasuki.runtime.agreement import Agreement
+from tasuki.runtime.room import when_there_is_room
+from tasuki.runtime.saver import Saved, Saver
+from tasuki.store.atomic import FORMAT, free_bytes, write_json
+from tasuki.telemetry.metrics import MetricLog
+from tasuki.telemetry.view import read_losses
+from tasuki.train.best import sweep_best
+from tasuki.train.engine import StepEngine
+from tasuki.train.prepare import Setup
+from tasuki.train.rhythm import Interval, SaveCost, SaveRhythm, choose_interval
+from tasuki.train.snapshot import Progress, capture_all
+from tasuki.train.start import Begin
+from tasuki.train.task import Task
+
+_RETRY_S = 5.0
+_RETRY_AT_MOST_S = 60.0
+_NEWS_WORTH = 1.5
+"""A new interval is told when it differs from the last by this factor."""
+_HOLD_STALL = 0.02
+"""Of the time at the most is spent copying states that are only held."""
+
+
+class Saving:
+    """The saves of one stage in one attempt."""
+
+    def __init__(
+        self,
+        task: Task,
+        setup: Setup,
+        engine: StepEngine,
+        saver: Saver,
+        begin: Begin,
+        *,
+        metrics: MetricLog,
+        last_row: Callable[[], dict[str, Any]],
+    ) -> None:
+        self._task, self._setup, self._engine = task, setup, engine
+        self._saver, self._begin = saver, begin
+        self._last_row = last_row
+        self._progress: Progress = begin.progress
+        self.used: UsedSamples = begin.used
+        now = task.clock.monotonic()
+        per_epoch = setup.order.steps_per_epoch
+        self.rhythm = SaveRhythm(task.stage.save.every, steps_per_epoch=per_epoch, now=now)
+        self._retry_at = math.inf
+        self._retry_s = _RETRY_S
+        self._need = 0
+        self._interval: Interval | None = None
+        self._is_holding = False
+        self._held_at = -math.inf
+        self._hold_every_s = 0.0
+        saver.before = metrics.sync  # a checkpoint counts on the lines of its steps
+        saver.after = self._after
+        saver.must_be_finite = {
+            f"shared.model.{name}" for name, _ in setup.model.named_parameters()
+        }
+        if begin.start_cost is not None:
+            self._measured(begin.start_cost)
+
+    # -- at a step boundary ---------------------------------------------------------------------
+
+    @property
+    def has_news(self) -> bool:
+        return self._saver.news is not None
+
+    def save(self, *, is_end: bool = False) -> None:
+        """Copy the state of this step; the commit follows. Called by all ranks at the same step."""
+        progress = self._progress
+        if progress.saved_step == progress.step and not is_end:
+            return
+        with self._task.stopwatch.part("save"):
+            self._hear(self._saver.wait())
+            self._saver.begin(*self._state(is_end=is_end), **self._facts())
+        progress.saved_step = progress.step
+        self.rhythm.begun(self._task.clock.monotonic())
+
+    def commit(self, *, is_end: bool = False) -> None:
+        """Save and wait until it is durable. Raises if that cannot be."""
+        self.save(is_end=is_end)
+        with self._task.stopwatch.part("save"):
+            saved = self._saver.wait()
+        self._hear(saved, is_needed=True)
+
+    def commit_end(self) -> None:
+        """The stage's last checkpoint: nothing is left to do but wait, if the disk is full."""
+
+        def act() -> None:
+            self.commit(is_end=True)
+
+        watch = self._task.watch
+        if self._task.ranks.world > 1:
+            act()
+            return
+        when_there_is_room(
+            act,
+            say=self._task.say,
+            clock=self._task.clock,
+            should_stop=lambda: watch.notice is not Cause.NONE,
+        )
+
+    def abandon(self) -> None:
+        """Before a roll-back: wait for what is in flight, whatever became of it."""
+        saved = self._saver.wait()
+        if saved is not None and saved.name is not None:
+            self._progress.checkpoint = saved.name
+
+    def hear(self) -> None:
+        """How the last save ended."""
+        self._hear(self._saver.take_news())
+
+    def ask_if_due(self, agreement: Agreement, now: float) -> None:
+        """By time: rank 0 asks, and the ranks agree on a step."""
+        if self._saver.is_busy:
+            return
+        if self.rhythm.is_due_by_time(now):
+            agreement.want_save()
+        elif now >= self._retry_at and self._has_room():
+            self._retry_at = now + self._retry_s
+            agreement.want_save()
+
+    def hold_if_due(self, now: float) -> None:
+        """Where a step outlasts the notice: keep a copy that the watch can commit."""
+        if not self._is_holding or now - self._held_at < self._hold_every_s:
+            return
+        with self._task.stopwatch.part("save"):
+            taken = self._saver.hold(*self._state(is_end=False), **self._facts())
+        self._held_at = now
+        self._hold_every_s = taken / _HOLD_STALL
+
+    # -- what a checkpoint holds ----------------------------------------------------------------
+
+    def _state(self, *, is_end: bool) -> tuple[Any, dict[str, Any]]:
+        progress = self._progress
+        position = self._begin.position_at(progress.step, samples=progress.samples, is_end=is_end)
+        state = capture_all(
+            self._setup,
+            self._engine,
+            progress,
+            rank=self._task.ranks.rank,
+            last_row=self._last_row(),
+        )
+        return position, state
+
+    def _facts(self) -> dict[str, Any]:
+        best = self._progress.best
+        return {
+            "facts": {
+                "total_steps": self._setup.total_steps,
+                "best": best.as_json() if best else None,
+            },
+            "used": self.used.total() if self._setup.data.knows_samples else None,
+        }
+
+    # -- how it ended ---------------------------------------------------------------------------
+
+    def _hear(self, saved: Saved | None, *, is_needed: bool = False) -> None:
+        if saved is None:
+            return
+        if saved.error is not None:
+            self._progress.saved_step = -1
+            if is_needed or not isinstance(saved.error, StoreError):
+                raise self._explained(saved.error)
+            self._miss(saved.error, size=saved.size)
+            return
+        self._progress.checkpoint = saved.name
+        self._retry_at, self._retry_s = math.inf, _RETRY_S
+        self._need = saved.size
+        self._task.watch.save_s.append(saved.total_s)
+        self._measured(SaveCost(blocked_s=saved.blocked_s, total_s=saved.total_s))
+
+    def _explained(self, error: BaseException) -> BaseException:
+        if isinstance(error, NotFinite):
+            return NotFinite(
+                f"{error.message}; the last good checkpoint is {self._progress.checkpoint}",
+                hint="look at the data (`tasuki data check FILE` finds NaN), or lower `lr`; then "
+                "`tasuki resume`. `on_nan: skip` or `roll_back` leaves such steps out",
+            )
+        return error
+
+    def _miss(self, error: StoreError, *, size: int | None = None) -> None:
+        """Training goes on. The last checkpoint is untouched."""
+        now = self._task.clock.monotonic()
+        is_first = self._retry_at == math.inf
+        self._retry_at, self._retry_s = (
+            now + self._retry_s,
+            min(self._retry_s * 2, _RETRY_AT_MOST_S),
+        )
+        self._need = size or self._need
+        words = f"step {self._progress.step} is not saved: {error}"
+        if is_first:
+            self._task.say(
+                f"WARNING: {words}; training goes on, the last checkpoint is "
+                f"{self._progress.checkpoint}, and it is tried again"
+            )
+        self._task.event("save-failed", step=self._progress.step, reason=str(error))
+
+    def _has_room(self) -> bool:
+        return free_bytes(self._task.run.checkpoints) > self._need
+
+    def _after(self, checkpoint: Checkpoint, saved: Saved) -> None:
+        """In rank 0's saving thread, when a checkpoint is durable."""
+        task = self._task
+        task.event(
+            "committed",
+            checkpoint=checkpoint.name,
+            stage=checkpoint.manifest.position.stage,
+            step=checkpoint.manifest.position.stage_step,
+            used=checkpoint.manifest.facts.get("used"),
+            blocked_s=round(saved.blocked_s, 4),
+            total_s=round(saved.total_s, 4),
+            bytes=saved.size,
+        )
+        task.watch.tell("saved", checkpoint=checkpoint.name, is_start=False)
+        try:
+            self._write_state(checkpoint)
+            self._sweep(checkpoint)
+        except StoreError as error:  # the checkpoint is there: what is left over is swept later
+            task.say(f"WARNING: after {checkpoint.name}: {error}")
+
+    def _sweep(self, checkpoint: Checkpoint) -> None:
+        run, claim = self._task.run, self._task.orders.claim
+        pruned = prune(run, claim=claim, keep=self._task.stage.save.keep)
+        failpoint("save.pruned")
+        if pruned:
+            self._task.event("pruned", checkpoints=pruned)
+            frozen = self._saver.frozen
+            sweep_frozen(run, claim=claim, keep=frozen.record if frozen else None)
+        at = checkpoint.manifest.position
+        sweep_best(run, at.stage, claim=claim, keep=self._progress.best, until=at.stage_step)
+
+    def _write_state(self, checkpoint: Checkpoint) -> None:
+        at, facts = checkpoint.manifest.position, checkpoint.manifest.facts
+        write_json(
+            self._task.run.training_state,
+            {
+                "format": FORMAT,
+                "experiment": self._task.run.name,
+                "state": "running",
+                "stage": at.stage,
+                "epoch": at.epoch,
+                "step": at.stage_step,
+                "total_steps": facts["total_steps"],
+                "samples": at.samples,
+                "attempt": self._task.orders.claim,
+                "preemptions": self._begin.preemptions,
+                "best": facts["best"],
+                "last_checkpoint": checkpoint.name,
+                "loss": self._last_row().get("loss"),
+                "updated_at": utc(self._task.clock.wall()),
+            },
+        )
+
+    # -- how often ------------------------------------------------------------------------------
+
+    def _measured(self, cost: SaveCost) -> None:
+        """A save was measured: choose the interval, and whether states must be held."""
+        steps = sorted(self._task.watch.step_s)
+        step_s = steps[int(len(steps) * 0.99)] if steps else 0.0
+        notice_s = self._task.grace_s
+        self._choose_holding(cost, step_s, notice_s)
+        if not self.rhythm.is_auto or not self._task.is_first:
+            return
+        losses = read_losses(self._task.run)
+        chosen = choose_interval(cost, losses, step_s=step_s, notice_s=notice_s)
+        self.rhythm.interval_s = chosen.seconds
+        before = self._interval.seconds if self._interval else None
+        if before is None or not 1 / _NEWS_WORTH < chosen.seconds / before < _NEWS_WORTH:
+            self._interval = chosen
+            self._task.say(f"Saving every {chosen.seconds:.0f} s: {chosen.reason}")
+            self._task.event("interval", seconds=round(chosen.seconds, 1), reason=chosen.reason)
+
+    def _choose_holding(self, cost: SaveCost, step_s: float, notice_s: float | None) -> None:
+        fits = notice_s is None or not step_s or step_s + cost.total_s < notice_s
+        if self._is_holding or fits:
+            return
+        self._is_holding = True
+        self._task.say(
+            f"A step of {step_s:.1f} s and a save of {cost.total_s:.1f} s do not fit a notice of "
+            f"{notice_s:.0f} s: a copy of the state is kept in host memory, and saved instead of "
+            "the running step when the end comes"
+        )
+        self._task.event("holding", step_s=step_s, save_s=cost.total_s, notice_s=notice_s)

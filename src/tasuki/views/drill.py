@@ -1,0 +1,183 @@
+"""The certificate of a drill, or what it found: as plain text, the same on a terminal and in a
+file. Fed with the values of `--json`."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from tasuki.units import format_seconds
+from tasuki.views.text import count, neutral
+
+_WIDTH = 96
+_NAME = 14
+_STYLES = {"equal": "green", "DIFFERS": "red bold", "not here": "yellow"}
+
+
+def show_drill(report: dict[str, Any], *, console: Console | None = None) -> None:
+    console = console or Console()
+    for line in drill_lines(report):
+        text = Text(line)
+        for mark, style in _STYLES.items():
+            text.highlight_regex(rf"^  {mark}\b", style)
+        if line and not line.startswith(" "):
+            text.stylize("bold")
+        console.print(text, highlight=False, soft_wrap=True)
+
+
+def certificate_text(report: dict[str, Any]) -> str:
+    return "\n".join(drill_lines(report)) + "\n"
+
+
+def drill_lines(report: dict[str, Any]) -> list[str]:
+    title = "Certificate: an interrupted run equals an undisturbed one, bit for bit"
+    if not report["equal"]:
+        title = "No certificate: an interrupted run is not the undisturbed one"
+    return [
+        neutral(line)
+        for line in (
+            title,
+            "",
+            *_what(report),
+            "",
+            *_scenarios(report),
+            *_findings(report),
+            *_proof(report),
+            *_limits(report),
+        )
+    ]
+
+
+def _what(report: dict[str, Any]) -> Iterator[str]:
+    short, machine = report["shortened"], report["machine"]
+    yield _field("run", f"experiment {report['experiment']}, stage {report['stage']}")
+    yield _field("of", f"recipe {report['recipe']}, data {report['data']}, {report['spec']}")
+    epochs = short["steps"] / short["steps_per_epoch"]
+    words = f"{short['steps']} steps, {epochs:.3g} epochs of {short['steps_per_epoch']}"
+    if short["samples"] is not None:
+        buckets = short["buckets"]
+        words += f"; {count(short['samples'])} samples in {_many(buckets, 'bucket')}"
+        words += f", effective batch {short['effective_batch']}"
+    else:
+        words += "; a loader of the recipe's own"
+    yield _field("shortened to", words + ("; validated" if report["validates"] else ""))
+    yield _field(
+        "on",
+        f"{machine['device']} ({machine['device_model']}), {_many(machine['world'], 'rank')}, "
+        f"{_many(machine['threads'], 'thread')} each",
+    )
+    versions = ", ".join(
+        f"{name} {machine[key]}"
+        for name, key in (
+            ("tasuki", "tasuki"),
+            ("torch", "torch"),
+            ("numpy", "numpy"),
+            ("Python", "python"),
+        )
+    )
+    took = f", in {format_seconds(report['seconds'])}" if report.get("seconds") else ""
+    yield _field("with", versions)
+    yield _field("drilled", report["drilled_at"] + took)
+
+
+def _scenarios(report: dict[str, Any]) -> Iterator[str]:
+    for one in report["scenarios"]:
+        mark = "not here" if one["equal"] is None else "equal" if one["equal"] else "DIFFERS"
+        told = one["not_here"] or "; ".join(one["struck"])
+        yield f"  {mark:<9} {one['title']}: {told}"
+        if one["equal"] is not None:
+            again = _many(one["replayed_steps"], "step")
+            yield f"  {'':<9} {_many(one['attempts'], 'attempt')}, {again} done again"
+
+
+def _findings(report: dict[str, Any]) -> Iterator[str]:
+    """What several scenarios found alike is said once."""
+    said: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for one in report["scenarios"]:
+        found = one["finding"]
+        if found is not None:
+            key = (found["cause"], found["suspect"], found["words"] if not found["suspect"] else "")
+            said.setdefault(key, []).append(one)
+    for alike in said.values():
+        yield ""
+        yield from _finding(alike)
+    if report["folder"] and said:
+        yield ""
+        yield from _wrapped("kept", f"{report['folder']} (the next drill of it replaces it)")
+
+
+def _finding(alike: list[dict[str, Any]]) -> Iterator[str]:
+    found = alike[0]["finding"]
+    names = ", ".join(one["name"] for one in alike)
+    where = ""
+    if found["step"] is not None:
+        where = f" from step {found['step']} on, first in {found['entry']}"
+        if found["attempt"] is not None:
+            where += f" (attempt {found['attempt']}, from step {found['resumed_at']}"
+            where += f", rank {found['rank']})" if found["rank"] else ")"
+    yield f"  {names}: differs{where}"
+    yield from _wrapped("likely cause", found["words"])
+    if found["advice"]:
+        yield from _wrapped("what to do", found["advice"])
+    if found["others"]:
+        yield from _wrapped("not restored", "also " + "; ".join(found["others"]))
+
+
+def _proof(report: dict[str, Any]) -> Iterator[str]:
+    done = [one for one in report["scenarios"] if one["equal"] is not None]
+    if not report["equal"]:
+        return
+    yield ""
+    checks = "; ".join(check["what"] for check in done[0]["checks"])
+    yield from _wrapped("compared", f"byte for byte with the undisturbed twin: {checks}")
+    once = {one["each_sample_once"] for one in done}
+    if once == {True}:
+        yield from _wrapped("samples", "each exactly once per epoch, over all attempts and ranks")
+    elif None in once:
+        yield from _wrapped("samples", "not counted: the loader does not tell which they are")
+    else:
+        yield from _wrapped("samples", "NOT each exactly once per epoch")
+    if report["notes"]:
+        told = "; ".join(report["notes"])
+        yield from _wrapped("not restored", f"{told}: changed nothing here")
+
+
+def _limits(report: dict[str, Any]) -> Iterator[str]:
+    limits = [
+        f"{report['shortened']['steps']} steps on a few samples stand for the whole run",
+        f"other machines, drivers and versions than these: only {report['machine']['device']} "
+        "was tried",
+        "evaluation and the way from stage to stage are left out",
+    ]
+    if report["machine"]["device"] == "cpu":
+        limits[1] = "other machines and versions than these; GPUs were not tried"
+    if report["other_stages"]:
+        others = ", ".join(report["other_stages"])
+        limits.append(f"other stages ({others}): `--stage` drills them")
+    if not report["exact"]:
+        limits.append("with `exact: false` runs may differ at any time")
+    yield ""
+    yield from _wrapped("not proved", "; ".join(limits))
+
+
+def _field(name: str, text: str) -> str:
+    return f"  {name:<{_NAME}}{text}"
+
+
+def _wrapped(name: str, text: str) -> list[str]:
+    return textwrap.wrap(
+        text,
+        _WIDTH,
+        initial_indent=f"  {name:<{_NAME}}",
+        subsequent_indent=" " * (_NAME + 2),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _many(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
