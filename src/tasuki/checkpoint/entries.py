@@ -244,13 +244,15 @@ def _type_of(node: Any) -> str:
     tag = _tag_of(node)
     if tag == "$scalar":
         return _dtype_of(node[tag], is_array=True)[0]
+    if node is None:
+        return "none"
     return type(node).__name__ if tag is None else tag[1:]
 
 
 def _words_of(node: Any) -> str:
     tag = _tag_of(node)
     if tag == "$bytes":
-        return f"{len(node[tag]) * 3 // 4} bytes"
+        return f"{len(node[tag].rstrip('=')) * 3 // 4} bytes"
     if tag == "$scalar":
         return _scalar_words(node)
     if tag == "$int":  # thousands of digits may not be printed as a decimal

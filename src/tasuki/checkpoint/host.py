@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tasuki.checkpoint.blobs import NumpyArray, flat_bytes, view_bytes
 from tasuki.checkpoint.codec import Encoded
+from tasuki.checkpoint.records import PAGE_BYTES
 from tasuki.checkpoint.tensorfile import Layout, lay_out
 
 _FINITE: dict[torch.dtype, type] = {
@@ -26,6 +27,7 @@ _FINITE: dict[torch.dtype, type] = {
 _EXPONENT = np.uint16(0x7F80)
 """All its bits set: NaN or infinity, in bfloat16."""
 _BLOCK = 1 << 18
+_BYTE = torch.uint8
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +37,11 @@ class HostImage:
     tree: Any
     layout: Layout
     memory: Tensor
-    """The bytes behind the file's header."""
+    """The whole file, header included, on the boundary of a page."""
 
     @property
     def size(self) -> int:
-        return len(self.layout.header) + self.layout.size
+        return self.memory.numel()
 
     @property
     def data(self) -> memoryview:
@@ -47,8 +49,9 @@ class HostImage:
 
     def first_not_finite(self, names: Collection[str]) -> str | None:
         """Of the named tensors the first that holds NaN or infinities; read block by block."""
+        body = self.memory[len(self.layout.header) :]
         for name, start, stop in self.layout.places:
-            if name in names and not _is_finite(self.memory[start:stop], self.layout.dtypes[name]):
+            if name in names and not _is_finite(body[start:stop], self.layout.dtypes[name]):
                 return name
         return None
 
@@ -74,20 +77,26 @@ class HostBuffer:
 
     def __init__(self, *, is_pinned: bool = False) -> None:
         self._is_pinned = is_pinned
-        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._memory = torch.empty(0, dtype=_BYTE)
 
     def hold(self, encoded: Encoded) -> HostImage:
         """Copy the state's tensors here. When this returns training may change them."""
         layout = lay_out(encoded.tensors)
-        if self._memory.numel() < layout.size:
-            self._memory = torch.empty(layout.size, dtype=torch.uint8, pin_memory=self._is_pinned)
-        memory = self._memory[: layout.size]
+        memory = self._take(len(layout.header) + layout.size)
+        memory[: len(layout.header)].copy_(torch.frombuffer(bytearray(layout.header), dtype=_BYTE))
+        body = memory[len(layout.header) :]
         is_on_gpu = False
         for name, start, stop in layout.places:
             if stop > start:
                 tensor = encoded.tensors[name]
                 is_on_gpu |= tensor.is_cuda
-                memory[start:stop].copy_(flat_bytes(tensor), non_blocking=True)
+                body[start:stop].copy_(flat_bytes(tensor), non_blocking=True)
         if is_on_gpu:
             torch.cuda.synchronize()
         return HostImage(encoded.tree, layout, memory)
+
+    def _take(self, size: int) -> Tensor:
+        if self._memory.numel() < size + PAGE_BYTES:
+            self._memory = torch.empty(size + PAGE_BYTES, dtype=_BYTE, pin_memory=self._is_pinned)
+        first = -self._memory.data_ptr() % PAGE_BYTES
+        return self._memory[first : first + size]

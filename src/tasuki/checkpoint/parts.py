@@ -16,8 +16,15 @@ from torch import Tensor
 from tasuki.checkpoint.codec import decode, encode
 from tasuki.checkpoint.host import HostImage
 from tasuki.checkpoint.manifest import part_files
-from tasuki.checkpoint.records import CHUNK_BYTES, FileRecord, damage, read_file, write_file
-from tasuki.checkpoint.tensorfile import read_tensors, write_image, write_tensors
+from tasuki.checkpoint.records import (
+    CHUNK_BYTES,
+    FileRecord,
+    damage,
+    read_file,
+    write_file,
+    write_image,
+)
+from tasuki.checkpoint.tensorfile import read_tensors, write_tensors
 from tasuki.checkpoint.verify import frozen_folder
 from tasuki.errors import StateNotStorable
 from tasuki.store.atomic import FORMAT
@@ -33,9 +40,7 @@ def write_part(folder: Path, part: int, state: object) -> list[FileRecord]:
 
 def write_held(folder: Path, part: int, image: HostImage) -> list[FileRecord]:
     """As `write_part`, of a state that was copied to host memory before."""
-    return _write(
-        folder, part, image.tree, lambda path: write_image(path, image.layout, image.data)
-    )
+    return _write(folder, part, image.tree, lambda path: write_image(path, image.data))
 
 
 def _write(

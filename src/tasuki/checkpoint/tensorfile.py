@@ -83,11 +83,6 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> FileRecord:
     return write_pieces(path, pieces)
 
 
-def write_image(path: Path, layout: Layout, data: Piece) -> FileRecord:
-    """Write tensors whose bytes lie behind each other already."""
-    return write_pieces(path, [layout.header, data] if layout.size else [layout.header])
-
-
 def read_tensors(path: Path, *, record: FileRecord | None = None) -> dict[str, Tensor]:
     """Every tensor in memory of its own, checked against the record on the way."""
     with opened(path) as fd:
