@@ -22,6 +22,7 @@ from tasuki.actions.checkpoint import (
 )
 from tasuki.actions.data import DataWork, check_files, merge_files, split_files
 from tasuki.actions.discover import look_with
+from tasuki.actions.drill import DrillRequest, run_drill
 from tasuki.actions.evaluate import Asked, evaluate_weights, of_run, of_spec
 from tasuki.actions.export import Wanted, export_run
 from tasuki.actions.inspect import Asking, inspect_files, inspect_spec, which_spec
@@ -177,6 +178,23 @@ def export(
     environment = dict(os.environ)
     return export_run(
         run, wanted, runs=Path(runs).absolute(), python=sys.executable, environment=environment
+    )
+
+
+def drill(
+    spec: str | Path = "tasuki.yaml",
+    *,
+    experiment: str | None = None,
+    stage: str | None = None,
+    scenarios: Sequence[str] = (),
+    settings: Sequence[str] = (),
+    config: str | None = None,
+    keep: bool = False,
+) -> dict[str, Any]:
+    """Interrupt a run in the worst places and compare it bit for bit: `equal` tells."""
+    request = _request(_load(spec, settings, config), [experiment] if experiment else [], ())
+    return run_drill(
+        DrillRequest(plan=request, clock=_CLOCK, stage=stage, scenarios=tuple(scenarios), keep=keep)
     )
 
 

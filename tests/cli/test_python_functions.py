@@ -11,10 +11,16 @@ import pytest
 import tasuki
 
 VERBS = {
+    "audit",
     "cancel",
+    "checkpoint_diff",
+    "checkpoint_prune",
+    "checkpoint_show",
+    "checkpoint_verify",
     "data_check",
     "data_merge",
     "data_split",
+    "drill",
     "evaluate",
     "export",
     "inspect",

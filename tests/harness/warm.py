@@ -14,8 +14,12 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from tasuki.clock import SystemClock
+from tasuki.signals import NOTICES
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -35,23 +39,33 @@ class ForkedProcess:
         return self._status
 
 
+class JumpingClock(SystemClock):
+    """Somebody sets the wall clock an hour forward or back, each second."""
+
+    @staticmethod
+    def wall() -> float:
+        return time.time() + (3600 if int(time.monotonic()) % 2 else -3600)
+
+
+def _clock() -> SystemClock:
+    """As the environment of this start asks."""
+    return JumpingClock() if os.environ.get("TASUKI_TEST_CLOCK") == "jumping" else SystemClock()
+
+
 def fork_rank(launch) -> ForkedProcess:
     """Instead of `python -m tasuki.train`."""
     from tasuki.train.worker import main
 
     launch.log.parent.mkdir(parents=True, exist_ok=True)
+    # As `start_process` does: what comes before the rank's handlers is held back until then.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, NOTICES)
     pid = os.fork()
     if pid:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return ForkedProcess(pid)
     try:
         signal.set_wakeup_fd(-1)
-        for number in (
-            signal.SIGTERM,
-            signal.SIGINT,
-            signal.SIGCHLD,
-            signal.SIGUSR1,
-            signal.SIGUSR2,
-        ):
+        for number in (*NOTICES, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
         os.environ.clear()
         os.environ.update(launch.environment)
@@ -59,7 +73,7 @@ def fork_rank(launch) -> ForkedProcess:
         for path, fd in ((launch.log, 1), (launch.err, 2)):
             target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             os.dup2(target, fd)
-        main(list(launch.arguments))
+        main(list(launch.arguments), _clock())
     finally:
         os._exit(1)
 
@@ -121,7 +135,7 @@ def _supervise(job: str) -> int:
     # Python must agree before signal handlers can be set.
     from tasuki.supervisor.__main__ import main
 
-    return main([job], launch=fork_rank)
+    return main([job], launch=fork_rank, clock=_clock())
 
 
 class Started:

@@ -276,7 +276,6 @@ WITHOUT_EFFECT = {
     "compile": "true",
     "safety_factor": "0.5",
     "micro_batch": "auto",
-    "on_nan": "skip",
 }
 WITHOUT_EFFECT_ABOVE = {
     "sinks": "sinks: [tensorboard]",

@@ -197,6 +197,7 @@ def _sum_group(group: str, entries: Iterable[Entry]) -> dict[str, Any]:
 def _describe_entry(entry: Entry) -> dict[str, Any]:
     told = asdict(entry)
     told["bytes"] = told.pop("num_bytes")
+    told["shape"] = list(entry.shape) if entry.shape is not None else None
     return told
 
 

@@ -139,7 +139,7 @@ def _latest(run: RunFolder, stage: str | None, names: list[str]) -> str:
         manifest = _manifest_or_none(run, name)
         if manifest is not None and manifest.position.stage == stage:
             return name
-    raise _nothing_there(run, f"no checkpoint of stage `{stage}`", "", names)
+    raise _nothing_there(run, f"no checkpoint of stage `{stage}` any more, or not yet", "", names)
 
 
 def _at_step(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
@@ -48,9 +48,10 @@ class DrillRequest:
     stage: str | None = None
     """None: the experiment's first."""
     scenarios: tuple[str, ...] = ()
-    """None: all."""
+    """Empty: all."""
     keep: bool = False
     on_step: Callable[[str], None] = lambda _: None
+    on_result: Callable[[str], None] = lambda _: None
     on_tick: Callable[[Sequence[RunFolder]], None] = lambda _: None
     on_event: Callable[[str, str], None] = lambda _kind, _text: None
 
@@ -68,7 +69,12 @@ class Result:
 
     @property
     def is_equal(self) -> bool:
-        return self.comparison is not None and self.comparison.is_equal and self.finding is None
+        is_same = self.comparison is not None and self.comparison.is_equal
+        return is_same and self.once is not False and self.finding is None
+
+    @property
+    def is_unexplained(self) -> bool:
+        return self.comparison is not None and not self.is_equal and self.finding is None
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -144,93 +150,95 @@ class _Drill:
         self._experiment, self._stage = experiment, stage
         self._twin: list[AttemptTrace] = []
         self._second: list[AttemptTrace] = []
+        self._shape = Shape()
+        self._notes: dict[str, None] = {}
+        """State that no checkpoint holds and that, here, changed nothing."""
 
     def run(self) -> dict[str, Any]:
         ground, say = self._ground, self._request.on_step
-        say(f"the twin: stage {self._stage.name}, shortened, undisturbed")
+        say(f"the twin: stage {self._stage.name} of {self._experiment.name}, short, undisturbed")
         ground.run([Disturbance(name=TWIN)])
         self._refuse_broken()
         self._twin = ground.traces(TWIN)
-        shape = shape_of(self._twin)
-        scenarios = plan_scenarios(shape, self._request.scenarios)
-        possible = [scenario for scenario in scenarios if not scenario.not_here]
-        say(f"{len(possible)} runs of the same, interrupted: {', '.join(s.name for s in possible)}")
-        ground.run([_disturbance(scenario) for scenario in possible])
-        results = [self._judge(scenario, shape) for scenario in scenarios]
-        differing = [r for r in results if not r.scenario.not_here and not r.is_equal]
-        notes = self._notes(results)
-        if any(result.finding is None for result in differing):
+        self._shape = shape_of(self._twin)
+        scenarios = plan_scenarios(self._shape, self._request.scenarios)
+        possible = {s.name: s for s in scenarios if not s.not_here}
+        say(f"{len(possible)} runs of the same, interrupted: {', '.join(possible)}")
+        results = {s.name: Result(scenario=s) for s in scenarios}
+
+        def judge(name: str) -> None:
+            results[name] = self._judge(possible[name])
+            self._request.on_result(f"{name}: {'equal' if results[name].is_equal else 'DIFFERS'}")
+
+        ground.run([_disturbance(scenario) for scenario in possible.values()], on_end=judge)
+        if any(results[name].is_unexplained for name in possible):
             say("something differs: a second undisturbed run, to see whether that is the resume")
             ground.run([Disturbance(name=SECOND)])
             self._second = ground.traces(SECOND)
-            results = [self._explain(result) for result in results]
-        self._tidy(results)
-        return self._report(results, shape, notes)
+            results |= {n: self._explain(r) for n, r in results.items() if r.is_unexplained}
+        return self._report(list(results.values()))
 
     def _refuse_broken(self) -> None:
         run = self._ground.run_folder(TWIN)
         if run.is_complete():
             return
-        state = describe_run(run, now=self._request.clock.wall())
+        _, reason, hint = self._told(run)
         raise RunError(
-            f"stage `{self._stage.name}` does not get through even undisturbed: {state['reason']}",
-            hint=state["hint"] or f"read `tasuki logs {run.path} --err`",
+            f"stage `{self._stage.name}` does not get through even undisturbed: {reason}", hint=hint
         )
 
-    def _judge(self, scenario: Scenario, shape: Shape) -> Result:
-        """Compared as bytes; the traces only tell how often and how far."""
-        if scenario.not_here:
-            return Result(scenario=scenario)
+    def _judge(self, scenario: Scenario) -> Result:
+        """Compared as bytes; the traces only tell how often and how far. A run that is equal is
+        removed at once: large checkpoints must not pile up."""
         run, twin = self._ground.run_folder(scenario.name), self._ground.run_folder(TWIN)
         traces = self._ground.traces(scenario.name)
-        comparison = compare_runs(run, twin, [self._stage.name])
-        return Result(
+        result = Result(
             scenario=scenario,
             attempts=len(list_claims(run)),
             replayed=replayed(traces),
-            once=is_each_sample_once(traces, steps_per_epoch=shape.steps_per_epoch),
-            comparison=comparison,
+            once=is_each_sample_once(traces, steps_per_epoch=self._shape.steps_per_epoch),
+            comparison=compare_runs(run, twin, [self._stage.name]),
             finding=self._failed(run) or self._not_struck(scenario, run),
         )
+        if result.is_equal:
+            self._notes |= dict.fromkeys(not_restored(self._twin, traces))
+        if result.is_equal and not self._request.keep:
+            self._ground.remove(scenario.name)
+        return result
 
     def _failed(self, run: RunFolder) -> Finding | None:
         if run.is_complete():
             return None
-        state = describe_run(run, now=self._request.clock.wall())
-        return Finding(
-            cause="failed",
-            words=f"the run did not get to its end: it is {state['state']}: {state['reason']}",
-            advice=state["hint"] or f"read `tasuki logs {run.path} --err`",
-        )
+        state, reason, hint = self._told(run)
+        words = f"the run did not get to its end: it is {state}: {reason}"
+        return Finding(cause="failed", words=words, advice=hint)
+
+    def _told(self, run: RunFolder) -> tuple[str, str, str]:
+        """(state, reason, what to do). Hints for runs of the user's own do not fit these."""
+        told = describe_run(run, now=self._request.clock.wall())
+        hint = told["hint"] if "RUN" not in told["hint"] else ""
+        return told["state"], told["reason"], hint or f"read `tasuki logs {run.path} --err`"
 
     def _not_struck(self, scenario: Scenario, run: RunFolder) -> Finding | None:
         """A drill that did not disturb proves nothing, and must not pass."""
         told = {event["kind"] for event in read_events(run)}
         attempts = len(list_claims(run))
-        if attempts == scenario.attempts and scenario.must_tell in ("", *told):
+        if attempts >= scenario.attempts and scenario.must_tell in ("", *told):
             return None
+        missing = f", and no event `{scenario.must_tell}`" if scenario.must_tell else ""
         return Finding(
             cause="not-struck",
-            words=f"the run was not disturbed as planned: {attempts} attempts instead of "
-            f"{scenario.attempts}" + (f", `{scenario.must_tell}`" if scenario.must_tell else ""),
+            words=f"the run was not disturbed as planned ({'; '.join(scenario.struck)}): "
+            f"{attempts} attempts instead of {scenario.attempts}{missing}",
             advice="this is a fault of the drill: please report it with the kept folder",
         )
 
     def _explain(self, result: Result) -> Result:
-        if result.scenario.not_here or result.is_equal or result.finding is not None:
-            return result
         name = result.scenario.name
         traces, ops = self._ground.traces(name), self._nondeterministic_ops()
         finding = diagnose(self._twin, traces, self._second, nondeterministic_ops=ops)
         finding = finding or first_row_difference(self._rows(name), self._rows(TWIN))
-        return Result(
-            scenario=result.scenario,
-            attempts=result.attempts,
-            replayed=result.replayed,
-            once=result.once,
-            comparison=result.comparison,
-            finding=finding or _unexplained(result),
-        )
+        return replace(result, finding=finding or _unexplained(result))
 
     def _rows(self, name: str) -> list[dict[str, Any]]:
         return [
@@ -247,24 +255,8 @@ class _Drill:
         ]
         return list(dict.fromkeys(found))
 
-    def _notes(self, results: Sequence[Result]) -> list[str]:
-        """State that no checkpoint holds and that, here, changed nothing."""
-        found: dict[str, None] = {}
-        for result in results:
-            if not result.scenario.not_here and result.is_equal:
-                traces = self._ground.traces(result.scenario.name)
-                found |= dict.fromkeys(not_restored(self._twin, traces))
-        return list(found)
-
-    def _tidy(self, results: Sequence[Result]) -> None:
-        if not self._request.keep:
-            for result in results:
-                if result.is_equal:
-                    self._ground.remove(result.scenario.name)
-
-    def _report(
-        self, results: Sequence[Result], shape: Shape, notes: Sequence[str]
-    ) -> dict[str, Any]:
+    def _report(self, results: Sequence[Result]) -> dict[str, Any]:
+        shape = self._shape
         done = [result for result in results if not result.scenario.not_here]
         frozen = read_json(self._ground.run_folder(TWIN).frozen)
         facts = self._twin[0].facts
@@ -293,7 +285,7 @@ class _Drill:
                 **{key: value for key, value in frozen.items() if key != "format"},
             },
             "scenarios": [result.as_json() for result in results],
-            "notes": list(notes),
+            "notes": list(self._notes),
             "folder": None,
         }
 
@@ -321,9 +313,9 @@ def _disturbance(scenario: Scenario) -> Disturbance:
 
 def _unexplained(result: Result) -> Finding:
     assert result.comparison is not None
-    what = next(what for what, is_equal in result.comparison.checks if not is_equal)
-    return Finding(
-        cause="unseen",
-        words=f"every step is the same, but not the {what}",
-        advice="please report it with the kept folder",
-    )
+    if result.comparison.is_equal:
+        words = "everything is equal, but samples were not used exactly once per epoch"
+    else:
+        what = next(what for what, is_equal in result.comparison.checks if not is_equal)
+        words = f"every step is the same, but not the {what}"
+    return Finding(cause="unseen", words=words, advice="please report it with the kept folder")

@@ -14,7 +14,14 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from tasuki.actions.drill_trace import AttemptTrace, Entries, StepTrace
-from tasuki.actions.drill_words import advice_on, in_words, kind_of, never_twice, say_suspect
+from tasuki.actions.drill_words import (
+    advice_on,
+    in_words,
+    kind_of,
+    never_twice,
+    root_of,
+    say_suspect,
+)
 
 Cause = Literal[
     "random", "hidden", "loader", "data", "order", "not-restored", "nondeterministic", "unseen",
@@ -116,8 +123,9 @@ def not_restored(
         reference = steps.get((trace.rank, first.step))
         if reference is not None:
             for name in _differing(first.hidden, reference.hidden):
-                if name not in found and kind_of(first.hidden, reference.hidden, name) != "other":
-                    found[name] = say_suspect(name, first.hidden, reference.hidden, trace.facts)
+                if kind_of(first.hidden, reference.hidden, name) != "other":
+                    said = say_suspect(name, first.hidden, reference.hidden, trace.facts)
+                    found.setdefault(root_of(name), said)
     return tuple(found.values())
 
 
@@ -133,6 +141,9 @@ def _first_difference(twin: Sequence[AttemptTrace], other: Sequence[AttemptTrace
 def _first_of(trace: AttemptTrace, twin: Sequence[AttemptTrace]) -> _Place | None:
     states, steps = _states_of(twin), _steps_of(twin)
     expected = states.get((trace.rank, trace.begin))
+    if expected is not None and trace.rank:
+        # DDP hands rank 0's buffers on before each step: until then the others' may be anything.
+        expected = {**trace.state, **_of_group(expected, "random")}
     if expected is not None and (entry := _first_entry(trace.state, expected)):
         return _Place(
             trace=trace,
@@ -189,6 +200,10 @@ def _first_entry(own: Entries, reference: Entries) -> str:
 def _differing(own: Entries, reference: Entries) -> list[str]:
     names = dict.fromkeys([*reference, *own])
     return [name for name in names if own.get(name) != reference.get(name)]
+
+
+def _of_group(entries: Entries, group: str) -> dict[str, str]:
+    return {name: text for name, text in entries.items() if _group(name) == group}
 
 
 def _group(entry: str) -> str:
@@ -249,18 +264,19 @@ def _blamed(place: _Place, suspects: list[str], *, is_batch: bool) -> Finding:
     assert place.own is not None and place.reference is not None
     own, reference, facts = place.own.hidden, place.reference.hidden, place.trace.facts
     top = suspects[0]
-    said = [say_suspect(name, own, reference, facts) for name in suspects[:_MOST_NAMED]]
+    one_of_each = {root_of(name): name for name in reversed(suspects)}
+    others = [name for root, name in reversed(one_of_each.items()) if root != root_of(top)]
     cause: Cause = "hidden"
     if is_batch and _group(top) == "data":
         cause = "loader" if facts.get("is_foreign") else "data"
     return Finding(
         cause=cause,
         suspect=top,
-        words=f"{said[0]} is not part of any checkpoint: it began anew when the run went on from "
-        f"step {place.trace.begin}, and {in_words(place.entry)} of step {place.step} came out "
-        "differently",
+        words=f"{say_suspect(top, own, reference, facts)} is not part of any checkpoint: it was "
+        f"not as before when the run went on from step {place.trace.begin}, and in step "
+        f"{place.step} {in_words(place.entry)} came out differently",
         advice=advice_on(top, kind_of(own, reference, top), facts),
-        others=tuple(said[1:]),
+        others=tuple(say_suspect(name, own, reference, facts) for name in others[:_MOST_NAMED]),
         **_where(place),
     )
 

@@ -25,6 +25,7 @@ from tasuki.backends.local import LocalBackend
 from tasuki.checkpoint.lineage import lineage
 from tasuki.clock import Clock
 from tasuki.errors import EXIT_RESUME_ME, RunError
+from tasuki.failpoints import VARIABLE as FAILPOINTS
 from tasuki.spec.resolved import (
     ResolvedExperiment,
     ResolvedSave,
@@ -39,7 +40,7 @@ from tasuki.store.runs import RunFolder
 
 FOLDER = ".drill"
 _DRILL = "TASUKI_DRILL"
-_FAILPOINTS = "TASUKI_FAILPOINTS"
+"""Read by train/drilled.py."""
 _GRACE_S = 60.0
 _SIDE_BY_SIDE = 2
 """On CPUs: half of a short attempt is the start of Python and torch, which uses one core."""
@@ -82,7 +83,11 @@ class Ground:
     def _trace_folder(self, name: str) -> Path:
         return self.path / ".traces" / name
 
-    def run(self, disturbances: Sequence[Disturbance]) -> None:
+    def run(
+        self,
+        disturbances: Sequence[Disturbance],
+        on_end: Callable[[str], None] = lambda _: None,
+    ) -> None:
         """All of them, to their ends, side by side where the machine allows it."""
         spec = self._spec()
         experiments = tuple(
@@ -110,7 +115,7 @@ class Ground:
             environment=request.environment,
             devices=request.machine.devices if self._is_on_gpus() else (),
             on_tick=lambda: self.on_tick(list(folders.values())),
-            on_event=lambda kind, text: self._between(kind, text, named),
+            on_event=lambda kind, text: self._between(kind, text, named, on_end),
         )
         own = [replace(job, environment=self._environment(named[job.folder.name])) for job in jobs]
         if backend.run(own) == EXIT_RESUME_ME:
@@ -130,7 +135,7 @@ class Ground:
     def _environment(self, one: Disturbance) -> dict[str, str]:
         trace = str(self._trace_folder(one.name))
         order = {"steps_per_epoch": STEPS_PER_EPOCH, "trace": trace}
-        return {_DRILL: json.dumps(order), _FAILPOINTS: json.dumps(one.failpoints)}
+        return {_DRILL: json.dumps(order), FAILPOINTS: json.dumps(one.failpoints)}
 
     def _is_on_gpus(self) -> bool:
         return device_for(self.request.spec.cluster, self.request.machine) == "cuda"
@@ -142,13 +147,17 @@ class Ground:
         room = machine.cpus // cpus_for(cluster, machine)
         return max(room, min(_SIDE_BY_SIDE, machine.cpus)) * (self.stage.gpus or cluster.gpus)
 
-    def _between(self, kind: str, text: str, named: dict[str, Disturbance]) -> None:
+    def _between(
+        self, kind: str, text: str, named: dict[str, Disturbance], on_end: Callable[[str], None]
+    ) -> None:
         """Between two starts of a job nobody looks at its checkpoints: the time to damage one."""
         self.on_event(kind, text)
         one = next((named[word] for word in text.split() if word in named), None)
-        if kind != "job-requeued" or one is None or not one.is_damaged:
+        if one is None:
             return
-        if one.name not in self.damaged:
+        if kind == "job-ended":
+            on_end(one.name)
+        if kind == "job-requeued" and one.is_damaged and one.name not in self.damaged:
             self.damaged[one.name] = damage_newest(self.run_folder(one.name))
 
     def remove(self, name: str) -> None:

@@ -48,23 +48,27 @@ class AttemptTrace:
 
 def read_traces(folder: Path) -> list[AttemptTrace]:
     """In the order of attempts, then ranks. An attempt that never got to a step left none."""
-    found = [_read(path) for path in folder.glob("*.jsonl")]
-    return sorted((t for t in found if t is not None), key=lambda t: (t.claim, t.rank))
+    found = [trace for path in folder.glob("*.jsonl") for trace in _read(path)]
+    return sorted(found, key=lambda trace: (trace.claim, trace.rank))
 
 
-def _read(path: Path) -> AttemptTrace | None:
-    lines = list(read_lines(path))
-    if not lines or "begin" not in lines[0]:
-        return None
-    first = lines[0]
-    return AttemptTrace(
-        claim=first["claim"],
-        rank=first["rank"],
-        begin=first["begin"],
-        state=first["state"],
-        steps=tuple(_step(line) for line in lines[1:] if "step" in line),
-        facts=first,
-    )
+def _read(path: Path) -> Iterator[AttemptTrace]:
+    """More than one where an attempt went back by itself (`on_nan: roll_back`)."""
+    parts: list[list[dict[str, Any]]] = []
+    for line in read_lines(path):
+        if "begin" in line:
+            parts.append([])
+        if parts:
+            parts[-1].append(line)
+    for first, *steps in parts:
+        yield AttemptTrace(
+            claim=first["claim"],
+            rank=first["rank"],
+            begin=first["begin"],
+            state=first["state"],
+            steps=tuple(_step(line) for line in steps),
+            facts=first,
+        )
 
 
 def _step(line: Mapping[str, Any]) -> StepTrace:

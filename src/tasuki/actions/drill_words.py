@@ -51,30 +51,54 @@ def kind_of(own: Entries, reference: Entries, name: str) -> str:
     return "number" if text.partition(" ")[0] in _PLAIN else "other"
 
 
+def root_of(name: str) -> str:
+    """What belongs together: `recipe.teacher` of `recipe.teacher.0.weight`."""
+    owner, _, rest = name.partition(".")
+    if owner == "optimizer" and rest.startswith("state."):
+        return f"optimizer.state.{rest.rpartition('.')[2]}"
+    if owner == "model":
+        return name
+    return f"{owner}.{rest.partition('.')[0].partition('[')[0]}"
+
+
 def say_suspect(name: str, own: Entries, reference: Entries, facts: Mapping[str, Any]) -> str:
     """`self.noise` of the recipe (a torch.Generator)."""
     owner, _, rest = name.partition(".")
+    first, inside = _split(rest)
     kind = (reference.get(name) or own.get(name) or "").partition(" ")[0].partition("(")[0]
     values = _values(own.get(name), reference.get(name))
     told = f"({'an' if kind[:1] in 'aeiou' else 'a'} {kind}{values})"
+    if inside:
+        told = f"(in it `{inside.lstrip('.')}`, {told[1:]}"
     match owner.partition(" ")[0]:
         case "recipe":
-            return f"the recipe's `self.{rest}` {told}"
+            return f"the recipe's `self.{first}` {told}"
         case "model":
-            return f"`{rest}` of the model {told}, which is neither a parameter nor a buffer,"
+            attribute = f"{first}{inside}"
+            told = told if not inside else f"({told.partition(', ')[2]}"
+            return f"`{attribute}` of the model {told}, which is neither a parameter nor a buffer,"
         case "data":
-            return f"`{rest}` of the {'loader' if facts.get('is_foreign') else 'data set'} {told}"
+            return f"`{first}` of the {'loader' if facts.get('is_foreign') else 'data set'} {told}"
         case "optimizer" if rest.startswith("state."):
             parameter, _, key = rest.removeprefix("state.").rpartition(".")
-            return f"the optimizer's `{key}` of `{parameter}` {told}, not in its `state_dict`,"
+            told = f"(of `{parameter}`, {told.partition(', ')[2]}"
+            return f"the optimizer's `{key}` {told}, which is not in its `state_dict`,"
         case "optimizer" | "schedule":
-            return f"`{rest}` of the {owner} {told}, which its `state_dict` leaves out,"
+            return f"`{first}` of the {owner} {told}, which its `state_dict` leaves out,"
         case _:
-            return f"`{rest}` of {owner} {told}"
+            return f"`{first}` of {owner} {told}"
+
+
+def _split(rest: str) -> tuple[str, str]:
+    """The attribute, and where in it: `teacher`, `.0.weight`; `counts`, `[0]`."""
+    for place, character in enumerate(rest):
+        if character in ".[":
+            return rest[:place], rest[place:]
+    return rest, ""
 
 
 def _values(own: str | None, reference: str | None) -> str:
-    """Where they can be shown: `: 9 undisturbed, 0 here`."""
+    """Where they can be shown: `: 9 undisturbed, 0 resumed`."""
     if own is None:
         return ": not there yet after the resume"
     if reference is None:
@@ -82,7 +106,7 @@ def _values(own: str | None, reference: str | None) -> str:
     pairs = [text.partition(" ") for text in (reference, own)]
     if any(kind not in _PLAIN for kind, _, _ in pairs):
         return ""
-    return f": {pairs[0][2] or pairs[0][0]} undisturbed, {pairs[1][2] or pairs[1][0]} here"
+    return f": {pairs[0][2] or pairs[0][0]} undisturbed, {pairs[1][2] or pairs[1][0]} resumed"
 
 
 def advice_on(suspect: str, kind: str, facts: Mapping[str, Any]) -> str:
@@ -101,11 +125,13 @@ def advice_on(suspect: str, kind: str, facts: Mapping[str, Any]) -> str:
             )
         case "data":
             return "let a sample hang on its index alone, not on how many were read before it"
-        case "optimizer" | "schedule":
+        case "optimizer":
             return (
                 "keep it in `state` or `param_groups`, or let `state_dict` give it and "
                 "`load_state_dict` put it back"
             )
+        case "schedule":
+            return "let its `state_dict` give it and its `load_state_dict` put it back"
         case _ if kind == "generator":
             return (
                 "draw from torch's global random numbers, which every checkpoint holds (leave "

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 import secrets
-import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +29,14 @@ from tasuki.checkpoint.verify import check_files
 from tasuki.clock import utc
 from tasuki.errors import CheckpointError
 from tasuki.failpoints import failpoint
-from tasuki.store.atomic import FOLDER_MODE, fsync_folder, make_folder, translated
+from tasuki.store.atomic import (
+    FOLDER_MODE,
+    fsync_folder,
+    list_folder,
+    make_folder,
+    remove_tree,
+    translated,
+)
 from tasuki.store.claims import ensure_claim_holds
 from tasuki.store.runs import RunFolder
 
@@ -51,10 +57,7 @@ class Checkpoint:
 
 def open_draft(run: RunFolder, *, claim: int, position: Position) -> Path:
     """Make the folder into which all ranks write their parts."""
-    if not run.checkpoints.is_dir():
-        make_folder(run.checkpoints)
-        with translated(run.path):
-            fsync_folder(run.path)
+    make_folder(run.checkpoints)
     name = checkpoint_name(position, claim)
     draft = run.checkpoints / f".draft-{name}-{secrets.token_hex(4)}"
     with translated(draft):
@@ -108,14 +111,14 @@ def publish(
 def discard_draft(draft: Path) -> None:
     """Remove a draft, as far as that is possible; what stays is swept by a later attempt."""
     if _DRAFT.fullmatch(draft.name):
-        shutil.rmtree(draft, ignore_errors=True)
+        remove_tree(draft)
 
 
 def sweep_drafts(run: RunFolder, *, claim: int) -> list[str]:
     """Remove drafts of superseded claims. This claim's own may still be written by a rank."""
     ensure_claim_holds(run, claim)
     removed = []
-    for path in sorted(run.checkpoints.glob(".draft-*")):
+    for path in list_folder(run.checkpoints, ".draft-*"):
         match = _DRAFT.fullmatch(path.name)
         parsed = parse_name(match[1]) if match else None
         if parsed is not None and parsed.claim < claim:

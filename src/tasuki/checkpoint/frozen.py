@@ -22,7 +22,7 @@ from tasuki.checkpoint.records import FileRecord, check_file
 from tasuki.checkpoint.tensorfile import lay_out, write_tensors
 from tasuki.checkpoint.verify import frozen_folder, read_manifest
 from tasuki.errors import CheckpointError, DamagedCheckpoint
-from tasuki.store.atomic import fsync_folder, make_folder, translated
+from tasuki.store.atomic import fsync_folder, list_folder, make_folder, sweep, translated
 from tasuki.store.claims import ensure_claim_holds
 from tasuki.store.runs import RunFolder
 
@@ -80,8 +80,6 @@ def store_frozen(run: RunFolder, tensors: Mapping[str, Tensor]) -> FileRecord:
 def sweep_frozen(run: RunFolder, *, claim: int, keep: FileRecord | None) -> list[str]:
     """Remove files that no checkpoint needs. Called after a prune, by the holder of the claim."""
     folder = frozen_folder(run.checkpoints)
-    if not folder.is_dir():
-        return []
     needed = {keep.name} if keep else set()
     try:
         for parsed in list_checkpoints(run):
@@ -90,20 +88,19 @@ def sweep_frozen(run: RunFolder, *, claim: int, keep: FileRecord | None) -> list
     except CheckpointError:
         return []  # a damaged manifest may need any of them
     removed = []
-    for path in sorted(folder.iterdir()):
-        if path.name not in needed and (path.suffix == ".safetensors"):
+    for path in list_folder(folder, "*.safetensors"):
+        if path.name not in needed:
             ensure_claim_holds(run, claim)
-            path.unlink(missing_ok=True)
+            with translated(path):
+                path.unlink(missing_ok=True)
             removed.append(path.name)
     return removed
 
 
 def sweep_frozen_drafts(run: RunFolder, *, claim: int) -> None:
     """What killed attempts left half-written. Called at an attempt's start."""
-    folder = frozen_folder(run.checkpoints)
-    for path in folder.glob(".*.tmp") if folder.is_dir() else ():
-        ensure_claim_holds(run, claim)
-        path.unlink(missing_ok=True)
+    ensure_claim_holds(run, claim)
+    sweep(frozen_folder(run.checkpoints), ".*.tmp")
 
 
 def _is_whole(path: Path, record: FileRecord) -> bool:

@@ -6,6 +6,7 @@ the records that come back go into the manifest, without which none of them coun
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -52,7 +53,8 @@ def _write(
     try:
         written.append(write(folder / tensors_name))
     except BaseException:
-        (folder / tree_name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            (folder / tree_name).unlink()
         raise
     return written
 

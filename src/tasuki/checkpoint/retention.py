@@ -7,14 +7,20 @@ being written. A removal is a rename first, so that no half-deleted folder is ta
 from __future__ import annotations
 
 import secrets
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tasuki.checkpoint.lineage import lineage, list_checkpoints
 from tasuki.checkpoint.verify import check_shape
 from tasuki.errors import DamagedCheckpoint, DiskFull
-from tasuki.store.atomic import free_bytes, fsync_folder, make_folder, translated
+from tasuki.store.atomic import (
+    free_bytes,
+    fsync_folder,
+    list_folder,
+    make_folder,
+    remove_tree,
+    translated,
+)
 from tasuki.store.claims import ensure_claim_holds, highest_claim, parent_of
 from tasuki.store.runs import RunFolder
 from tasuki.units import format_bytes
@@ -43,7 +49,7 @@ def prune(run: RunFolder, *, claim: int, keep: int) -> list[str]:
     doomed = [str(p) for p in committed if str(p) not in kept and p.claim <= claim]
     if len(kept) >= max(keep, MIN_KEEP):
         # The lineage is whole again: what was put aside as damaged is of no use any more.
-        doomed += sorted(path.name for path in run.checkpoints.glob(f"{QUARANTINE}*"))
+        doomed += (path.name for path in list_folder(run.checkpoints, f"{QUARANTINE}*"))
     for name in doomed:
         ensure_claim_holds(run, claim)
         _remove(run, name)
@@ -107,9 +113,9 @@ def _remove(run: RunFolder, name: str) -> None:
     trash = run.checkpoints / f"{_TRASH}{name}-{secrets.token_hex(4)}"
     with translated(path):
         path.rename(trash)
-    shutil.rmtree(trash, ignore_errors=True)  # what stays is swept by the next prune
+    remove_tree(trash)  # what stays is swept by the next prune
 
 
 def _sweep_trash(run: RunFolder) -> None:
-    for path in run.checkpoints.glob(f"{_TRASH}*"):
-        shutil.rmtree(path, ignore_errors=True)
+    for path in list_folder(run.checkpoints, f"{_TRASH}*"):
+        remove_tree(path)

@@ -84,6 +84,7 @@ def command(
                 scenarios=tuple(scenarios.split(",")) if scenarios else (),
                 keep=keep,
                 on_step=view.headline,
+                on_result=lambda text: view.say("result", text),
                 on_tick=tick,
                 on_event=lambda kind, text: view.say(kind, text) if kind == "interrupted" else None,
             )

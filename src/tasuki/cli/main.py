@@ -29,6 +29,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "export": "Write a stage's weights to a file.",
     },
     "Proof": {
+        "drill": "Interrupt your own run in the worst places; compare it bit for bit.",
         "checkpoint": "Show, verify, compare and prune checkpoints.",
         "audit": "Prove that each sample was used exactly once per epoch.",
     },

@@ -91,20 +91,27 @@ class Watch(threading.Thread):
 
     def run(self) -> None:
         while True:
-            self._listen()
-            self._look()
-            if self.notice is Cause.NONE:
-                continue
-            if self.is_interruptible:
-                self._leave()
-            else:
-                self._publish_if_too_late()
+            self.turn()
+
+    def turn(self) -> None:
+        """Listen for a moment, then act."""
+        self._listen()
+        self._look()
+        if self.notice is Cause.NONE:
+            return
+        if self.is_interruptible:
+            self._leave()
+        else:
+            self._publish_if_too_late()
 
     # -- the loop's side --------------------------------------------------------------------
 
     def hold_on(self) -> None:
         """From here on, work would be lost by leaving: only a step boundary may."""
+        self._look()  # what came a moment ago, and the thread has not seen yet
         with self._lock:
+            if self.notice is not Cause.NONE and self.is_interruptible:
+                leave(self, ending=Ending.HANDED_OVER, status=EXIT_RESUME_ME)
             self.is_interruptible = False
 
     def begin_handover(self) -> None:

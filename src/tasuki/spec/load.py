@@ -44,7 +44,6 @@ _HAS_EFFECT: Mapping[str, tuple[object, ...]] = {
     "gradient_checkpointing": (False,),
     "offload": (False,),
     "compile": (False,),
-    "on_nan": ("stop",),
     "share": ("private",),
 }
 """Values of the keys in NOT_YET that already mean what they say."""

@@ -167,7 +167,6 @@ NOT_YET: Mapping[str, str] = MappingProxyType(
         "compile": "the model runs as it is written",
         "safety_factor": "nothing is fitted to the memory",
         "micro_batch": "`auto` puts the whole effective batch into one micro-batch",
-        "on_nan": "a loss that is not finite stops the run",
         "sinks": "metrics go to the run folder only",
         "on": "nobody is told",
         "share": "folders are private to the user",

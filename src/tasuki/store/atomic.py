@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fnmatch
 import json
 import os
 from collections.abc import Iterator
@@ -33,6 +34,7 @@ def make_folder(path: Path) -> Path:
             if not folder.is_dir():
                 try:
                     folder.mkdir(mode=FOLDER_MODE)
+                    fsync_folder(folder.parent)  # or a power cut may take it, and all in it
                 except FileExistsError:
                     if not folder.is_dir():  # not another process that was faster: a file
                         words = "a file is in the way of this folder"
@@ -115,13 +117,38 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def read_json_or_none(path: Path) -> dict[str, Any] | None:
     """As `read_json`, but a file that is not there is no error."""
-    try:
-        path.lstat()
-    except FileNotFoundError:
-        return None
-    except OSError:
-        pass  # reading it says what is wrong
+    with translated(path):
+        try:
+            path.lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
     return read_json(path)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a folder and all in it, as far as that is possible; what stays is swept later."""
+    import shutil  # here: the command line never needs it
+
+    with contextlib.suppress(OSError):  # rmtree's own `ignore_errors` lets some through
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def sweep(folder: Path, pattern: str) -> None:
+    """Remove files that nobody needs, as far as that is possible."""
+    with contextlib.suppress(OSError):
+        for path in list(folder.glob(pattern)):
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def list_folder(folder: Path, pattern: str = "*") -> list[Path]:
+    """What a folder holds, sorted; nothing if it is not there."""
+    with translated(folder):
+        try:
+            names = os.listdir(folder)
+        except FileNotFoundError:
+            return []
+    return sorted(folder / name for name in names if fnmatch.fnmatchcase(name, pattern))
 
 
 @contextlib.contextmanager

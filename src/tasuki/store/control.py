@@ -5,13 +5,19 @@ Numbered files made exclusively, so that the order needs no clock; the last word
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from tasuki.errors import StoreError
-from tasuki.store.atomic import FORMAT, create_exclusive, make_folder, read_json, to_json
+from tasuki.store.atomic import (
+    FORMAT,
+    create_exclusive,
+    list_folder,
+    make_folder,
+    read_json,
+    to_json,
+)
 from tasuki.store.runs import RunFolder
 
 
@@ -86,9 +92,6 @@ def last_said(run: RunFolder) -> Said | None:
 
 
 def _count(run: RunFolder) -> int:
-    try:
-        names = os.listdir(run.control)
-    except FileNotFoundError:
-        return 0
-    numbers = [int(name[:6]) for name in names if name[:6].isdecimal() and name.endswith(".json")]
+    names = [path.name for path in list_folder(run.control, "*.json")]
+    numbers = [int(name[:6]) for name in names if name[:6].isdecimal()]
     return max(numbers, default=0)

@@ -200,9 +200,11 @@ class Phase:
         return [rank for rank in self.ranks if rank.status is None]
 
     def _count_silence(self, now: float) -> None:
-        if self.looked_at is not None:
-            for rank in self.ranks:
-                rank.silent_s += awake_s(self.looked_at, now)
+        passed = awake_s(self.looked_at, now) if self.looked_at is not None else 0.0
+        is_patient = any(rank.limit_s is None for rank in self._live())
+        for rank in self.ranks:
+            # While one may take its time, the others wait for it: that is not their silence.
+            rank.silent_s = 0.0 if is_patient else rank.silent_s + passed
         self.looked_at = now
 
     def kill(self) -> None:
@@ -222,8 +224,10 @@ class Phase:
         words = [rank.done for rank in self.ranks if rank.done is not None]
         endings = [Ending(word["ending"]) for word in words]
         cause = self._cause(words)
+        is_well = set(endings) in ({Ending.DONE}, {Ending.HANDED_OVER})
+        is_well = is_well and len(words) == len(self.ranks)
         for grave in (Ending.SUPERSEDED, Ending.MISTAKE, Ending.STUCK, Ending.FAILED):
-            if grave is Ending.FAILED and self.hung is not None:
+            if grave is Ending.FAILED and self.hung is not None and not is_well:
                 return self._end(Ending.FAILED, cause, _words_of_hang(self.hung))
             for word in words:
                 if word["ending"] == grave and not word.get("is_peer"):
@@ -235,8 +239,7 @@ class Phase:
                 "a rank got a signal before its first step (a guard of the node's memory?)"
             )
             return self._end(Ending.FAILED, Cause.NONE, {"message": words_of_it})
-        is_well = set(endings) in ({Ending.DONE}, {Ending.HANDED_OVER})
-        if is_well and len(words) == len(self.ranks):
+        if is_well:
             return self._end(endings[0], cause, words[0])
         silent = sorted(
             (rank for rank in self.ranks if rank.done is None),

@@ -52,7 +52,7 @@ def awake_s(before: float, now: float) -> float:
 
 def is_hung(pulses: Sequence[Pulse]) -> bool:
     """Has one been silent for too long? While one may take its time (it validates), the others wait
-    for it, so none can be."""
+    for it, and none can be."""
     limits = [pulse.limit_s for pulse in pulses]
     if None in limits:
         return False

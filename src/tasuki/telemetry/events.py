@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from tasuki.clock import Clock
+from tasuki.store.atomic import list_folder
 from tasuki.store.runs import RunFolder
 from tasuki.telemetry.lines import LineWriter, read_last_lines, read_lines
 
@@ -68,4 +69,4 @@ def _order(event: dict[str, Any]) -> tuple[int, float]:
 
 
 def _files(run: RunFolder) -> list[Any]:
-    return sorted(run.events.glob("*.jsonl")) if run.events.is_dir() else []
+    return list_folder(run.events, "*.jsonl")

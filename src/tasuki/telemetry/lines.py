@@ -84,22 +84,24 @@ def spelled(value: Any) -> Any:
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """All whole lines; a torn one (its writer was killed) is left out."""
-    try:
-        text = path.read_bytes()
-    except FileNotFoundError:
-        return
+    with translated(path):
+        try:
+            text = path.read_bytes()
+        except FileNotFoundError:
+            return
     yield from parse_lines(text)
 
 
 def read_last_lines(path: Path) -> list[dict[str, Any]]:
     """The lines at a file's end, without reading the rest."""
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - _TAIL_BYTES))
-            text = file.read()
-    except FileNotFoundError:
-        return []
+    with translated(path):
+        try:
+            with path.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - _TAIL_BYTES))
+                text = file.read()
+        except FileNotFoundError:
+            return []
     return list(parse_lines(text))
 
 

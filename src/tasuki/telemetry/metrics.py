@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from tasuki.clock import Clock
-from tasuki.store.atomic import to_json, write_bytes
+from tasuki.store.atomic import list_folder, to_json, write_bytes
 from tasuki.store.runs import RunFolder
 from tasuki.telemetry.lines import LineWriter, read_lines
 
@@ -42,9 +42,7 @@ class MetricLog:
 def read_metrics(run: RunFolder) -> list[dict[str, Any]]:
     """Every number once, in order of stage and step."""
     rows: dict[tuple[str, int, str], dict[str, Any]] = {}
-    if not run.metrics.is_dir():
-        return []
-    files = [p for p in run.metrics.glob("*.jsonl") if p.stem.isdecimal()]
+    files = [p for p in list_folder(run.metrics, "*.jsonl") if p.stem.isdecimal()]
     for path in sorted(files, key=lambda p: int(p.stem)):
         for line in read_lines(path):
             resume = line.get("resume")

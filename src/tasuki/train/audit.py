@@ -91,6 +91,7 @@ def _of_record(record: StageRecord) -> dict[str, Any]:
         "steps": record.head.step if record.head is not None else 0,
         "attempts": record.attempts,
         "redone_steps": record.redone_steps,
+        "left_out_steps": record.left_out_steps,
         "commits": len(record.commits),
         **aside,
         "unrecorded": without[:_SHOWN],
@@ -210,7 +211,7 @@ class _Judge:
         recorded, expected = commit.records[0].count, self._counted.used[commit.step].count
         if recorded != expected:
             words += f": {recorded:,} samples in all where there should be {expected:,}"
-        if len(self._wrong) == len(self._checked) > 1:
+        if len(self._wrong) == sum(commit.step > 0 for commit in self._checked) > 1:
             words += " (every record differs: are these the data it was trained with?)"
         return words
 

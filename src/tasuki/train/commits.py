@@ -7,7 +7,7 @@ zombie committed it late. Reads only; called by audit.py.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -49,7 +49,9 @@ class StageRecord:
     """The checkpoint from which each of them was reached."""
     attempts: int
     redone_steps: int
-    """Steps that are known to have been done again after a kill."""
+    """Steps that are known to have been done again, after a kill or a roll-back."""
+    left_out_steps: int
+    """Steps whose samples were looked at, but not learnt from (`on_nan`)."""
     worlds: tuple[int, ...]
     """Ranks of its attempts, in order."""
     unreadable: tuple[str, ...]
@@ -202,12 +204,13 @@ def _record(
         claim, parent = commit.name.claim, parents.get(commit.name.claim)
         before[str(commit)] = last.get(claim, str(parent) if parent is not None else None)
         last[claim] = str(commit)
-    attempts, redone = _count_attempts(stage, {str(commit) for commit in commits}, events)
+    own = [event for event in events if event.get("stage") == stage]
+    attempts, redone = _count_attempts(own)
+    left_out = {event.get("step") for event in own if event["kind"] == "skipped"}
     worlds = [
         int(event["ranks"])
-        for event in events
-        if event["kind"] == "worker-started"
-        and (event.get("phase"), event.get("stage")) == ("train", stage)
+        for event in own
+        if (event["kind"], event.get("phase")) == ("worker-started", "train")
         and isinstance(event.get("ranks"), int)
     ]
     return StageRecord(
@@ -215,25 +218,27 @@ def _record(
         before=before,
         attempts=attempts,
         redone_steps=redone,
+        left_out_steps=len(left_out),
         worlds=tuple(worlds),
         unreadable=tuple(found.unreadable),
     )
 
 
-def _count_attempts(
-    stage: str, names: Collection[str], events: Sequence[dict[str, Any]]
-) -> tuple[int, int]:
+def _count_attempts(events: Sequence[dict[str, Any]]) -> tuple[int, int]:
     """How many attempts worked on a stage, and how many steps they are known to have repeated."""
     claims, redone, reached = set(), 0, 0
     for event in events:
-        step = event.get("step")
-        is_own = event.get("stage") == stage or event.get("checkpoint") in names
-        if not is_own or not isinstance(step, int):
+        kind, step = event["kind"], event.get("step")
+        if not isinstance(step, int):
             continue
-        if event["kind"] == "restored":
+        if kind == "restored":
             claims.add(event["claim"])
             redone += max(0, reached - step)
             reached = step
-        elif event["kind"] in ("progress", "committed"):
+        elif kind == "rolled-back":
+            back = int(event.get("to_step", step))
+            redone += max(0, step - back)
+            reached = back
+        elif kind in ("progress", "committed"):
             reached = max(reached, step)
     return len(claims), redone

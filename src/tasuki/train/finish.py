@@ -12,6 +12,7 @@ from tasuki.checkpoint.export import is_exported, pack
 from tasuki.checkpoint.weights import read_weights, write_weights
 from tasuki.clock import utc
 from tasuki.estimate.facts import stage_key
+from tasuki.failpoints import failpoint
 from tasuki.spec.export import Export, parse_export
 from tasuki.store.atomic import FORMAT, make_folder, write_bytes, write_json
 from tasuki.store.history import append_history
@@ -34,6 +35,7 @@ def finish_stage(
         weights = setup.model.state_dict()
     step = best.step if best else setup.total_steps
     sha256 = write_weights(folder.weights, weights, {"stage": task.stage.name, "step": str(step)})
+    failpoint("finish.weights")
     for wanted in parse_export(task.stage.export):
         _export(task, wanted, weights, step=step)
     write_json(

@@ -29,6 +29,7 @@ _MOST_ITEMS = 16
 _PLAIN_ITEMS = 4096
 _WHOLE = 1 << 20
 _SHOWN = 40
+_LONG = 1 << 16
 _OURS = ("tasuki",)
 _LIBRARIES = ("torch", "torchdata", "numpy", "h5py")
 _ROOTS = {*sys.stdlib_module_names, *_OURS, *_LIBRARIES}
@@ -37,6 +38,8 @@ _ROOTS = {*sys.stdlib_module_names, *_OURS, *_LIBRARIES}
 def leaf(value: Any) -> str | None:
     """`int 3`, `Tensor(2, 3) 8c1f…`; None for what has an inside, or is no state at all."""
     match value:
+        case str() | bytes() if len(value) > _LONG:
+            return _told(type(value).__name__, f"{len(value)} {value[:_LONG]!r}")
         case None | bool() | int() | float() | complex() | str() | bytes() | Enum():
             return _told(type(value).__name__, repr(value))
         case PurePath() | torch.dtype() | torch.device() | torch.Size():
@@ -44,7 +47,7 @@ def leaf(value: Any) -> str | None:
         case Tensor():
             return f"Tensor{tuple(value.shape)} {_digest(_bytes_of(value))}"
         case np.ndarray() | np.generic():
-            return f"array{np.shape(value)} {_digest(_bytes_of_array(np.asarray(value)))}"
+            return f"array{np.shape(value)} {_digest(_bytes_of_array(np.asanyarray(value)))}"
         case itertools.count():
             return _told("itertools.count", repr(value))
     return _generator(value)
@@ -94,7 +97,7 @@ def _content(tensor: Tensor, *, is_whole: bool) -> bytes:
 
 
 def _bytes_of_array(array: Any) -> bytes:
-    if array.dtype.hasobject:
+    if array.dtype.hasobject or isinstance(array, np.memmap):  # a file need not be read for it
         return repr((array.shape, array.dtype)).encode()
     flat = array.reshape(-1)
     if flat.size > _WHOLE:
@@ -152,7 +155,10 @@ class Walk:
             self.entries[name] = told
         elif depth <= _DEPTH and id(value) not in self._met:
             self._met[id(value)] = value
-            self._inside(name, value, depth)
+            try:
+                self._inside(name, value, depth)
+            except Exception as error:  # the user's objects may do anything when looked at
+                self.entries[name] = f"{type(value).__name__} {type(error).__name__}"
 
     def _inside(self, name: str, value: Any, depth: int) -> None:
         match value:
@@ -162,25 +168,28 @@ class Walk:
                 self.into(f"{name}.state", value.state_dict(), depth + 1)
                 self.attributes(name, value, depth)
             case Mapping():
-                self._items(name, {f"[{key!r}]": item for key, item in value.items()}, depth)
+                self._items(name, value.items(), len(value), depth)
             case list() | tuple() | deque():
-                self._items(name, {f"[{n}]": item for n, item in enumerate(value)}, depth)
-            case set() | frozenset():
+                self._items(name, enumerate(value), len(value), depth)
+            case set() | frozenset() if len(value) <= _PLAIN_ITEMS:
                 self.entries[name] = _told("set", repr(sorted(map(repr, value))))
             case _ if _has_inside(value):
                 self.attributes(name, value, depth)
 
-    def _items(self, name: str, items: dict[str, Any], depth: int) -> None:
+    def _items(
+        self, name: str, items: Iterable[tuple[object, Any]], count: int, depth: int
+    ) -> None:
         """Plain items as one entry, others one by one; of many, the first."""
-        told = [leaf(item) for item in itertools.islice(items.values(), _PLAIN_ITEMS)]
-        if len(items) > _MOST_ITEMS and all(text is not None for text in told):
+        first = list(itertools.islice(items, _PLAIN_ITEMS))
+        if count > _MOST_ITEMS:
+            told = [leaf(item) for _, item in first]
             plain = "\n".join(text or "" for text in told)
-            self.entries[name] = f"{len(items)} items {_digest(plain.encode())}"
-            return
-        if len(items) > _MOST_ITEMS:
-            self.entries[name] = f"{len(items)} items"
-        for place, item in itertools.islice(items.items(), _MOST_ITEMS):
-            self.into(name + place, item, depth + 1)
+            is_plain = all(text is not None for text in told)
+            self.entries[name] = f"{count} items {_digest(plain.encode()) if is_plain else ''}"
+            if is_plain:
+                return
+        for place, item in first[:_MOST_ITEMS]:
+            self.into(f"{name}[{place!r}]", item, depth + 1)
 
     def module(self, name: str, module: nn.Module, *, with_tensors: bool = False) -> None:
         """What modules carry beside parameters and buffers; with these too, if they are in no
@@ -198,14 +207,13 @@ class Walk:
     def attributes(
         self, name: str, value: Any, depth: int = 0, *, without: Iterable[str] = ()
     ) -> None:
+        own = _attributes_of(value)
+        if _is_users(type(value)):  # counters are also kept on the class
+            own = {k: v for k, v in vars(type(value)).items() if _is_state(k, v)} | own
         left_out = set(without)
-        for key, item in _attributes_of(value).items():
+        for key, item in own.items():
             if key not in left_out:
                 self.into(f"{name}.{key}", item, depth + 1)
-        for key, item in vars(type(value)).items() if _is_users(type(value)) else ():
-            # Counters are also kept on the class.
-            if not key.startswith("__") and leaf(item) is not None:
-                self.into(f"{name}.{type(value).__name__}.{key}", item, depth + 1)
 
     def globals_of(self, name: str, module_name: str) -> None:
         """Values at the top of a module of the user's: counters and generators live there too."""
@@ -226,6 +234,10 @@ def _has_inside(value: Any) -> bool:
         return False
     root = kind.__module__.partition(".")[0]
     return root not in sys.stdlib_module_names or isinstance(value, SimpleNamespace)
+
+
+def _is_state(name: str, value: Any) -> bool:
+    return not name.startswith("__") and leaf(value) is not None
 
 
 def _is_users(kind: type) -> bool:

@@ -16,12 +16,13 @@ from tasuki.checkpoint.frozen import sweep_frozen
 from tasuki.checkpoint.retention import prune
 from tasuki.clock import utc
 from tasuki.data.used import UsedSamples
-from tasuki.errors import NotFinite, StoreError
+from tasuki.errors import EXIT_RESUME_ME, NotFinite, StoreError
 from tasuki.failpoints import failpoint
-from tasuki.relay.values import Cause
+from tasuki.relay.values import Cause, Ending
 from tasuki.runtime.agreement import Agreement
 from tasuki.runtime.room import when_there_is_room
 from tasuki.runtime.saver import Saved, Saver
+from tasuki.runtime.watch import leave
 from tasuki.store.atomic import FORMAT, free_bytes, write_json
 from tasuki.telemetry.metrics import MetricLog
 from tasuki.telemetry.view import read_losses
@@ -67,9 +68,9 @@ class Saving:
         self._retry_s = _RETRY_S
         self._need = 0
         self._interval: Interval | None = None
-        self._is_holding = False
-        self._held_at = -math.inf
-        self._hold_every_s = 0.0
+        self._cost: SaveCost | None = None
+        self._hold_period = 0
+        """In steps; 0: no states are held."""
         saver.before = metrics.sync  # a checkpoint counts on the lines of its steps
         saver.after = self._after
         saver.must_be_finite = {
@@ -89,15 +90,18 @@ class Saving:
         progress = self._progress
         if progress.saved_step == progress.step and not is_end:
             return
+        self._task.watch.enter("save")
         with self._task.stopwatch.part("save"):
             self._hear(self._saver.wait())
             self._saver.begin(*self._state(is_end=is_end), **self._facts())
+        self._task.watch.enter("train")
         progress.saved_step = progress.step
         self.rhythm.begun(self._task.clock.monotonic())
 
     def commit(self, *, is_end: bool = False) -> None:
         """Save and wait until it is durable. Raises if that cannot be."""
         self.save(is_end=is_end)
+        self._task.watch.enter("save")
         with self._task.stopwatch.part("save"):
             saved = self._saver.wait()
         self._hear(saved, is_needed=True)
@@ -139,14 +143,43 @@ class Saving:
             self._retry_at = now + self._retry_s
             agreement.want_save()
 
-    def hold_if_due(self, now: float) -> None:
+    def hold_if_due(self) -> None:
         """Where a step outlasts the notice: keep a copy that the watch can commit."""
-        if not self._is_holding or now - self._held_at < self._hold_every_s:
+        if not self._hold_period:
+            self._begin_holding()
+        if self._hold_period and self._progress.step % self._hold_period == 0:
+            with self._task.stopwatch.part("save"):
+                self._saver.hold(*self._state(is_end=False), **self._facts())
+
+    def _begin_holding(self) -> None:
+        """Once the last step and a save would not fit the notice, though a save alone would."""
+        notice_s, cost, step_s = self._task.grace_s, self._cost, self._task.watch.step_s[-1]
+        if notice_s is None or cost is None or step_s + cost.total_s < notice_s:
             return
-        with self._task.stopwatch.part("save"):
-            taken = self._saver.hold(*self._state(is_end=False), **self._facts())
-        self._held_at = now
-        self._hold_every_s = taken / _HOLD_STALL
+        if cost.total_s >= notice_s:
+            return
+        self._hold_period = 1
+        if self._task.ranks.world == 1:  # several must hold the same steps: all of them
+            self._hold_period = max(1, math.ceil(cost.blocked_s / (_HOLD_STALL * step_s)))
+        self._task.watch.publish = self.publish
+        self._task.say(
+            f"A step of {step_s:.1f} s and a save of {cost.total_s:.1f} s do not fit a notice of "
+            f"{notice_s:.0f} s: a copy of the state is kept in host memory, and saved instead of "
+            "the running step when the end comes"
+        )
+        self._task.event("holding", step_s=step_s, save_s=cost.total_s, notice_s=notice_s)
+
+    def publish(self, remaining_s: float | None) -> None:
+        """In the watch's thread, when the running step will not end in time: commit the state that
+        was held last, and leave. Comes back where that cannot be."""
+        task, held = self._task, self._saver.held_step
+        saved = self._saver.publish_held(within_s=max(0.0, (remaining_s or 0.0) / 2))
+        if saved is None or saved.name is None:
+            return
+        words = f"Handing over at step {saved.position.stage_step} of stage {saved.position.stage}"
+        task.say(f"{words} ({task.watch.notice}): the running step would not have ended in time")
+        task.event("handed-over", checkpoint=saved.name, held_step=held)
+        leave(task.watch, ending=Ending.HANDED_OVER, status=EXIT_RESUME_ME)
 
     # -- what a checkpoint holds ----------------------------------------------------------------
 
@@ -274,30 +307,16 @@ class Saving:
     # -- how often ------------------------------------------------------------------------------
 
     def _measured(self, cost: SaveCost) -> None:
-        """A save was measured: choose the interval, and whether states must be held."""
-        steps = sorted(self._task.watch.step_s)
-        step_s = steps[int(len(steps) * 0.99)] if steps else 0.0
-        notice_s = self._task.grace_s
-        self._choose_holding(cost, step_s, notice_s)
+        """A save was measured: choose the interval."""
+        self._cost = cost
         if not self.rhythm.is_auto or not self._task.is_first:
             return
         losses = read_losses(self._task.run)
-        chosen = choose_interval(cost, losses, step_s=step_s, notice_s=notice_s)
+        step_s = self._task.watch.p99_step_s
+        chosen = choose_interval(cost, losses, step_s=step_s, notice_s=self._task.grace_s)
         self.rhythm.interval_s = chosen.seconds
         before = self._interval.seconds if self._interval else None
         if before is None or not 1 / _NEWS_WORTH < chosen.seconds / before < _NEWS_WORTH:
             self._interval = chosen
             self._task.say(f"Saving every {chosen.seconds:.0f} s: {chosen.reason}")
             self._task.event("interval", seconds=round(chosen.seconds, 1), reason=chosen.reason)
-
-    def _choose_holding(self, cost: SaveCost, step_s: float, notice_s: float | None) -> None:
-        fits = notice_s is None or not step_s or step_s + cost.total_s < notice_s
-        if self._is_holding or fits:
-            return
-        self._is_holding = True
-        self._task.say(
-            f"A step of {step_s:.1f} s and a save of {cost.total_s:.1f} s do not fit a notice of "
-            f"{notice_s:.0f} s: a copy of the state is kept in host memory, and saved instead of "
-            "the running step when the end comes"
-        )
-        self._task.event("holding", step_s=step_s, save_s=cost.total_s, notice_s=notice_s)

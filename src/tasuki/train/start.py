@@ -28,7 +28,7 @@ from tasuki.failpoints import failpoint
 from tasuki.runtime.room import when_there_is_room
 from tasuki.runtime.saver import Saved, Saver
 from tasuki.runtime.state import State
-from tasuki.store.atomic import free_bytes, read_json, read_json_or_none
+from tasuki.store.atomic import free_bytes, list_folder, read_json, read_json_or_none, sweep
 from tasuki.store.claims import parent_of, record_parent
 from tasuki.store.runs import RunFolder
 from tasuki.telemetry.view import count_preemptions
@@ -229,9 +229,8 @@ def _sweep(task: Task, damaged: list[str]) -> None:
 def _sweep_temps(run: RunFolder, *, claim: int) -> None:
     """What killed attempts left half-written. A zombie's rename then fails: good."""
     earlier = (run.claims / str(number) for number in range(1, claim))
-    folders = [run.path, *run.stages.glob("*"), *earlier]
-    for path in (path for folder in folders for path in folder.glob(".*.tmp")):
-        path.unlink(missing_ok=True)
+    for folder in [run.path, *list_folder(run.stages), *earlier]:
+        sweep(folder, ".*.tmp")
 
 
 def _refuse_lost(task: Task, latest: Checkpoint | None) -> None:

@@ -15,7 +15,6 @@ from typing import Any
 from tasuki.data.foreign import ForeignOrder
 from tasuki.data.loader import MicroBatch
 from tasuki.data.order import Order
-from tasuki.data.shares import share_of_step
 from tasuki.runtime.state import capture_random
 from tasuki.store.atomic import FORMAT
 from tasuki.telemetry.lines import LineWriter
@@ -47,6 +46,7 @@ class Trace:
         self._hidden: Entries = {}
         self._before: Entries = {}
         self._batch = hashlib.blake2b(digest_size=8)
+        self._ids: list[int] = []
 
     def begin_step(self, batches: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
         """Before a step; gives its micro-batches on as they are fetched."""
@@ -54,12 +54,13 @@ class Trace:
             self._has_begun = True
             self._lines.append(self._first_line())
         self._hidden, self._before = self._look_at_hidden(), self._random()
-        self._batch = hashlib.blake2b(digest_size=8)
+        self._batch, self._ids = hashlib.blake2b(digest_size=8), []
         return self._digested(batches)
 
     def _digested(self, batches: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
         for batch in batches:
             self._batch.update(f"{batch.num_samples} {digest_of(batch.data)}\n".encode())
+            self._ids += map(int, batch.indices)
             yield batch
 
     def end_step(self, step: int) -> None:
@@ -72,7 +73,7 @@ class Trace:
         self._lines.append(
             {
                 "step": step,
-                "ids": self._ids(step - 1),
+                "ids": self._ids if isinstance(self._setup.order, Order) else None,
                 "hidden": self._hidden,
                 "before": self._before,
                 "after": after,
@@ -97,15 +98,6 @@ class Trace:
             "effective_batch": order.effective_batch,
             "state": self._state(),
         }
-
-    def _ids(self, step: int) -> list[int] | None:
-        """The samples of this rank; a loader of the user's own does not tell."""
-        order = self._setup.order
-        if not isinstance(order, Order):
-            return None
-        share = share_of_step(order, step, self._setup.data.split, is_seeded=False)
-        taken = zip(share.requests, share.counts, strict=True)
-        return [index for request, count in taken if count for index in request.indices]
 
     def _state(self) -> Entries:
         tracked = self._setup.tracked

@@ -175,6 +175,7 @@ class Training:
         if self.progress.step == 0:
             self._validate_if_due(0)
         self.task.watch.before_leaving = loader.stop
+        self.task.watch.knows_every_bucket = loader.has_seen_every_bucket
         self.task.watch.hold_on()
         self._set_boundary()
         for batches, num_samples in self._timed(loader.steps()):
@@ -189,8 +190,9 @@ class Training:
             now = self.task.clock.monotonic()
             if self.progress.step >= self._boundary or now >= self._tell_at:
                 self._at_boundary(now, agreement)
-            self.saving.hold_if_due(now)
+            self.saving.hold_if_due()
         loader.stop()
+        self.task.watch.begin_handover()
         if not self.begin.is_end:
             self.saving.commit_end()
 
@@ -198,6 +200,7 @@ class Training:
         """One step and its times. Nothing here reads a tensor, unless steps are checked."""
         failpoint("step.begin")
         began, waited = self.task.clock.monotonic(), self._wait_s
+        self.task.watch.step_began_at = began
         if self.setup.schedule is not None:
             self.setup.schedule.set_for(self.progress.step)
         is_checked = self.progress.step < self._suspect_until
@@ -302,6 +305,7 @@ class Training:
         if step % self._validate_period and step != self.setup.total_steps:
             return
         failpoint("loop.validate")
+        self.task.watch.enter("validate")
         with self.task.stopwatch.part("validate"):
             found = evaluate_model(
                 self.setup.recipe,
@@ -319,6 +323,7 @@ class Training:
                 say=self.task.say,
                 clock=self.task.clock,
             )
+        self.task.watch.enter("train")
 
     def _row(self, split: str) -> dict[str, Any]:
         return {
@@ -347,7 +352,7 @@ class Training:
         often = now - self._began_at < _OFTEN_FOR_S
         self._tell_at = now + (_TELL_OFTEN_S if often else _TELL_SELDOM_S)
         step, total = self.progress.step, self.setup.total_steps
-        self.task.watch.tell("step", step=step, total=total)
+        self.task.watch.tell_step(step, total)
         self._event_progress()
 
     def _event_progress(self) -> None:
@@ -370,6 +375,7 @@ class Training:
 
     def _hand_over(self, loader: Loader | ForeignLoader) -> None:
         """Commit the last finished step and leave. Does not return."""
+        self.task.watch.begin_handover()
         loader.stop()  # first: a dying loader worker must not disturb the save
         with self.task.stopwatch.part("handover"):
             self.saving.commit()
@@ -384,6 +390,7 @@ class Training:
 
     def finish(self) -> None:
         """All steps are done: the last checkpoint, then the weights, then the stage's marker."""
+        self.task.watch.enter("finish")
         if self.task.is_first:
             start_s = self._began_at - self._born_at
             finish_stage(self.task, self.setup, self.progress, self.last_row, start_s=start_s)

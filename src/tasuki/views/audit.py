@@ -1,89 +1,63 @@
-"""What an audit found: a line per stage, the verdict, and where the first difference lies."""
+"""What an audit found: a line per stage, where the first difference lies, and the verdict."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from tasuki.views.text import count, neutral
 
 _COLOURS = {"proven": "green", "not proven": "red", "not known": "yellow"}
-_COLUMNS = (
-    "stage",
-    "epochs",
-    "samples each",
-    "used",
-    "repeated",
-    "skipped",
-    "commits",
-    "attempts",
-    "verdict",
+_NOTES = (
+    ("rolled_back", "rolled back, no later attempt went on from it:"),
+    ("late", "committed late by an attempt that had lost its claim, and never used:"),
+    ("unrecorded", "no record of its own (later ones cover it):"),
+    ("unreadable", "cannot be read:"),
 )
 
 
 def show_audit(found: dict[str, Any], *, console: Console | None = None) -> None:
     console = console or Console()
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in _COLUMNS:
-        is_word = name in ("stage", "verdict")
-        table.add_column(name, justify="left" if is_word else "right", no_wrap=True)
     for stage in found["stages"]:
-        table.add_row(*_row(stage))
-    console.print(table)
-    for stage in found["stages"]:
+        colour = _COLOURS.get(stage["verdict"], "default")
+        told = f"{escape(stage['stage'])}: [{colour}]{stage['verdict']}[/]{_usage(stage)}"
+        console.print(told, highlight=False)
         for line in _notes(stage):
-            told = f"{stage['stage']}: {neutral(line)}"
-            console.print(escape(told), highlight=False)
+            console.print(f"  {escape(neutral(line))}", highlight=False)
     console.print(_verdict(found), highlight=False)
 
 
-def _row(stage: dict[str, Any]) -> list[str]:
-    verdict = stage["verdict"]
-    colour = _COLOURS.get(verdict, "default")
-    checked, commits = stage.get("checked"), stage.get("commits")
-    return [
-        escape(stage["stage"]),
-        _epochs(stage),
-        count(stage.get("samples_per_epoch")),
-        count(stage.get("samples")),
-        count(stage.get("repeated")),
-        count(stage.get("skipped")),
-        "–" if commits is None else f"{count(checked)}/{count(commits)}",
-        count(stage.get("attempts")),
-        f"[{colour}]{verdict}[/]",
-    ]
-
-
-def _epochs(stage: dict[str, Any]) -> str:
-    """Whole ones, and a plus for a part of one more."""
-    whole = stage.get("epochs_complete")
-    if whole is None:
-        return "–"
-    samples = stage["samples"]
-    is_part = samples is not None and samples > whole * stage["samples_per_epoch"]
-    return f"{whole:,}+" if is_part else f"{whole:,}"
+def _usage(stage: dict[str, Any]) -> str:
+    """Epochs and samples, as far as they are known."""
+    if stage.get("samples") is None:
+        return ""
+    whole, each = stage["epochs_complete"], stage["samples_per_epoch"]
+    part = stage["samples"] - whole * each
+    of_next = f" and {count(part)} of the next" if part else ""
+    return (
+        f": {_plural(whole, 'epoch')} of {count(each)} samples{of_next}, "
+        f"{count(stage['repeated'])} repeated, {count(stage['skipped'])} skipped; "
+        f"{count(stage['matching'])} of {_plural(stage['commits'], 'commit')} match, "
+        f"{_plural(stage['attempts'], 'attempt')}"
+    )
 
 
 def _notes(stage: dict[str, Any]) -> list[str]:
-    lines = []
-    if stage["reason"]:
-        lines.append(f"{stage['verdict']}: {stage['reason']}")
+    lines = [stage["reason"]] if stage["reason"] else []
     if stage.get("redone_steps"):
         redone = count(stage["redone_steps"])
-        lines.append(f"{redone} steps were done again after kills, from the last commit (allowed)")
-    for key, words in (
-        ("rolled_back", "rolled back: no later attempt went on from"),
-        ("late", "committed late by an attempt that had lost its claim, and never used:"),
-        ("unrecorded", "no record of its own, but of later ones where they are proven:"),
-        ("unreadable", "cannot be read:"),
-    ):
-        if stage.get(key):
-            lines.append(f"{words} {_some(stage[key])}")
+        lines.append(f"{redone} steps were done again from the last commit on: allowed")
+    if stage.get("left_out_steps"):
+        left_out = count(stage["left_out_steps"])
+        lines.append(f"{left_out} steps had no finite gradient: their samples count as used")
+    lines += [f"{words} {_some(stage[key])}" for key, words in _NOTES if stage.get(key)]
     return lines
+
+
+def _plural(number: int, word: str) -> str:
+    return f"{count(number)} {word}" + ("" if number == 1 else "s")
 
 
 def _some(names: list[str]) -> str:
@@ -94,7 +68,7 @@ def _some(names: list[str]) -> str:
 def _verdict(found: dict[str, Any]) -> str:
     name = escape(found["experiment"])
     if found["is_proven"]:
-        return f"{name}: [green]proven[/]: every sample was used exactly once per epoch"
+        return f"[green]proven[/]: {name} used every sample exactly once per epoch"
     if all(stage["verdict"] == "not begun" for stage in found["stages"]):
-        return f"{name}: [red]not proven[/]: no step is committed yet"
-    return f"{name}: [red]not proven[/]"
+        return f"[red]not proven[/]: no step of {name} is committed yet"
+    return f"[red]not proven[/] of all that {name} was trained with"

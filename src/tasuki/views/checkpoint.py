@@ -6,15 +6,13 @@ and shortened in the middle where a window is narrow.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich import box
 from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
 from tasuki.units import format_bytes, format_seconds
@@ -22,8 +20,6 @@ from tasuki.views.text import count, neutral
 
 _GAP = 3
 """Between the columns of a table."""
-_NARROWEST = 12
-"""What a name keeps at least."""
 _MOST_ENTRIES = 40
 """Of a group, unless a pattern asks for more."""
 _MOST_DIFFERING = 30
@@ -38,49 +34,83 @@ class Column:
 
     name: str
     is_right: bool = False
+    least: int = 0
+    """Cells may be shortened to this width; 0: they may not."""
     drop: int = 0
-    """The highest goes first; 0 stays."""
-    can_shrink: bool = False
+    """The column may be left out, the one with the highest number first; 0: it stays."""
 
 
-def make_table(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> Table:
-    """A table that fits: columns are left out first, then the long ones are shortened."""
-    cells = [[neutral(cell).replace("\n", " ") for cell in row] for row in rows]
-    shown = list(range(len(columns)))
+def make_table(
+    columns: Sequence[Column], rows: Iterable[Sequence[str]], width: int
+) -> tuple[str, list[str]]:
+    """(the head, the lines) of a table that fits: cells are shortened as far as they may, then
+    columns are left out. Plain text: a checkpoint may have more entries than rich likes to lay out.
+    """
+    cells = [[_plain(cell) for cell in row] for row in rows]
     widths = [
         max([cell_len(column.name), *(cell_len(row[number]) for row in cells)])
         for number, column in enumerate(columns)
     ]
-    while sum(widths[n] for n in shown) + _GAP * (len(shown) - 1) > width:
-        going = max(shown, key=lambda number: columns[number].drop)
-        if not columns[going].drop:
-            break
-        shown.remove(going)
-    over = sum(widths[n] for n in shown) + _GAP * (len(shown) - 1) - width
-    for number in sorted((n for n in shown if columns[n].can_shrink), key=lambda n: -widths[n]):
-        taken = min(max(over, 0), max(widths[number] - _NARROWEST, 0))
-        widths[number] -= taken
-        over -= taken
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for number in shown:
-        justify = "right" if columns[number].is_right else "left"
-        table.add_column(columns[number].name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
-    for row in cells:
-        table.add_row(*(Text(shorten(row[number], widths[number])) for number in shown))
-    return table
+    shown, widths = _fit(columns, widths, width)
+
+    def line(row: Sequence[str]) -> str:
+        return (" " * _GAP).join(_cell(row[n], widths[n], columns[n]) for n in shown).rstrip()
+
+    head = line([column.name for column in columns])
+    rule = "─" * min(width, sum(widths[n] for n in shown) + _GAP * (len(shown) - 1))
+    return head, [rule, *(line(row) for row in cells)]
+
+
+def _cell(text: str, width: int, column: Column) -> str:
+    short = shorten(text, width)
+    blanks = " " * (width - cell_len(short))
+    return blanks + short if column.is_right else short + blanks
+
+
+def _plain(text: str) -> str:
+    return text if text.isprintable() else neutral(text).replace("\n", " ").replace("\t", " ")
+
+
+def _print_table(
+    console: Console, columns: Sequence[Column], rows: Iterable[Sequence[str]]
+) -> None:
+    head, lines = make_table(columns, rows, console.width)
+    _say(console, head, bold=True)
+    console.out("\n".join(lines), highlight=False)
+
+
+def _fit(columns: Sequence[Column], widths: list[int], width: int) -> tuple[list[int], list[int]]:
+    """Which columns are shown, and how wide each may be."""
+    shown = list(range(len(columns)))
+    least = [min(w, column.least or w) for w, column in zip(widths, columns, strict=True)]
+
+    def over(some: Sequence[int]) -> int:
+        return sum(some[number] for number in shown) + _GAP * (len(shown) - 1) - width
+
+    while over(least) > 0 and any(columns[number].drop for number in shown):
+        shown.remove(max(shown, key=lambda number: columns[number].drop))
+    fitted = list(widths)
+    for bounds in (least, [1] * len(widths)):  # beyond what they may where nothing else helps
+        for number in sorted(shown, key=lambda number: bounds[number] - fitted[number]):
+            fitted[number] -= min(max(over(fitted), 0), max(fitted[number] - bounds[number], 0))
+    return shown, fitted
 
 
 def shorten(text: str, width: int) -> str:
     """The beginning and the end of a text that is too wide."""
     if cell_len(text) <= width:
         return text
-    head, tail = text, ""
-    while head and cell_len(head) + cell_len(tail) > width - 1:
-        head, tail = head[: len(head) // 2], head[len(head) // 2 :] + tail
-        spare = width - 1 - cell_len(head)
-        while tail and cell_len(tail) > max(spare, 0):
-            tail = tail[1:]
-    return f"{head}…{tail}"
+    head = _begin(text, width // 2)
+    return f"{head}…{_begin(text[::-1], width - 1 - cell_len(head))[::-1]}"
+
+
+def _begin(text: str, width: int) -> str:
+    taken = 0
+    for number, char in enumerate(text):
+        taken += cell_len(char)
+        if taken > width:
+            return text[:number]
+    return text
 
 
 # -- show -----------------------------------------------------------------------------------------
@@ -108,7 +138,7 @@ def _show_run(run: dict[str, Any], console: Console) -> None:
     _say(console, f"{run['experiment']}: {what}, {format_bytes(run['bytes'])} on disk", bold=True)
     if rows:
         console.print()
-        console.print(make_table(_RUN_COLUMNS, [_row(row) for row in rows], console.width))
+        _print_table(console, _RUN_COLUMNS, [_row(row) for row in rows])
     for line in _after(run):
         console.print()
         _say(console, line)
@@ -116,14 +146,14 @@ def _show_run(run: dict[str, Any], console: Console) -> None:
 
 _RUN_COLUMNS = (
     Column("checkpoint"),
-    Column("stage", can_shrink=True),
+    Column("stage", least=8),
     Column("epoch", is_right=True, drop=3),
     Column("step", is_right=True),
     Column("samples", is_right=True, drop=4),
     Column("size", is_right=True, drop=1),
     Column("age", is_right=True, drop=2),
     Column("attempt", is_right=True, drop=5),
-    Column("", can_shrink=True),
+    Column("", least=7),
 )
 
 
@@ -223,15 +253,15 @@ def _show_group(
     matching = f"{count(len(entries))} of " if len(entries) < group["entries"] else ""
     _say(console, f"{title}: {matching}{all_of}, {format_bytes(group['bytes'])}", bold=True)
     shown = entries[:limit]
-    console.print(make_table(_ENTRY_COLUMNS, [_entry_row(entry) for entry in shown], console.width))
+    _print_table(console, _ENTRY_COLUMNS, [_entry_row(entry) for entry in shown])
     if (more := len(entries) - len(shown)) > 0:
         _say(console, f"and {count(more)} more (`--entries '*'` shows all, `--json` has all)")
 
 
 _ENTRY_COLUMNS = (
-    Column("entry", can_shrink=True),
+    Column("entry", least=28),
     Column("type"),
-    Column("shape or value", can_shrink=True),
+    Column("shape or value", least=14),
     Column("bytes", is_right=True, drop=1),
 )
 
@@ -285,21 +315,19 @@ def show_difference(told: dict[str, Any], *, console: Console | None = None) -> 
         _say(console, f"{side}: {_side(told[side])}")
     console.print()
     if told["equal"]:
-        words = f"equal bit for bit: {count(told['entries'])} entries"
-        _say(console, words, bold=True)
+        what = "1 entry" if told["entries"] == 1 else f"{count(told['entries'])} entries"
+        _say(console, f"equal bit for bit: {what}", bold=True)
         return
     first = told["first"]
     _say(console, f"first difference: {first['name']}", bold=True)
     for line in _difference_lines(first):
         _say(console, f"  {line}")
     console.print()
-    console.print(
-        make_table(_GROUP_COLUMNS, [_group_row(g) for g in told["groups"]], console.width)
-    )
+    _print_table(console, _GROUP_COLUMNS, [_group_row(g) for g in told["groups"]])
     if told["differing"]:
         console.print()
         rows = [_differing_row(one) for one in told["differing"][:_MOST_DIFFERING]]
-        console.print(make_table(_DIFFERING_COLUMNS, rows, console.width))
+        _print_table(console, _DIFFERING_COLUMNS, rows)
         _say_more(console, len(told["differing"]) - len(rows))
     for side in ("a", "b"):
         _show_only(told[f"only_in_{side}"], side, console)
@@ -343,10 +371,10 @@ def _group_row(group: dict[str, Any]) -> list[str]:
 
 
 _DIFFERING_COLUMNS = (
-    Column("differs", can_shrink=True),
+    Column("differs", least=20),
     Column("type", drop=2),
     Column("elements", is_right=True),
-    Column("largest", is_right=True, can_shrink=True),
+    Column("largest", is_right=True, least=12),
     Column("ulp", is_right=True, drop=1),
 )
 
@@ -364,9 +392,9 @@ def _show_only(some: Sequence[dict[str, Any]], side: str, console: Console) -> N
     if not some:
         return
     console.print()
-    columns = (Column(f"only in {side}", can_shrink=True), Column("type"))
+    columns = (Column(f"only in {side}", least=20), Column("type"))
     rows = [[one["name"], one["type"]] for one in some[:_MOST_DIFFERING]]
-    console.print(make_table(columns, rows, console.width))
+    _print_table(console, columns, rows)
     _say_more(console, len(some) - len(rows))
 
 

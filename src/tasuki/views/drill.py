@@ -13,7 +13,7 @@ from rich.text import Text
 from tasuki.units import format_seconds
 from tasuki.views.text import count, neutral
 
-_WIDTH = 96
+_WIDTH = 100
 _NAME = 14
 _STYLES = {"equal": "green", "DIFFERS": "red bold", "not here": "yellow"}
 
@@ -87,20 +87,22 @@ def _what(report: dict[str, Any]) -> Iterator[str]:
 def _scenarios(report: dict[str, Any]) -> Iterator[str]:
     for one in report["scenarios"]:
         mark = "not here" if one["equal"] is None else "equal" if one["equal"] else "DIFFERS"
-        told = one["not_here"] or "; ".join(one["struck"])
-        yield f"  {mark:<9} {one['title']}: {told}"
+        told = one["not_here"]
         if one["equal"] is not None:
             again = _many(one["replayed_steps"], "step")
-            yield f"  {'':<9} {_many(one['attempts'], 'attempt')}, {again} done again"
+            done = f"{_many(one['attempts'], 'attempt')}, {again} done again"
+            told = "; ".join([*one["struck"], done])
+        yield from _wrapped(mark, told, f"{one['name']:<{_NAME}}")
 
 
 def _findings(report: dict[str, Any]) -> Iterator[str]:
     """What several scenarios found alike is said once."""
-    said: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    said: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for one in report["scenarios"]:
         found = one["finding"]
         if found is not None:
-            key = (found["cause"], found["suspect"], found["words"] if not found["suspect"] else "")
+            own_words = found["words"] if found["step"] is None else ""
+            key = (found["cause"], found["suspect"] or found["entry"], own_words)
             said.setdefault(key, []).append(one)
     for alike in said.values():
         yield ""
@@ -111,15 +113,16 @@ def _findings(report: dict[str, Any]) -> Iterator[str]:
 
 
 def _finding(alike: list[dict[str, Any]]) -> Iterator[str]:
-    found = alike[0]["finding"]
-    names = ", ".join(one["name"] for one in alike)
-    where = ""
+    first, found = alike[0], alike[0]["finding"]
+    where = first["name"]
     if found["step"] is not None:
-        where = f" from step {found['step']} on, first in {found['entry']}"
-        if found["attempt"] is not None:
-            where += f" (attempt {found['attempt']}, from step {found['resumed_at']}"
-            where += f", rank {found['rank']})" if found["rank"] else ")"
-    yield f"  {names}: differs{where}"
+        where = f"from step {found['step']} on, first in `{found['entry']}` ({first['name']}"
+        if found["resumed_at"]:
+            where += f", attempt {found['attempt']}, which went on from step {found['resumed_at']}"
+        where += f", rank {found['rank']})" if found["rank"] else ")"
+    if len(alike) > 1:
+        where += f"; likewise {', '.join(one['name'] for one in alike[1:])}"
+    yield from _wrapped("differs", where)
     yield from _wrapped("likely cause", found["words"])
     if found["advice"]:
         yield from _wrapped("what to do", found["advice"])
@@ -147,14 +150,12 @@ def _proof(report: dict[str, Any]) -> Iterator[str]:
 
 
 def _limits(report: dict[str, Any]) -> Iterator[str]:
+    is_cpu = report["machine"]["device"] == "cpu"
     limits = [
         f"{report['shortened']['steps']} steps on a few samples stand for the whole run",
-        f"other machines, drivers and versions than these: only {report['machine']['device']} "
-        "was tried",
+        "other machines and versions than these" + ("; GPUs were not tried" if is_cpu else ""),
         "evaluation and the way from stage to stage are left out",
     ]
-    if report["machine"]["device"] == "cpu":
-        limits[1] = "other machines and versions than these; GPUs were not tried"
     if report["other_stages"]:
         others = ", ".join(report["other_stages"])
         limits.append(f"other stages ({others}): `--stage` drills them")
@@ -168,12 +169,13 @@ def _field(name: str, text: str) -> str:
     return f"  {name:<{_NAME}}{text}"
 
 
-def _wrapped(name: str, text: str) -> list[str]:
+def _wrapped(name: str, text: str, second: str = "") -> list[str]:
+    head = f"  {name:<{_NAME}}{second}"
     return textwrap.wrap(
         text,
         _WIDTH,
-        initial_indent=f"  {name:<{_NAME}}",
-        subsequent_indent=" " * (_NAME + 2),
+        initial_indent=head,
+        subsequent_indent=" " * len(head),
         break_long_words=False,
         break_on_hyphens=False,
     )

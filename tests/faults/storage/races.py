@@ -1,0 +1,296 @@
+"""Four writers on one run, system call by system call, with zombies that wake up too late.
+
+One call of one writer at a time: the order is drawn by a seeded generator, so that a race that goes
+wrong comes again. A zombie is held in the middle of its work until a successor has committed, as if
+it had been stopped, or its node had been thought dead. While they race, every removal and every
+marker is looked at; afterwards the run must be what the claims say.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tasuki.checkpoint.lineage import find_latest, lineage, list_checkpoints
+from tasuki.checkpoint.manifest import parse_name
+from tasuki.checkpoint.retention import prune
+from tasuki.clock import SystemClock
+from tasuki.errors import ClaimLost, TasukiError
+from tasuki.store.atomic import FORMAT, read_json, write_json
+from tasuki.store.claims import parent_of
+from tasuki.store.runs import RunFolder
+from tasuki.supervisor.finish import finish_run
+from tests.faults.storage.driver import KEEP, _train_stage, begin_attempt, save
+from tests.faults.storage.invariants import _of_checkpoint, _of_marker
+from tests.harness.syscalls import END, Call, Child, fork_watched
+
+_WRITERS = 4
+_SAVES = 2
+
+
+# -- the writers ----------------------------------------------------------------------------------
+
+
+def _write(run: RunFolder, orders: int, teller: int) -> None:
+    """In each child: one attempt per order, as a supervisor and its rank do it."""
+
+    def tell(text: str) -> None:
+        os.write(teller, text.replace("\n", " ").encode() + b"\n")
+
+    while os.read(orders, 1):
+        try:
+            _attempt(run, tell)
+        except ClaimLost:
+            tell("LOST .")
+        except TasukiError as error:
+            tell(f"ERROR {type(error).__name__} {error}")
+        except BaseException as error:
+            tell(f"BUG {type(error).__name__} {error}")
+        os.write(teller, b"END ." + END)
+
+
+def _attempt(run: RunFolder, tell: Any) -> None:
+    if run.is_complete():
+        return
+    claim, latest = begin_attempt(run)
+    tell(f"BEGUN {claim} {latest.name if latest else '-'}")
+    for _ in range(_SAVES):
+        step = (latest.manifest.position.step if latest else 0) + 5
+        latest = save(run, step, claim=claim, parent=latest.name if latest else None)
+        tell(f"ACK {claim} {latest.name}")
+        prune(run, claim=claim, keep=KEEP)
+    finish_run(run, claim=claim, clock=SystemClock())
+    tell(f"MARKER {claim}")
+
+
+# -- one race -------------------------------------------------------------------------------------
+
+
+@dataclass
+class Race:
+    """What has happened so far, in the order in which it happened."""
+
+    run: RunFolder
+    violations: list[str] = field(default_factory=list)
+    parents: dict[int, str] = field(default_factory=dict)
+    """By claim: what it went on from, as soon as that is written down."""
+    appeared: list[str] = field(default_factory=list)
+    """Checkpoints, as they got their names."""
+    stale: set[str] = field(default_factory=set)
+    """Those that appeared when a successor had gone on from something else."""
+    acknowledged: list[tuple[int, str]] = field(default_factory=list)
+    marker: tuple[int, bytes] | None = None
+    num_lost: int = 0
+    num_zombies: int = 0
+
+    def before(self, call: Call) -> None:
+        """A call is about to be done."""
+        if call.kind.startswith("rename") and parse_name(name := Path(call.paths[0]).name):
+            highest = max(self._claims(), default=0)
+            if name == self.parents.get(highest):
+                self.violations.append(f"{name}, the parent of claim {highest}, was pruned")
+
+    def after(self, call: Call) -> None:
+        """It is done."""
+        target = Path(call.paths[-1])
+        if call.kind.startswith("rename") and parse_name(target.name) and target.exists():
+            self.appeared.append(target.name)
+            claim = _claim(target.name)
+            if any(other > claim for other in self.parents):
+                self.stale.add(target.name)
+        if call.kind.startswith("rename") and target.name == "parent.json" and target.exists():
+            self._note_parent(target)
+        if target == self.run.marker and target.exists():
+            now = (target.stat().st_ino, target.read_bytes())
+            if self.marker not in (None, now):
+                self.violations.append("there was a second marker")
+            self.marker = now
+
+    def _note_parent(self, path: Path) -> None:
+        value = read_json(path)
+        claim, parent = value["claim"], value["parent"]
+        if parent in self.stale:
+            self.violations.append(f"claim {claim} went on from the stale {parent}")
+        # Everything acknowledged by the highest claim of its time is on the way down.
+        earlier = [name for holder, name in self.acknowledged if holder < claim]
+        earlier = [name for name in earlier if name not in self.stale]
+        if earlier and (parent is None or _step(parent) < max(map(_step, earlier))):
+            self.violations.append(f"claim {claim} went on from {parent}, not from {earlier[-1]}")
+        if parent is not None:
+            self.parents[claim] = parent
+
+    def hear(self, line: str) -> None:
+        word, _, rest = line.partition(" ")
+        if word == "ACK":
+            claim, name = rest.split()
+            self.acknowledged.append((int(claim), name))
+        elif word == "LOST":
+            self.num_lost += 1
+        elif word == "BUG":
+            self.violations.append(f"an error that is not ours: {rest}")
+        elif word == "ERROR" and not rest.startswith("StoreError"):
+            self.violations.append(rest)
+
+    def _claims(self) -> list[int]:
+        folder = self.run.claims
+        return [int(name) for name in os.listdir(folder)] if folder.is_dir() else []
+
+    def finish(self) -> None:
+        """All writers are done."""
+        damaged: list[str] = []
+        latest = find_latest(self.run, lambda name, error: damaged.append(str(error)))
+        self.violations += [f"partial: {text}" for text in damaged]
+        names = lineage(self.run)
+        self.violations += [f"{name} is stale, and chosen" for name in names if name in self.stale]
+        for parsed in list_checkpoints(self.run):
+            self.violations += _of_checkpoint(self.run.checkpoints / str(parsed))
+        highest = max(self._claims(), default=0)
+        own = [name for claim, name in self.acknowledged if claim == highest]
+        if own and (latest is None or latest.name != own[-1]):
+            self.violations.append(f"{own[-1]} was acknowledged, the latest is {latest}")
+        if len(set(self.appeared) - self.stale) >= 2 and len(names) < 2:
+            self.violations.append(f"only {names} are left")
+        _, parent = parent_of(self.run, highest)
+        if parent is not None and not (self.run.checkpoints / parent).is_dir():
+            self.violations.append(f"{parent}, the parent of claim {highest}, is gone")
+        if self.run.marker.exists():
+            self.violations += _of_marker(self.run)
+
+
+def _claim(name: str) -> int:
+    parsed = parse_name(name)
+    assert parsed is not None
+    return parsed.claim
+
+
+def _step(name: str) -> int:
+    return int(name[5:14])
+
+
+class Track:
+    """The four writers, who race again and again."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.run = RunFolder(folder / "runs" / "exp")
+        self._base = RunFolder(folder / "base" / "exp")
+        self._base.path.mkdir(parents=True)
+        spec = {"format": FORMAT, "experiment": "exp", "stages": [{"name": "one"}]}
+        write_json(self._base.spec, spec)
+        _train_stage(self._base)
+        self.run.path.mkdir(parents=True)
+        self._writers: list[Child] = []
+        self._orders: list[int] = []
+        for _ in range(_WRITERS):
+            orders, ours = os.pipe()
+            run = self.run
+            child = fork_watched(lambda teller, o=orders: _write(run, o, teller), run.path)
+            self._writers.append(child)
+            self._orders.append(ours)
+            os.close(orders)
+
+    def close(self) -> None:
+        for child in self._writers:
+            child.kill()
+
+    def race(self, seed: int) -> Race:
+        chance = random.Random(seed)
+        shutil.rmtree(self.run.path)
+        shutil.copytree(self._base.path, self.run.path)
+        race = Race(self.run)
+        pending: dict[int, Call] = {}
+        for number, child in enumerate(self._writers):
+            child.said = b""
+            os.write(self._orders[number], b".")
+            self._fetch(number, pending, race)
+        sleeps = _Sleeps(chance, race)
+        for number in sleeps.turns(pending):
+            call = pending.pop(number)
+            race.before(call)
+            call.go_on()
+            self._fetch(number, pending, race)
+            race.after(call)
+        race.finish()
+        return race
+
+    def _fetch(self, number: int, pending: dict[int, Call], race: Race) -> None:
+        child = self._writers[number]
+        before = len(child.lines)
+        call = child.next()
+        for line in child.lines[before:]:
+            race.hear(line)
+        if call is not None:
+            pending[number] = call
+        elif not child.said.endswith(END):
+            race.violations.append(f"a writer died with {child.status}")
+
+
+class _Sleeps:
+    """Whose turn it is: bursts of one writer, and zombies that sleep until a successor commits."""
+
+    def __init__(self, chance: random.Random, race: Race) -> None:
+        self._chance, self._race = chance, race
+        zombies = chance.sample(range(_WRITERS), chance.randint(1, _WRITERS - 1))
+        self._falls_asleep = {number: chance.randrange(20, 330) for number in zombies}
+        self._asleep: dict[int, int] = {}
+        """Writer → how many commits there were when it fell asleep."""
+        self._turns = [0] * _WRITERS
+
+    def turns(self, pending: dict[int, Call]) -> Iterator[int]:
+        while pending:
+            number = self._choose(pending)
+            for _ in range(self._chance.choice([1, 3, 10, 40, 120])):
+                if number not in pending or self._fall_asleep(number):
+                    break
+                self._turns[number] += 1
+                yield number
+
+    def _choose(self, pending: dict[int, Call]) -> int:
+        commits = len(self._race.acknowledged)
+        for number in [n for n, before in self._asleep.items() if commits > before]:
+            if self._chance.random() < 0.05:
+                del self._asleep[number]
+        awake = [number for number in pending if number not in self._asleep]
+        if not awake:
+            self._asleep.clear()
+            awake = list(pending)
+        return self._chance.choice(awake)
+
+    def _fall_asleep(self, number: int) -> bool:
+        if self._turns[number] != self._falls_asleep.get(number):
+            return False
+        del self._falls_asleep[number]
+        self._asleep[number] = len(self._race.acknowledged)
+        self._race.num_zombies += 1
+        return True
+
+
+def race_all(*, races: int, seed: int) -> dict[str, Any]:
+    """Many races; what went wrong, with the seed that shows it again."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
+        track = Track(Path(folder))
+        violations, stale, zombies, lost, commits = [], 0, 0, 0, 0
+        try:
+            for number in range(seed, seed + races):
+                race = track.race(number)
+                violations += [f"race {number}: {text}" for text in race.violations]
+                stale += len(race.stale)
+                zombies += race.num_zombies
+                lost += race.num_lost
+                commits += len(race.acknowledged)
+        finally:
+            track.close()
+    return {
+        "violations": violations,
+        "stale": stale,
+        "zombies": zombies,
+        "lost": lost,
+        "commits": commits,
+    }

@@ -1,0 +1,93 @@
+"""A rank that says nothing for too long is ended, with its stacks in the log; one that may take its
+time is left alone."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tests.harness.project import differences
+from tests.harness.traced import attempts, make_traced
+
+from tasuki.store.atomic import read_json
+from tasuki.store.control import last_said
+
+STAGES = [{"name": "one", "data": "d", "epochs": 60}]
+PAUSE = 0.005
+LATE = 260
+"""Steps before the hang: with the pause more than a second, so that the supervisor knows a limit."""
+
+
+def hanging(do: str, *, claims: tuple[int, ...] = (1,), rank: int = 0, count: int = LATE) -> dict:
+    orders = [
+        {"at": "step.begin", "do": do, "seconds": 3600, "rank": rank, "claim": claim}
+        | {"count": count}
+        for claim in claims
+    ]
+    return {"TASUKI_FAILPOINTS": json.dumps(orders), "TASUKI_STEP_LIMIT_S": "3"}
+
+
+def test_a_rank_that_hangs_is_ended_and_the_next_attempt_goes_on(warm, tmp_path):
+    project = make_traced(tmp_path / "p", stages=STAGES, params={"pause": PAUSE})
+    whole = make_traced(tmp_path / "whole", stages=STAGES)
+    assert warm.start(whole.job.path).wait() == 0
+    assert warm.start(project.job.path, **hanging("pause")).wait() == 0, project.logs()
+    first, second = attempts(project)
+    assert (first.ending, first.cause, second.ending) == ("failed", "none", "done")
+    (hung,) = first.hung
+    assert hung["rank"] == 0 and 50 <= hung["step"] < LATE, hung
+    assert hung["silent_s"] > hung["limit_s"] >= 3
+    message = read_json(project.run.claims / "1" / "end.json")["message"]
+    said = f"rank 0 said nothing for {hung['silent_s']:.0f} s at step {hung['step']}"
+    assert said in message, message
+    assert "are in their .err logs" in message
+    err = next(project.run.logs.glob("*.1.err")).read_text()
+    assert "failpoints.py" in err and "in _act" in err, err  # where it hung
+    assert err.count("hread 0x") >= 2, err  # all its threads
+    assert differences(whole, project) == []
+
+
+def test_a_rank_that_is_stopped_is_found_among_those_that_wait_for_it(warm, tmp_path):
+    more = {"ranks": 2, "params": {"pause": PAUSE, "norm": "layer"}}
+    project = make_traced(tmp_path / "p", stages=STAGES, **more)
+    whole = make_traced(tmp_path / "whole", stages=STAGES, ranks=2, params={"norm": "layer"})
+    assert warm.start(whole.job.path).wait() == 0
+    assert warm.start(project.job.path, **hanging("stop", rank=1)).wait() == 0, project.logs()
+    first, second = attempts(project)
+    assert (first.ending, second.ending) == ("failed", "done")
+    (hung,) = first.hung
+    assert (hung["rank"], hung["state"]) == (1, "T"), hung
+    message = read_json(project.run.claims / "1" / "end.json")["message"]
+    assert "rank 1 said nothing" in message and "stopped by a signal" in message, message
+    assert "training.py" in next(project.run.logs.glob("*.1.err")).read_text()  # of rank 0
+    assert differences(whole, project) == []
+
+
+def test_a_validation_may_take_longer_than_any_step_on_all_ranks(warm, tmp_path):
+    """Rank 0 validates, rank 1 waits for it: both are silent for longer than a step may be."""
+    stages = [{"name": "one", "data": "d", "epochs": 50, "validate": {"every": "290 steps"}}]
+    project = make_traced(
+        tmp_path / "p",
+        recipe="Evaluated",
+        stages=stages,
+        ranks=2,
+        params={"pause": PAUSE, "norm": "layer", "evaluate_for": 5.0},
+    )
+    assert warm.start(project.job.path, TASUKI_STEP_LIMIT_S="4").wait() == 0, project.logs()
+    (attempt,) = attempts(project)
+    assert attempt.ending == "done" and attempt.hung == []
+
+
+@pytest.mark.long
+def test_a_run_that_hangs_three_times_in_a_row_without_progress_is_held(warm, tmp_path):
+    project = make_traced(
+        tmp_path / "p",
+        stages=STAGES,
+        params={"pause": PAUSE},
+        defaults={"save": {"every": "1000 steps"}},
+    )
+    environment = hanging("pause", claims=(1, 2, 3, 4))
+    assert warm.start(project.job.path, **environment).wait() == 1, project.logs()
+    assert [attempt.ending for attempt in attempts(project)] == ["failed"] * 3
+    said = last_said(project.run)
+    assert said is not None and said.word == "hold" and "said nothing for" in said.reason

@@ -1,0 +1,64 @@
+"""A step that outlasts the notice: the last state that was copied is committed while it runs."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+
+import pytest
+from tests.harness.project import differences, make_project
+
+CODE = '''
+class Stuck(Learner):
+    """The first step takes 4.2 s, the second ten minutes, in the attempt that is told so."""
+
+    def loss(self, model, batch):
+        first = int(os.environ.get("FIRST", "-2"))
+        if self.calls == first:
+            time.sleep(4.2)
+        if self.calls == first + 1:
+            open(os.environ["STUCK"], "w").close()
+            time.sleep(600)
+        return super().loss(model, batch)
+'''
+
+
+def events_of(project, kind):
+    found = []
+    for path in sorted(project.run.events.glob("*.jsonl")):
+        found += [json.loads(line) for line in path.read_text().splitlines()]
+    return [event for event in found if event["kind"] == kind]
+
+
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_the_last_copied_state_is_committed_when_the_running_step_outlasts_the_notice(
+    warm, tmp_path, ranks
+):
+    """A step of 4.2 s, a notice of 4 s; the step in which it comes would take ten minutes."""
+    shape = {
+        "recipe": "Stuck",
+        "params": {"norm": "layer"},
+        "code": CODE,
+        "ranks": ranks,
+        "stages": [{"name": "one", "data": "d", "epochs": 1}],
+        "defaults": {"save": {"every": "1000 steps"}, "log_every": "1 step"},
+        "cluster": {"grace": "4s"},
+    }
+    project = make_project(tmp_path / "p", **shape)
+    stuck = tmp_path / "stuck"
+    # With several ranks two calls settle DDP's buckets before the first step.
+    first = "0" if ranks == 1 else "2"
+    started = warm.start(project.job.path, STUCK=str(stuck), FIRST=first)
+    while not stuck.exists():
+        time.sleep(0.05)
+    started.kill(signal.SIGTERM)
+    assert started.wait() == 75, project.logs()
+    (left,) = events_of(project, "handed-over")
+    assert left["checkpoint"] == "step-000000001.c1", project.logs()
+    assert "do not fit a notice" in project.logs()
+    assert warm.start(project.job.path).wait() == 0, project.logs()
+    assert "Resuming from epoch 0 step 1 (sample 8)" in project.logs()
+    twin = make_project(tmp_path / "twin", **shape)
+    assert warm.start(twin.job.path).wait() == 0, twin.logs()
+    assert differences(project, twin) == []

@@ -1,0 +1,417 @@
+"""A signal, wherever it comes: the last finished step is committed, nothing is done twice, and the
+run ends as if nothing had been (R2, R12, R14)."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import time
+
+import pytest
+from tests.harness.project import differences
+from tests.harness.traced import attempts, make_traced, recomputed
+
+from tasuki.signals import NOTICES
+
+WELL = ("handed-over", "done")
+START = ["worker.hello", "start.prepared", "start.found", "start.committed", "start.restored"]
+STEPS = ["step.begin", "step.forward", "step.optimizer", "step.done", "loop.log", "loop.validate"]
+SAVES = [
+    "save.begin",
+    "save.copied",
+    "save.draft",
+    "save.written",
+    "save.manifest",
+    "save.rename",
+    "save.renamed",
+    "save.pruned",
+]
+DEFAULTS = {"save": {"every": "2 steps"}, "validate": {"every": "4 steps"}}
+
+
+def armed(*orders: dict) -> dict[str, str]:
+    return {"TASUKI_FAILPOINTS": json.dumps(orders)}
+
+
+def finish(warm, project, *, starts: int = 4, **environment) -> None:
+    """To the end, without the pauses that gave a test its time."""
+    for _ in range(starts):
+        status = warm.start(project.job.path, TASUKI_TEST_HURRY="1", **environment).wait()
+        if project.run.is_complete():
+            return
+        assert status == 75, project.logs()
+    raise AssertionError(project.logs())
+
+
+@pytest.fixture(scope="module")
+def undisturbed(warm, tmp_path_factory):
+    """By name of what it was made with, so that each kind runs once."""
+    made = {}
+
+    def make(name: str, **more):
+        if name not in made:
+            made[name] = make_traced(tmp_path_factory.mktemp("ref") / "p", **more)
+            finish(warm, made[name])
+        return made[name]
+
+    return make
+
+
+# -- at random instants ------------------------------------------------------------------------
+
+
+def wait_for_start(project, before: int) -> None:
+    """Until the supervisor has its handlers: what comes earlier kills it before it has begun."""
+    starts, until = project.job.path / "starts", time.monotonic() + 60
+    while not starts.is_dir() or len(list(starts.iterdir())) <= before:
+        assert time.monotonic() < until, project.logs()
+        time.sleep(0.001)
+
+
+def terminate_at_random(warm, project, chance: random.Random, *, most: int) -> tuple[int, float]:
+    """SIGTERM to the whole group, again and again. (how often it hit; longest time to exit)"""
+    hits, times = 0, []
+    while not project.run.is_complete() and hits < most:
+        before = len(list((project.job.path / "starts").glob("*")))
+        started = warm.start(project.job.path)
+        wait_for_start(project, before)
+        time.sleep(chance.uniform(0.0, 0.6))
+        at = time.monotonic()
+        started.kill(signal.SIGTERM)
+        status = started.wait()
+        times.append(time.monotonic() - at)
+        assert status in (0, 75), project.logs()
+        hits += status == 75
+    return hits, max(times)
+
+
+def random_terms(warm, tmp_path, undisturbed, *, workers: int, most: int, epochs: int) -> int:
+    stages = [{"name": "one", "data": "d", "epochs": epochs}]
+    reference = undisturbed(f"terms {epochs}", stages=stages)
+    project = make_traced(
+        tmp_path / "p",
+        stages=stages,
+        params={"pause": 0.01},
+        defaults={"loader": {"workers": workers}},
+        cluster={"cpus": 1 + workers},
+    )
+    hits, _ = terminate_at_random(warm, project, random.Random(workers), most=most)
+    finish(warm, project)
+    assert "is cut to" not in project.logs()
+    assert {attempt.ending for attempt in attempts(project)} <= set(WELL), project.logs()
+    assert recomputed(project) == [], project.logs()
+    assert sum(attempt.diary for attempt in attempts(project)) == 6 * epochs
+    assert differences(reference, project) == []
+    return hits
+
+
+@pytest.mark.parametrize("workers", [0, 2, 4])
+def test_terminated_at_random_instants_every_finished_step_is_committed_and_none_done_twice(
+    warm, tmp_path, undisturbed, workers
+):
+    hits = random_terms(warm, tmp_path, undisturbed, workers=workers, most=8, epochs=60)
+    assert hits == 8
+    print(f"R2 (workers {workers}): {hits} of {hits} committed")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_400_terminations_at_random_instants_commit_every_finished_step(
+    warm, tmp_path, undisturbed
+):
+    hits = [
+        random_terms(warm, tmp_path / str(w), undisturbed, workers=w, most=most, epochs=900)
+        for w, most in ((0, 136), (2, 132), (4, 132))
+    ]
+    assert hits == [136, 132, 132]
+    print(f"R2: {sum(hits)} of 400 committed")
+
+
+# -- at named places ---------------------------------------------------------------------------
+
+
+def test_a_signal_to_the_group_at_any_named_place_is_a_handover_and_costs_no_step(
+    warm, tmp_path, undisturbed
+):
+    """One run whose every attempt is ended at another place: in start-up, a step, a save, the
+    validation, and when the weights are written."""
+    stages = [{"name": "one", "data": "d", "epochs": 12}]
+    reference = undisturbed("places", stages=stages, defaults=DEFAULTS)
+    params = {"pause": 0.01}
+    project = make_traced(tmp_path / "p", stages=stages, params=params, defaults=DEFAULTS)
+    places = [*START, *STEPS, *SAVES]
+    orders = [
+        {"at": place, "do": "term-group", "claim": claim} for claim, place in enumerate(places, 1)
+    ]
+    for place in places:
+        status = warm.start(project.job.path, **armed(*orders)).wait()
+        assert status == 75, (place, project.logs())
+        last = attempts(project)[-1]
+        assert (last.ending, last.cause) == ("handed-over", "interrupted"), (place, project.logs())
+        # Before the first step it is out at once, and after it the last step is committed.
+        assert (last.handed_over is None) == (place in START), (place, last)
+    more = {"at": "finish.weights", "do": "term-group", "claim": len(places) + 1}
+    assert warm.start(project.job.path, **armed(more)).wait() == 0, project.logs()
+    assert project.run.is_complete()
+    assert recomputed(project) == []
+    assert differences(reference, project) == []
+    print(f"R2: {len(places) + 1} of {len(places) + 1} places")
+
+
+def test_a_signal_to_the_rank_alone_ends_it_at_its_step_and_in_start_up_counts_as_a_failure(
+    warm, tmp_path, undisturbed
+):
+    stages = [{"name": "one", "data": "d", "epochs": 4}]
+    reference = undisturbed("alone", stages=stages, defaults=DEFAULTS)
+    project = make_traced(tmp_path / "p", stages=stages, defaults=DEFAULTS)
+    places = ["step.forward", "start.prepared", "save.written", "start.restored", "loop.validate"]
+    orders = [{"at": place, "do": "term", "claim": claim} for claim, place in enumerate(places, 1)]
+    finish(warm, project, starts=6, **armed(*orders))
+    told = [(attempt.ending, attempt.cause) for attempt in attempts(project)]
+    by_signal, by_nobody = ("handed-over", "preempted"), ("failed", "none")
+    assert told == [by_signal, by_nobody, by_signal, by_nobody, by_signal, ("done", "none")]
+    assert recomputed(project) == []
+    assert differences(reference, project) == []
+
+
+def test_a_signal_in_the_evaluation_ends_it_at_once_and_the_next_attempt_evaluates(warm, tmp_path):
+    stages = [{"name": "one", "data": "d", "epochs": 1, "evaluate": {"split": "test"}}]
+    project = make_traced(tmp_path / "p", recipe="Evaluated", stages=stages)
+    assert warm.start(project.job.path).wait() == 75, project.logs()
+    assert project.run.stage("one").metrics.exists()
+    assert not project.run.stage("one").evaluation.exists()
+    finish(warm, project)
+    first, second = attempts(project)
+    assert first.ending == "handed-over" and second.diary == 0, project.logs()
+
+
+# -- several ranks -----------------------------------------------------------------------------
+
+
+def rank_signals(warm, tmp_path, undisturbed, *, ranks: int) -> None:
+    stages = [{"name": "one", "data": "d", "epochs": 6}]
+    more = {"stages": stages, "ranks": ranks, "params": {"norm": "layer"}, "defaults": DEFAULTS}
+    reference = undisturbed(f"ranks {ranks}", **more)
+    project = make_traced(tmp_path / "p", **more)
+    places = ["step.begin", "step.optimizer", "save.copied", "step.done"]
+    orders = [
+        {"at": places[rank % 4], "do": "term", "rank": rank, "claim": 1 + rank, "count": 2}
+        for rank in range(ranks)
+    ]
+    finish(warm, project, starts=ranks + 1, **armed(*orders))
+    told = attempts(project)
+    assert [(a.ending, a.cause) for a in told[:-1]] == [("handed-over", "preempted")] * ranks
+    for before, after in zip(told[:-1], told[1:], strict=True):
+        assert after.restored == before.handed_over, project.logs()
+    assert differences(reference, project) == []
+
+
+def test_a_signal_to_either_of_two_ranks_stops_both_at_the_same_step(warm, tmp_path, undisturbed):
+    rank_signals(warm, tmp_path, undisturbed, ranks=2)
+
+
+@pytest.mark.long
+def test_a_signal_to_any_of_four_ranks_stops_all_at_the_same_step(warm, tmp_path, undisturbed):
+    rank_signals(warm, tmp_path, undisturbed, ranks=4)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_is_ended_in_start_up_is_not_waited_for_by_the_other(warm, tmp_path, rank):
+    project = make_traced(tmp_path / "p", ranks=2, params={"norm": "layer"})
+    order = {"at": "start.prepared", "do": "term", "rank": rank, "claim": 1}
+    assert warm.start(project.job.path, **armed(order)).wait() == 0, project.logs()
+    first, second = attempts(project)
+    assert (first.ending, second.ending) == ("failed", "done")
+    assert "got a signal before its first step" in project.logs() + str(
+        (project.run.claims / "1" / "end.json").read_text()
+    )
+
+
+# -- many signals ------------------------------------------------------------------------------
+
+
+def rank_pids(supervisor: int) -> list[int]:
+    path = f"/proc/{supervisor}/task/{supervisor}/children"
+    with open(path) as file:
+        return [int(word) for word in file.read().split()]
+
+
+def wait_for_steps(project, steps: int) -> None:
+    until = time.monotonic() + 60
+    while sum(attempt.diary for attempt in attempts(project)) < steps:
+        assert time.monotonic() < until, project.logs()
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("target", ["group", "rank"])
+def test_a_thousand_mixed_signals_in_a_second_are_one_notice_and_lose_nothing(
+    warm, tmp_path, undisturbed, target
+):
+    stages = [{"name": "one", "data": "d", "epochs": 20}]
+    reference = undisturbed("storm", stages=stages)
+    project = make_traced(
+        tmp_path / "p",
+        stages=stages,
+        params={"pause": 0.02},
+        defaults={"loader": {"workers": 2}, "save": {"every": "2 steps"}},
+        cluster={"cpus": 3},
+    )
+    chance = random.Random(target)
+    started = warm.start(project.job.path)
+    wait_for_steps(project, 5)
+    pid = rank_pids(started.pid)[0]
+    for _ in range(1000):
+        number = chance.choice(NOTICES)
+        if target == "group":
+            started.kill(number)
+        else:
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                break
+        time.sleep(0.001)
+    assert started.wait() == 75, project.logs()
+    (attempt,) = attempts(project)
+    assert attempt.notices == (target == "group")
+    assert attempt.ending == "handed-over"
+    finish(warm, project)
+    assert recomputed(project) == []
+    assert differences(reference, project) == []
+
+
+# -- loaders that a recipe brings --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loader", ["eager", "lazy"])
+def test_workers_of_a_loader_that_the_recipe_brings_survive_a_signal_to_the_group(
+    warm, tmp_path, undisturbed, loader
+):
+    stages = [{"name": "one", "data": "d", "epochs": 4}]
+    reference = undisturbed("foreign", stages=stages, params={"loader": "eager"})
+    project = make_traced(tmp_path / "p", stages=stages, params={"loader": loader})
+    places = ["step.forward", "save.written", "step.done"]
+    orders = [
+        {"at": place, "do": "term-group", "claim": claim, "count": 2}
+        for claim, place in enumerate(places, 1)
+    ]
+    for _ in places:
+        assert warm.start(project.job.path, **armed(*orders)).wait() == 75, project.logs()
+    finish(warm, project)
+    assert {attempt.ending for attempt in attempts(project)} == set(WELL), project.logs()
+    assert recomputed(project) == []
+    assert differences(reference, project) == []
+
+
+# -- a fresh interpreter -----------------------------------------------------------------------
+
+
+def cold_attempts(tmp_path, delays: list[float]) -> None:
+    """Real processes, from `exec` on: the signal may come before there is any handler."""
+    project = make_traced(tmp_path / "p")
+    for number, delay in enumerate(delays):
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "tasuki.supervisor", str(project.job.path)],
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        wait_for_start(project, number)
+        time.sleep(delay)
+        os.killpg(process.pid, signal.SIGTERM)
+        assert process.wait() in (0, 75), project.logs()
+    assert {attempt.ending for attempt in attempts(project)} <= set(WELL), project.logs()
+    assert recomputed(project) == []
+
+
+def test_a_signal_while_torch_is_imported_is_a_handover(tmp_path):
+    cold_attempts(tmp_path, [0.02, 0.5])
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_a_signal_at_any_of_20_instants_of_a_cold_start_is_a_handover(tmp_path):
+    cold_attempts(tmp_path, [0.0 + 0.15 * number for number in range(20)])
+
+
+# -- clocks ------------------------------------------------------------------------------------
+
+
+def decisions(project) -> list[tuple]:
+    told = [(a.claim, a.ending, a.cause, a.notices) for a in attempts(project)]
+    outcomes = sorted(project.job.path.glob("outcome.*.json"))
+    return [*told, *((value["verdict"], value["exit_code"]) for value in map(_read, outcomes))]
+
+
+def _read(path) -> dict:
+    return json.loads(path.read_text())
+
+
+def test_decisions_are_the_same_when_the_wall_clock_jumps_an_hour_each_second(warm, tmp_path):
+    """A preemption, a crash and a kill; and steps enough for several jumps."""
+    stages = [{"name": "one", "data": "d", "epochs": 8}]
+    orders = [
+        {"at": "step.done", "do": "term-group", "claim": 1, "count": 9},
+        {"at": "step.forward", "do": "raise", "claim": 2, "count": 5},
+        {"at": "save.written", "do": "kill", "claim": 3, "count": 2},
+    ]
+    made = []
+    for name in ("steady", "jumping"):
+        project = make_traced(tmp_path / name, stages=stages, params={"pause": 0.03})
+        for _ in range(2):
+            environment = {**armed(*orders), "TASUKI_TEST_CLOCK": name}
+            warm.start(project.job.path, **environment).wait()
+        assert project.run.is_complete(), project.logs()
+        made.append(project)
+    assert len(attempts(made[0])) == 4
+    assert decisions(made[0]) == decisions(made[1])
+    assert differences(*made) == []
+    print("R14: 4 of 4 attempts decided alike")
+
+
+# -- how long it takes -------------------------------------------------------------------------
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_the_time_from_signal_to_exit_is_measured_over_300_tries(warm, tmp_path, undisturbed):
+    """Only the outcome is asserted; the figure is for the notes."""
+    stages = [{"name": "one", "data": "d", "epochs": 2000}]
+    project = make_traced(tmp_path / "p", stages=stages, params={"pause": 0.01})
+    chance, raw, net = random.Random(300), [], []
+    while len(raw) < 300:
+        done = sum(attempt.diary for attempt in attempts(project)) if not raw else 0
+        started = warm.start(project.job.path)
+        claim = project.run.path / f"diary.{len(raw) + 1}"
+        until = time.monotonic() + 60
+        while not claim.exists():
+            assert time.monotonic() < until, (done, project.logs())
+            time.sleep(0.002)
+        time.sleep(chance.uniform(0.0, 0.3))
+        at = time.monotonic()
+        started.kill(signal.SIGTERM)
+        assert started.wait() == 75, project.logs()
+        raw.append(time.monotonic() - at)
+        step_s, save_s = own_figures(project, len(raw))
+        net.append(raw[-1] - step_s - save_s)
+    assert recomputed(project) == []
+    p99 = statistics.quantiles(net, n=100)[98]
+    print(
+        f"R2: from SIGTERM to exit, 300 tries: median {statistics.median(raw) * 1e3:.0f} ms, p99 "
+        f"{statistics.quantiles(raw, n=100)[98] * 1e3:.0f} ms; beyond one step and one save p99 "
+        f"{p99 * 1e3:.0f} ms, max {max(net) * 1e3:.0f} ms"
+    )
+
+
+def own_figures(project, claim: int) -> tuple[float, float]:
+    """The attempt's own median step and its last save."""
+    path = next(project.run.events.glob(f"{claim}.*rank0.jsonl"))
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    steps = [event["step_s"] for event in events if event["kind"] == "progress"]
+    saves = [event["total_s"] for event in events if event["kind"] == "committed"]
+    return (steps[-1] or 0.0) if steps else 0.0, saves[-1] if saves else 0.0
