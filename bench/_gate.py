@@ -1,8 +1,8 @@
 """The model of save.py, and the boundary between its steps at which every tool is measured alike.
 
 All loops, whoever runs them, call `Gate.boundary` between two steps. It waits there for an order of
-the bench, lets some quiet steps pass, times the case's `save`, lets steps pass until nothing is left
-running in the background, and answers. So each tool's own loop goes on as it always does, and what
+the bench, lets some quiet steps pass, times the case's `save`, lets steps pass until nothing runs
+in the background any more, and answers. So each tool's own loop goes on as it always does, and what
 is timed is the same everywhere. Runs in both environments; knows no tool.
 """
 

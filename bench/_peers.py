@@ -211,7 +211,7 @@ def _work_in_fork(work: Callable[[Order], None], order: Order) -> None:
         work(order)
         os._exit(0)
     except SystemExit as end:
-        os._exit(end.code if isinstance(end.code, int) else 1)
+        os._exit(end.code if isinstance(end.code, int) else int(end.code is not None))
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()

@@ -1,9 +1,9 @@
 """tasuki's own worker with the model of _gate.py: its loop, its saves, its restore.
 
 Run as `python _save_ours.py MEGABYTES FOLDER`, a worker that save.py asks (see _gate.py). What runs
-is `tasuki.train.worker.main`, as a supervisor starts it; only its loader stops at the gate before it
-gives out a step. A save is what the loop does at a boundary where one is due (`Saving.save`); a load
-is what an attempt does before its first step (`begin_or_resume`).
+is `tasuki.train.worker.main`, as a supervisor starts it; only its loader stops at the gate before
+it gives out a step. A save is what the loop does at a boundary where one is due (`Saving.save`); a
+load is what an attempt does before its first step (`begin_or_resume`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.harness.project import Project, make_project
 from tasuki.store.claims import take_claim
 from tasuki.train import start, training, worker
 
-_CODE = f'''
+_CODE = f"""
 import sys
 sys.path.insert(0, {str(BENCH)!r})
 from _gate import LR, AdaptedBlocks, Batches, make_batch, make_model
@@ -54,7 +54,7 @@ class Lora(Large):
 
     def build_dataset(self, source, split):
         return [{{"tokens": make_batch(1024)[0]}}] * 4
-'''
+"""
 
 
 def make(folder: Path, recipe: str, megabytes: int, *, steps: int) -> Project:

@@ -1,7 +1,8 @@
 """How everybody but tasuki saves the model of _gate.py, each in its own loop.
 
-Run as `python _saves.py plain | accelerate | lightning | hf MEGABYTES FOLDER`, a worker that save.py
-asks (see _gate.py). `plain` is one loop written by hand with all cases that need torch alone.
+Run as `python _saves.py plain | accelerate | lightning | hf MEGABYTES FOLDER`, a worker that
+save.py asks (see _gate.py). `plain` is one loop written by hand with all cases that need torch
+alone.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What promises.py does to a tool, and what it finds afterwards.
 
-`PeerSubject` asks a forking worker of _tools.py; `OwnSubject` starts tasuki's supervisor through the
-tests' fork server. Both answer the same questions with the same figures.
+`PeerSubject` asks a forking worker of _tools.py; `OwnSubject` starts tasuki's supervisor through
+the tests' fork server. Both answer the same questions with the same figures.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ SMALL = {"samples": 4096, "width": 256, "depth": 2}
 """1.6 MB."""
 _FOR_EVER = 1_000_000
 _WITHIN_S = 90.0
+_CUT_WITHIN_S = 6.0
+"""ext4 writes its journal every five seconds, whoever asks."""
 Figures = dict[str, Any]
 
 
@@ -92,6 +94,8 @@ def _after_sigterm(
 
 
 class PeerSubject:
+    """One of the tools of _tools.py."""
+
     def __init__(self, tool: str, python: Path, folder: Path) -> None:
         folder.mkdir()
         self._folder, self._chance, self._count = folder, Random(tool), 0
@@ -114,7 +118,8 @@ class PeerSubject:
 
     def _run(self, folder: Path, tiny: dict[str, Any], **order: Any) -> tuple[list[Any], int]:
         notes, process = self._start(folder, tiny, **order)
-        return read_notes(notes), _wait(process) if False else _ended(notes, process)
+        status = _wait(process)
+        return read_notes(notes), status
 
     def _fresh(self, name: str) -> Path:
         folder = self._folder / name
@@ -122,5 +127,221 @@ class PeerSubject:
         folder.mkdir()
         return folder
 
+    def _kept(self, name: str, tiny: dict[str, Any], *, steps: int, at: int) -> tuple[Path, Any]:
+        """A run of `steps` with its folder as it was after the save at step `at`."""
+        folder = self._fresh(name)
+        kept = Path(f"{folder}-kept")
+        shutil.rmtree(kept, ignore_errors=True)
+        notes, _ = self._run(folder, tiny, steps=steps, save_every=at, keep_at=at)
+        return kept, notes
+
     def resume_mid_epoch(self) -> Figures:
-        raise NotImplementedError
+        tiny = {"samples": EPOCH * BATCH}
+        kept, whole = self._kept("epochs", tiny, steps=2 * EPOCH, at=MIDDLE)
+        rest, _ = self._run(kept, tiny, steps=2 * EPOCH, resume=True)
+        return compare_steps(steps_of(whole), steps_of(rest), at=MIDDLE, epoch=EPOCH)
+
+    def terminate(self, *, jit: bool = False) -> Figures:
+        folder = self._fresh("terminated")
+        tiny = {"samples": LONG_EPOCH * BATCH}
+        order = {"steps": LONG_EPOCH, "save_every": LONG_EPOCH * 2, "jit": jit}
+        notes, process = self._start(folder, {**tiny, "pause_s": 0.02}, **order)
+        wait_until(lambda: len(steps_of(read_notes(notes))) >= SIGTERM_STEP)
+        process.kill(signal.SIGTERM)
+        status = _wait(process)
+        before = steps_of(read_notes(notes))
+        rest, resumed_status = self._run(folder, tiny, resume=True, **order)
+        steps = [note["step"] for note in rest if note["kind"] == "resumed"]
+        if resumed_status or not steps:
+            return {"status": status, "saved_step": None}
+        return _after_sigterm(before, steps_of(rest), saved_step=steps[0], status=status)
+
+    def flip_bits(self, count: int) -> Figures:
+        good, _ = self._kept("flipped", SMALL, steps=8, at=6)
+        noticed = 0
+        for _ in range(count):
+            undo = flip_bit(_files(good), self._chance)
+            _, status = self._run(good, {**SMALL, "leave_at": 1}, steps=100, resume=True)
+            noticed += status != 0
+            undo()
+        return {"of": count, "noticed": noticed}
+
+    def kill_while_saving(self, count: int) -> Figures:
+        found = {"of": count, "unloadable": 0, "lost": 0}
+        for _ in range(count):
+            folder = self._fresh("killed")
+            notes, process = self._start(folder, LARGE, steps=_FOR_EVER, save_every=1)
+            wait_until(lambda notes=notes: _acknowledged(notes) >= 2)
+            time.sleep(self._chance.uniform(0.0, 0.25))
+            process.kill(signal.SIGKILL)
+            _wait(process)
+            self._judge(found, folder, LARGE, _acknowledged(notes))
+        return found
+
+    def _judge(self, found: Figures, folder: Path, tiny: dict[str, Any], acknowledged: int) -> None:
+        """Resume, and look from which step on."""
+        notes, status = self._run(folder, {**tiny, "leave_at": 1}, steps=_FOR_EVER, resume=True)
+        steps = [note["step"] for note in notes if note["kind"] == "resumed"]
+        if status or not steps:
+            found["unloadable"] += 1
+        elif steps[0] < acknowledged:
+            found["lost"] += 1
+
+    def cut_power(self, count: int) -> Figures:
+        found = {"of": count, "unloadable": 0, "lost": 0}
+        while count:
+            disk = Disk(self._folder / f"cut-{count}-{self._chance.getrandbits(32)}")
+            with disk.mounted() as place:
+                tiny = {**SMALL, "pause_s": 0.02}
+                notes, process = self._start(place, tiny, steps=_FOR_EVER, save_every=1)
+                wait_until(lambda notes=notes: _acknowledged(notes) >= 3)
+                time.sleep(self._chance.uniform(0.0, _CUT_WITHIN_S))
+                process.kill(signal.SIGSTOP)
+                acknowledged = _acknowledged(notes)
+                disk.cut()
+                process.kill(signal.SIGKILL)
+                _wait(process)
+            try:
+                with disk.after() as place:
+                    self._judge(found, place, SMALL, acknowledged)
+                count -= 1
+            except TornCopy:
+                continue
+        return found
+
+
+def _acknowledged(notes: Path) -> int:
+    """The last step that the tool said it saved; 0: none."""
+    return max((n["step"] for n in read_notes(notes) if n["kind"] == "saved"), default=0)
+
+
+def _wait(process: Any) -> int:
+    """The exit status. Who hangs is killed."""
+    timer = threading.Timer(_WITHIN_S, process.kill, [signal.SIGKILL])
+    timer.start()
+    try:
+        status: int = process.wait()
+    finally:
+        timer.cancel()
+    return status
+
+
+# -- tasuki -----------------------------------------------------------------------------------
+
+
+class OwnSubject:
+    """The acknowledgement is the `committed` event; from where a start went on, `restored`."""
+
+    def __init__(self, warm: Warm, folder: Path) -> None:
+        folder.mkdir()
+        self._warm, self._folder, self._chance = warm, folder, Random("tasuki")
+
+    def _make(self, name: str, tiny: dict[str, Any], **options: Any) -> Ours:
+        folder = self._folder / name
+        tiny = {**tiny, "notes": str(self._folder / f"{name}.notes")}
+        return Ours.make(folder, tiny, batch=BATCH, **options)
+
+    def resume_mid_epoch(self) -> Figures:
+        tiny = {"samples": EPOCH * BATCH}
+        whole = self._make("whole", tiny, steps=2 * EPOCH)
+        whole.finish(self._warm)
+        run = self._make("epochs", tiny, steps=2 * EPOCH)
+        run.say(leave_at=MIDDLE, leave_by="term")
+        status = _wait(run.start_warm(self._warm))
+        assert status == HANDED_OVER and run.committed_step() == MIDDLE, run.project.logs()
+        run.say()
+        run.finish(self._warm)
+        steps = steps_of(run.notes())[MIDDLE:]
+        return compare_steps(steps_of(whole.notes()), steps, at=MIDDLE, epoch=EPOCH)
+
+    def terminate(self, *, jit: bool = False) -> Figures:  # noqa: ARG002 (HF's)
+        tiny = {"samples": LONG_EPOCH * BATCH, "pause_s": 0.02}
+        run = self._make("terminated", tiny, steps=LONG_EPOCH, save_every=LONG_EPOCH * 2)
+        started = run.start_warm(self._warm)
+        wait_until(lambda: len(steps_of(run.notes())) >= SIGTERM_STEP)
+        started.kill(signal.SIGTERM)
+        status = _wait(started)
+        before, saved_step = steps_of(run.notes()), run.committed_step()
+        run.say(pause_s=0.0)
+        run.finish(self._warm)
+        rest = steps_of(run.notes())[len(before) :]
+        if saved_step <= 0:
+            return {"status": status, "saved_step": None}
+        return _after_sigterm(before, rest, saved_step=saved_step, status=status)
+
+    def flip_bits(self, count: int) -> Figures:
+        run = self._make("flipped", SMALL, steps=_FOR_EVER)
+        self._step_and_leave(run, 6)
+        noticed = 0
+        for _ in range(count):
+            newest = run.checkpoints()[-1]
+            flip_bit(_files(newest), self._chance)
+            self._step_and_leave(run, 2)
+            noticed += any(e["checkpoint"] == newest.name for e in run.events("fell-back"))
+        return {"of": count, "noticed": noticed}
+
+    def _step_and_leave(self, run: Ours, steps: int) -> None:
+        """Two steps and more: after a fall-back the next checkpoint is a new step again."""
+        run.say(leave_at=steps, leave_by="term")
+        status = _wait(run.start_warm(self._warm))
+        assert status == HANDED_OVER, run.project.logs()[-4000:]
+
+    def kill_while_saving(self, count: int) -> Figures:
+        """Each start goes on from what the kill before it left."""
+        found = {"of": count, "unloadable": 0, "lost": 0}
+        run = self._make("killed", LARGE, steps=_FOR_EVER, save_every=1)
+        acknowledged = 0
+        for number in range(count + 1):
+            before = len(run.events("restored"))
+            started = run.start_warm(self._warm)
+            is_loaded = wait_until(lambda n=before: len(run.events("restored")) > n, seconds=20)
+            if not is_loaded:
+                found["unloadable"] += 1
+            elif number and run.events("restored")[-1]["step"] < acknowledged:
+                found["lost"] += 1
+            floor = max(acknowledged, 1)
+            wait_until(lambda floor=floor: run.committed_step() > floor)
+            time.sleep(self._chance.uniform(0.0, 0.25))
+            started.kill(signal.SIGKILL)
+            _wait(started)
+            acknowledged = run.committed_step()
+        found["unloadable"] += len(run.events("fell-back"))
+        return found
+
+    def cut_power(self, count: int) -> Figures:
+        found = {"of": count, "unloadable": 0, "lost": 0}
+        while count:
+            disk = Disk(self._folder / f"cut-{count}-{self._chance.getrandbits(32)}")
+            with disk.mounted() as place:
+                tiny = {**SMALL, "pause_s": 0.02, "notes": str(self._folder / "cut.notes")}
+                run = Ours.make(place / "p", tiny, steps=_FOR_EVER, save_every=1, batch=BATCH)
+                started = run.start_warm(self._warm)
+                wait_until(lambda run=run: run.committed_step() >= 3)
+                time.sleep(self._chance.uniform(0.0, _CUT_WITHIN_S))
+                started.kill(signal.SIGSTOP)
+                acknowledged = run.committed_step()
+                disk.cut()
+                started.kill(signal.SIGKILL)
+                _wait(started)
+            try:
+                with disk.after() as after:
+                    self._judge(found, after / run.run.path.relative_to(place), acknowledged)
+                count -= 1
+            except TornCopy:
+                continue
+        return found
+
+    def _judge(self, found: Figures, run: Path, acknowledged: int) -> None:
+        """What a start would find and load. A fall-back is a newest one that does not load."""
+        damaged: list[str] = []
+        try:
+            latest = find_latest(RunFolder(run), lambda name, _: damaged.append(name))
+            assert latest is not None
+            read_part(latest.path, 0, records=latest.manifest.files)
+        except (TasukiError, AssertionError):
+            found["unloadable"] += 1
+            return
+        if latest.manifest.position.stage_step < acknowledged:
+            found["lost"] += 1
+        elif damaged:
+            found["unloadable"] += 1

@@ -11,6 +11,7 @@ Run as `python _tools.py TOOL` it forks for each order (see _peers.py), with the
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
@@ -346,20 +347,15 @@ OF_PEERS = ("accelerate", "lightning", "hf")
 
 def _import(tool: str) -> None:
     """Before the first fork. torch imports _dynamo when its first optimizer is made: 1.4 s."""
-    import torch._dynamo  # noqa: F401
-
-    match tool:
-        case "dcp":
-            import torch.distributed.checkpoint.state_dict
-        case "stateful":
-            import torchdata.stateful_dataloader
-        case "accelerate":
-            import accelerate
-        case "lightning":
-            import lightning.pytorch.callbacks
-        case "hf":
-            import transformers
-            from transformers import Trainer  # noqa: F401
+    needed = {
+        "dcp": ("torch.distributed.checkpoint.state_dict",),
+        "stateful": ("torchdata.stateful_dataloader",),
+        "accelerate": ("accelerate",),
+        "lightning": ("lightning.pytorch.callbacks",),
+        "hf": ("transformers.trainer",),
+    }
+    for name in ("torch._dynamo", *needed.get(tool, ())):
+        importlib.import_module(name)
 
 
 def work(tool: str, order: Order) -> None:

@@ -227,7 +227,7 @@ def measure(cases: dict[str, Case]) -> dict[str, dict[str, Any]]:
             "replayed": firsts[name][0].fetched - BATCH,
             "seconds": spread(seconds),
             "ratio": ratios(seconds, [first.seconds for first in firsts[BASELINE]]),
-            **comparesteps_of(case.undisturbed(), case.resumed(), at=STEP),
+            **compare_steps(case.undisturbed(), case.resumed(), at=STEP),
         }
     return found
 

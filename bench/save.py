@@ -180,7 +180,15 @@ def _show(found: dict[str, Any]) -> None:
     any_spread: Spread = saves[BASELINE]["blocked_s"]
     print_table(
         f"A save of {MEGABYTES} MB; medians of {any_spread.rounds} rounds [quartiles]",
-        ["", "blocked, s", "over torch.save", "steps beside it", "total, s", "over plain", "durable"],
+        [
+            "",
+            "blocked, s",
+            "over torch.save",
+            "steps beside it",
+            "total, s",
+            "over plain",
+            "durable",
+        ],
         [
             [
                 CASES[case][1],

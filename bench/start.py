@@ -1,13 +1,13 @@
 """From the start of a process to the end of its first resumed step, against bare torch.
 
 Run as `python bench/start.py`; about four minutes. Each case is a fresh interpreter that imports
-what it needs, finds its checkpoint (1.6 MB, at step 8), loads it and steps, on one thread. Bare is a
-loop by hand around `torch.load`; each tool is compared with bare in its own environment.
+what it needs, finds its checkpoint (1.6 MB, at step 8), loads it and steps, on one thread. Bare is
+a loop by hand around `torch.load`; each tool is compared with bare in its own environment.
 
-tasuki is a job's real start: the supervisor, which starts the rank (`python -m tasuki.train`), which
-verifies and restores the checkpoint. Its first row counts from the rank's start, as the others do;
-the second from the supervisor's. A process's age comes from the kernel, in steps of 10 ms. The CPU
-time of the process that steps hangs less on who else uses the machine.
+tasuki is a job's real start: the supervisor, which starts the rank (`python -m tasuki.train`),
+which verifies and restores the checkpoint. Its first row counts from the rank's start, as the
+others do; the second from the supervisor's. A process's age comes from the kernel, in steps of
+10 ms. The CPU time of the process that steps hangs less on who else uses the machine.
 
 BENCH_ROUNDS: rounds. BENCH_PEERS=0: no peers.
 """

@@ -96,7 +96,13 @@ def run(
     return result.as_json(now=_CLOCK.wall())
 
 
-def resume(run: str, *, runs: str | Path = "runs", code: str = "frozen") -> dict[str, Any]:
+def resume(
+    run: str,
+    *,
+    runs: str | Path = "runs",
+    code: str = "frozen",
+    accepted: Sequence[str] = (),
+) -> dict[str, Any]:
     """Go on with a run from its last checkpoint; lifts a hold."""
     folder = find_run(run, Path(runs))
     spec, experiment = frozen_spec(folder, os.environ)
@@ -104,7 +110,11 @@ def resume(run: str, *, runs: str | Path = "runs", code: str = "frozen") -> dict
     request = replace(request, measure=spec.cluster.time_limit_s is not None)
     result = run_here(
         RunRequest(
-            plan=request, clock=_CLOCK, lifts_hold=True, takes_current_code=code == "current"
+            plan=request,
+            clock=_CLOCK,
+            accepted=tuple(accepted),
+            lifts_hold=True,
+            takes_current_code=code == "current",
         )
     )
     return result.as_json(now=_CLOCK.wall())

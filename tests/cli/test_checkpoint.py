@@ -207,6 +207,13 @@ def test_a_checkpoint_is_named_by_run_stage_step_name_or_folder(three, what, nam
     assert told["checkpoint"]["name"] == name and told["checkpoint"]["run"] == "exp"
 
 
+def test_a_folder_with_an_at_in_its_name_is_no_riddle(tmp_path):
+    run = make_run(tmp_path / "me@home")
+    commit(run, go_on(run, None), 4)
+    assert show(run, str(run.path))["runs"][0]["latest"] == "step-000000004.c1"
+    assert show(run, f"{run.path}@4")["checkpoint"]["step"] == 4
+
+
 @pytest.mark.parametrize("what", ["exp", "exp/", "{runs}/exp", "{runs}/exp/checkpoints"])
 def test_a_run_is_named_by_itself_or_its_folder(three, what):
     (told,) = show(three, what.format(runs=three.path.parent))["runs"]
@@ -310,6 +317,21 @@ def test_checkpoints_that_were_lost_are_not_taken_for_a_run_that_never_began(run
     shutil.rmtree(run.checkpoints)
     said = here(tmp_path, "checkpoint", "verify", "exp")
     assert said.code == 1 and "is gone, and all others too" in said.out, said
+
+
+def test_one_broken_run_hides_no_others(run, here, tmp_path):
+    two_attempts(run)
+    commit(make_run(tmp_path, "other"), 1, 4)
+    (run.claims / "2" / "parent.json").write_text("{")
+    told = here(tmp_path, "checkpoint", "verify", "--all", "--json")
+    assert told.code == 1 and [one["ok"] for one in told.json()["runs"]] == [False, True]
+    assert "parent.json is damaged" in told.json()["runs"][0]["resume_words"]
+    said = here(tmp_path, "checkpoint", "show")
+    assert (
+        said.code == 0
+        and "parent.json is damaged" in said.out
+        and "other: 1 checkpoint" in said.out
+    )
 
 
 def test_progress_counts_every_byte_that_is_read(run):

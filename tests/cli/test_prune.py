@@ -211,3 +211,19 @@ def test_a_frozen_file_is_put_back_when_an_attempt_started_that_may_use_it(run, 
     told = prune(run)
     assert told["stopped"] and told["removed"] == []
     assert file.read_bytes() == content and not list(run.checkpoints.glob(".trash-*"))
+
+
+def test_a_run_that_was_pruned_by_hand_goes_on_bit_for_bit(project, here):
+    """Handed over, pruned, resumed; then compared with its undisturbed twin by `diff`."""
+    stages = [{"name": "one", "data": "d", "epochs": 8}]
+    made = project(stages=stages, params={"pause": 0.05}, cluster__requeue=False)
+    made.change(defaults__save={"every": "3 steps", "keep": 5})
+    said = here(made.folder, "run", "--preempt-at", "1800ms")
+    assert said.code == 75, f"{said}\n{made.logs()}"
+    told = here(made.folder, "checkpoint", "prune", "exp", "--keep", "2", "--json").json()
+    assert len(told["kept"]) == 2 and told["stopped"] is None
+    for words in (["resume", "exp"], ["run", "--new"]):
+        said = here(made.folder, *words)
+        assert said.code == 0, f"{said}\n{made.logs()}"
+    said = here(made.folder, "checkpoint", "diff", "runs/exp", "runs/exp-2")
+    assert said.code == 0 and "equal bit for bit" in said.out, said

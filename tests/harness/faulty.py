@@ -11,6 +11,7 @@ from typing import Any
 from tests.harness.project import Project, make_project
 
 from tasuki.checkpoint.lineage import lineage, list_checkpoints
+from tasuki.checkpoint.manifest import parse_name
 from tasuki.checkpoint.verify import verify
 from tasuki.store.runs import RunFolder
 from tasuki.telemetry.events import read_events
@@ -23,8 +24,8 @@ import torch.distributed as dist
 class Diary(Learner):
     """Each rank writes down, before each forward pass of a step, what its model is."""
 
-    def __init__(self, bad=(), bad_loss=(), diary=True, width=16, **more):
-        super().__init__(**more)
+    def __init__(self, bad=(), bad_loss=(), diary=True, width=16, pause=0.0, **more):
+        super().__init__(pause=0.0 if "TASUKI_TEST_HURRY" in os.environ else pause, **more)
         self.bad, self.bad_loss, self.diary, self.width = set(bad), set(bad_loss), diary, width
 
     def build_model(self):
@@ -34,13 +35,15 @@ class Diary(Learner):
         )
 
     def build_dataset(self, source, split):
-        return Spoilt(self.samples, self.bad if split != "val" else ())
+        if split == "val":
+            return Spoilt(self.samples, (), ())
+        return Spoilt(self.samples, self.bad, self.bad_loss)
 
     def loss(self, model, batch):
         if self.diary and model.training:
             self.note(model)
-        found = super().loss(model, batch)
-        return found
+        x, y, extra = batch
+        return super().loss(model, (x, y)) + extra.sum()
 
     def note(self, model):
         rank = dist.get_rank() if dist.is_initialized() else 0
@@ -53,33 +56,23 @@ class Diary(Learner):
 
 
 class Spoilt(Noisy):
-    """Some samples are NaN, always."""
+    """Some samples are NaN, always; some make the loss infinite, but not its gradient."""
 
-    def __init__(self, n, bad):
+    def __init__(self, n, bad, bad_loss):
         super().__init__(n)
-        self.bad = bad
+        self.bad, self.bad_loss = bad, bad_loss
 
     def __getitem__(self, i):
         x, y = super().__getitem__(i)
-        return (x * float("nan") if i in self.bad else x), y
-
-
-class Masked(Learner):
-    """A loss that is infinite for one sample, with a gradient that is finite: cross entropy of a
-    class whose logit is masked."""
-
-    def loss(self, model, batch):
-        x, y = batch
-        found = nn.functional.mse_loss(model(x), y)
-        self.calls += 1
-        return found + float("inf") if self.calls == 9 else found
+        extra = float("inf") if i in self.bad_loss else 0.0
+        return (x * float("nan") if i in self.bad else x), y, torch.tensor(extra)
 
 
 class Adapted(Learner):
     """A large frozen part and a small one that learns, as LoRA has it."""
 
-    def __init__(self, wide=256, teach=False, unfreeze_at=None, **more):
-        super().__init__(**more)
+    def __init__(self, wide=256, teach=False, unfreeze_at=None, pause=0.0, **more):
+        super().__init__(pause=0.0 if "TASUKI_TEST_HURRY" in os.environ else pause, **more)
         self.wide, self.teach, self.unfreeze_at = wide, teach, unfreeze_at
 
     def build_model(self):
@@ -140,27 +133,43 @@ def acknowledged(run: RunFolder) -> list[str]:
     return [e["checkpoint"] for e in read_events(run) if e["kind"] == "committed"]
 
 
-def check_acknowledged(run: RunFolder, told: list[str], pruned: set[str]) -> None:
-    """The newest that was acknowledged before a kill is there, whole and in the lineage; so is
-    every other one that nobody pruned."""
-    kept = [name for name in told if name not in pruned]
-    assert not told or told[-1] not in pruned, f"the newest, {told[-1]}, was pruned"
-    there = {str(parsed) for parsed in list_checkpoints(run)}
-    line = lineage(run)
-    for name in kept:
-        assert name in there, f"{name} was acknowledged and is gone"
-        assert name in line, f"{name} was acknowledged and is not in the lineage {line}"
-        verify(run.checkpoints / name)
+def check_acknowledged(run: RunFolder) -> int:
+    """After a kill: what was acknowledged last is there, whole and in the lineage, and whatever
+    else is there is whole too. How many were acknowledged so far."""
+    told = acknowledged(run)
+    for parsed in list_checkpoints(run):
+        verify(run.checkpoints / str(parsed))
+    if told:
+        assert (run.checkpoints / told[-1]).is_dir(), f"{told[-1]} was acknowledged and is gone"
+        assert told[-1] in lineage(run), f"{told[-1]} is not in the lineage {lineage(run)}"
+    return len(told)
 
 
-def pruned(run: RunFolder) -> set[str]:
-    return {name for e in read_events(run) if e["kind"] == "pruned" for name in e["checkpoints"]}
+def check_went_on(run: RunFolder) -> None:
+    """No attempt went on from before what an earlier one had acknowledged."""
+    newest: tuple[int, int, str] = (0, 0, "")
+    claims = sorted({event["claim"] for event in read_events(run)})
+    for claim in claims:
+        own = [event for event in read_events(run) if event["claim"] == claim]
+        for event in own:
+            if event["kind"] == "restored":
+                at = _place(event["checkpoint"])
+                assert at >= newest[:2], f"attempt {claim} went back from {newest[2]} to {at}"
+        told = [event["checkpoint"] for event in own if event["kind"] == "committed"]
+        newest = max([newest, *((*_place(name), name) for name in told)])
+
+
+def _place(name: str) -> tuple[int, int]:
+    """Of a checkpoint in its run: by step; the first of a stage stands after the end before it."""
+    parsed = parse_name(name)
+    assert parsed is not None, name
+    return parsed.order
 
 
 def leftovers(run: RunFolder) -> list[str]:
-    """What a killed attempt leaves half-written."""
-    found = [path for path in run.path.rglob(".*") if path.name != ".cache"]
-    found += run.path.rglob("best-draft*")
+    """What a killed attempt leaves half-written: drafts, trash, temporary files."""
+    kinds = (".draft-*", ".trash-*", ".*.tmp", "best-draft*")
+    found = [path for kind in kinds for path in run.path.rglob(kind)]
     return sorted(str(path.relative_to(run.path)) for path in found)
 
 

@@ -130,7 +130,11 @@ class Call:
             elif self.kind == "pwrite64":
                 done = os.pwrite(fd, self.child.peek(address, part), self.arguments[3])
             else:
+                # Past the cache only memory on the boundary of a page could be written.
+                flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+                fcntl.fcntl(fd, fcntl.F_SETFL, flags & ~os.O_DIRECT)
                 done = os.write(fd, self.child.peek(address, part))
+                fcntl.fcntl(fd, fcntl.F_SETFL, flags)
         finally:
             os.close(fd)
         self.give(done)

@@ -96,7 +96,7 @@ def attempts(project: Project) -> list[Attempt]:
 
 def _attempt(project: Project, claim: int, events: list[dict]) -> Attempt:
     def last(kind: str, key: str, default=None):
-        return next((e[key] for e in reversed(events) if e["kind"] == kind), default)
+        return next((e.get(key) for e in reversed(events) if e["kind"] == kind), default)
 
     diary = project.run.path / f"diary.{claim}"
     return Attempt(

@@ -1,13 +1,22 @@
-"""An interrupted run equals an uninterrupted one, bit for bit (promises 1, 2, 4)."""
+"""An interrupted run equals an uninterrupted one, bit for bit, and what was acknowledged before a
+kill is never lost (promises 1, 2, 4; R1)."""
 
 from __future__ import annotations
 
 import random
 import signal
 import time
+from pathlib import Path
 
 import pytest
-from tests.harness.project import differences, make_project
+from tests.harness.faulty import (
+    acknowledged,
+    check_acknowledged,
+    check_went_on,
+    leftovers,
+    make_faulty,
+)
+from tests.harness.project import Project, differences, make_project
 
 STAGES = [
     {"name": "one", "data": "d", "epochs": 5},
@@ -57,3 +66,106 @@ def test_killed_at_random_moments_and_run_again_it_ends_bit_for_bit_the_same(
     assert kills >= 2
     assert "is cut to" not in project.logs()
     assert differences(undisturbed, project) == []
+
+
+# -- R1: how often one likes, and nothing that was acknowledged is lost ------------------------
+
+KINDS = {
+    "plain": {"recipe": "Diary", "params": {"diary": False, "pause": 0.004}},
+    "workers": {
+        "recipe": "Diary",
+        "params": {"diary": False, "pause": 0.004},
+        "defaults": {"loader": {"workers": 1}},
+        "cluster": {"cpus": 2},
+    },
+    "best": {
+        "recipe": "Diary",
+        "params": {"diary": False, "pause": 0.004},
+        "stages": [{**stage, "validate": {"every": "5 steps"}} for stage in STAGES],
+    },
+    "frozen": {"recipe": "Adapted", "params": {"pause": 0.004}},
+    "four": {
+        "recipe": "Diary",
+        "params": {"diary": False, "pause": 0.004, "norm": "layer"},
+        "ranks": 4,
+        "defaults": {"effective_batch": 11, "micro_batch": 2},
+    },
+}
+
+
+def make_kind(folder: Path, kind: str) -> Project:
+    more = {"stages": STAGES, **KINDS[kind]}
+    defaults = {"save": {"every": "3 steps"}, **more.pop("defaults", {})}
+    return make_faulty(folder, defaults=defaults, **more)
+
+
+@pytest.fixture(scope="module")
+def whole(warm, tmp_path_factory):
+    """The same, not disturbed; each kind once."""
+    known: dict[str, Project] = {}
+
+    def make(kind: str) -> Project:
+        if kind not in known:
+            known[kind] = make_kind(tmp_path_factory.mktemp("whole") / "p", kind)
+            finish_in_a_hurry(warm, known[kind])
+        return known[kind]
+
+    return make
+
+
+def finish_in_a_hurry(warm, project: Project) -> None:
+    """A start that was killed is not an attempt that failed: this one must go through."""
+    status = warm.start(project.job.path, TASUKI_TEST_HURRY="1").wait()
+    assert status == 0 and project.run.is_complete(), project.logs()
+
+
+def kill_until_done(warm, project: Project, chance: random.Random, *, most: int) -> tuple[int, int]:
+    """SIGKILL to the whole group again and again; (kills that hit, checkpoints acknowledged)."""
+    kills, reach = 0, 0.25
+    while kills < most and not project.run.is_complete():
+        before = len(acknowledged(project.run))
+        started = warm.start(project.job.path)
+        time.sleep(chance.uniform(0.0, reach))
+        started.kill(signal.SIGKILL)
+        kills += started.wait() != 0
+        told = check_acknowledged(project.run)
+        # So far that about every second attempt gets to a save: quick here, slow when it is busy.
+        reach = reach * 0.9 if told > before else reach * 1.1
+    finish_in_a_hurry(warm, project)
+    check_went_on(project.run)
+    assert leftovers(project.run) == []
+    return kills, len(acknowledged(project.run))
+
+
+def kill_many(warm, folder: Path, whole, *, wanted: dict[str, int]) -> None:
+    """Runs of each kind, until each kind has had its number of kills."""
+    kills = told = runs = 0
+    for kind, number in wanted.items():
+        chance, left = random.Random(kind), number
+        while left > 0:
+            project = make_kind(folder / f"{kind}{runs}", kind)
+            hit, committed = kill_until_done(warm, project, chance, most=left)
+            assert differences(whole(kind), project) == [], project.logs()
+            kills, told, runs, left = kills + hit, told + committed, runs + 1, left - hit
+    four = wanted.get("four", 0)
+    print(
+        f"R1: {kills} SIGKILLs ({four} on 4 ranks) in {runs} runs: {told} acknowledged, "
+        "0 lost, all ends bitwise equal"
+    )
+    assert kills == sum(wanted.values())
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [{"plain": 14, "workers": 10}, {"best": 12, "frozen": 12}, {"four": 12}],
+    ids=["one rank", "best and frozen", "four ranks"],
+)
+def test_killed_again_and_again_nothing_acknowledged_is_lost(warm, tmp_path, whole, wanted):
+    kill_many(warm, tmp_path, whole, wanted=wanted)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(7200)
+def test_1000_kills_200_of_them_on_four_ranks_lose_nothing_acknowledged(warm, tmp_path, whole):
+    wanted = {"plain": 300, "workers": 150, "best": 150, "frozen": 200, "four": 200}
+    kill_many(warm, tmp_path, whole, wanted=wanted)

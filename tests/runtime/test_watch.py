@@ -124,6 +124,7 @@ class Line:
 
     def __init__(self, **more) -> None:
         ours, theirs = socket.socketpair()
+        ours.setblocking(False)
         self.clock = FakeClock()
         self.supervisor = Wire(ours)
         self.watch = Watch(Wire(theirs), self.clock, **more)
@@ -182,6 +183,14 @@ def test_a_step_that_is_overdue_is_waited_for_until_the_last_moment(line):
     assert line.published == [0.5]
     line.pass_s(0.1)
     assert line.published == [0.5]  # once
+
+
+def test_when_one_rank_gives_up_its_step_the_others_do_too(line):
+    line.say("notice", cause="preempted", remaining_s=30.0)
+    assert line.published == []
+    line.say("publish")
+    assert line.published == [30.0]
+    assert [message["kind"] for message in line.heard()] == ["publishing"]
 
 
 def test_nothing_is_published_without_a_notice_or_once_the_loop_hands_over(line):

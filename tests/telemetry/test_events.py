@@ -117,18 +117,21 @@ def test_two_writers_one_after_the_other_keep_each_other_s_lines(tmp_path: Path)
     assert [line["n"] for line in read_lines(tmp_path / "a.jsonl")] == [0, 1]
 
 
-def test_the_line_after_one_that_a_full_disk_has_torn_is_whole(tmp_path: Path) -> None:
+def test_lines_that_a_full_disk_refuses_are_written_when_there_is_room_again(
+    tmp_path: Path,
+) -> None:
     writer = LineWriter(tmp_path / "a.jsonl")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     writer.append({"n": 0})
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
     try:
+        writer.append({"n": 1, "pad": "x" * 200_000})
         with pytest.raises(StoreError, match="EFBIG"):
-            writer.append({"n": 1, "pad": "x" * 200_000})
+            writer.sync()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     writer.append({"n": 2})
-    assert [line["n"] for line in read_lines(tmp_path / "a.jsonl")] == [0, 2]
+    assert [line["n"] for line in read_lines(tmp_path / "a.jsonl")] == [0, 1, 2]
 
 
 def test_an_event_about_a_file_name_that_is_no_utf_8_is_written(

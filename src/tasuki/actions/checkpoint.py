@@ -46,14 +46,22 @@ def show_checkpoints(
     return {"format": FORMAT, "runs": found}
 
 
+def _lineage(run: RunFolder) -> tuple[list[str], str]:
+    """(names, what is wrong with the run's own files): one broken run hides no others."""
+    try:
+        return lineage(run), ""
+    except StoreError as error:
+        return [], str(error)
+
+
 def _folder_of(meant: Meant) -> Path:
     assert meant.run is not None
     return meant.run.path
 
 
 def _describe_run(run: RunFolder, now: float) -> dict[str, Any]:
-    names = lineage(run)
-    parent = parent_of(run, highest_claim(run))[1]
+    names, problem = _lineage(run)
+    parent = parent_of(run, highest_claim(run))[1] if not problem else None
     rows, needed = [], dict[str, list[str]]()
     for name in [*names, *_outside(run, names)]:
         path = run.checkpoints / name
@@ -75,6 +83,7 @@ def _describe_run(run: RunFolder, now: float) -> dict[str, Any]:
         "frozen": [_describe_frozen(one, needed) for one in frozen],
         "leftovers": [_describe_leftover(one) for one in leftovers if one.kind != "frozen"],
         "bytes": measure(run.checkpoints),
+        "problem": problem,
     }
 
 
@@ -249,7 +258,7 @@ def _paths_of(meant: Meant) -> list[Path]:
     if meant.path is not None:
         return [meant.path]
     assert meant.run is not None
-    names = lineage(meant.run)
+    names, _ = _lineage(meant.run)
     return [meant.run.checkpoints / name for name in [*names, *_outside(meant.run, names)]]
 
 
@@ -269,7 +278,7 @@ class _Counter:
 
 def _verify_run(meant: Meant, paths: Sequence[Path], counter: _Counter) -> dict[str, Any]:
     examiner = Examiner(on_bytes=counter)
-    names = lineage(meant.run) if meant.run is not None else []
+    names, problem = _lineage(meant.run) if meant.run is not None else ([], "")
     rows = []
     for path in paths:
         examined = examiner.examine(path)
@@ -294,8 +303,9 @@ def _verify_run(meant: Meant, paths: Sequence[Path], counter: _Counter) -> dict[
     }
     if meant.run is None:
         return told
-    told |= _what_resume_takes(meant.run, rows, names, is_whole=meant.path is None)
-    return told
+    if problem:
+        return told | {"ok": False, "resume_words": f"a resume stops: {problem}"}
+    return told | _what_resume_takes(meant.run, rows, names, is_whole=meant.path is None)
 
 
 def _what_resume_takes(

@@ -81,8 +81,9 @@ def _as_folder(text: str) -> Meant | None:
         return None
     if (path / MANIFEST_NAME).exists() or checkpoint_in(path.name) is not None:
         return Meant(_run_around(path.parent), path)
-    if (run := _run_around(path)) is not None:
-        return Meant(run)
+    for run in (_run_around(path), RunFolder(path)):
+        if run is not None and run.spec.exists():
+            return Meant(run)
     return None
 
 

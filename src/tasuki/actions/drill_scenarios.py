@@ -28,7 +28,7 @@ class Shape:
     steps: int = STEPS
     steps_per_epoch: int = STEPS_PER_EPOCH
     has_border: bool = True
-    """False: a loader that does not say how long an epoch is."""
+    """False: it is not known where an epoch of the user's own loader ends."""
     world: int = 1
 
     @property
@@ -120,7 +120,7 @@ def _border(shape: Shape) -> Scenario:
     title = "interrupted on the border of two epochs"
     per_epoch = shape.steps_per_epoch
     if not shape.has_border or per_epoch >= shape.steps:
-        reason = "the loader does not say how long an epoch is"
+        reason = "an epoch of this loader does not end within the drill"
         return Scenario(name="border", title=title, not_here=reason)
     return Scenario(
         name="border",

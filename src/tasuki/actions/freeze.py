@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import shutil
 import subprocess
@@ -20,9 +19,20 @@ from tasuki.spec.resolved import (
     fingerprint,
     to_plain,
 )
+from tasuki.store.accepted import CODE, DATA, write_accepted
 from tasuki.store.atomic import FORMAT, make_folder, read_json, translated, write_json
 from tasuki.store.attempts import process_birth
+from tasuki.store.claims import highest_claim
 from tasuki.store.runs import RunFolder
+from tasuki.store.sources import (
+    digest_sources,
+    edited_hint,
+    edited_words,
+    find_edits,
+    read_sources,
+    write_list,
+)
+from tasuki.telemetry.events import EventLog
 from tasuki.units import format_bytes
 
 _SOURCES = {".py", ".pyi", ".yaml", ".yml", ".toml", ".json", ".cfg", ".ini", ".sh", ".txt", ".md"}
@@ -145,20 +155,55 @@ def snapshot_code(run: RunFolder, spec: ResolvedSpec) -> str:
 
 
 def is_code_changed(run: RunFolder, spec: ResolvedSpec) -> bool:
-    """Has the project's code changed since the run took its copy?"""
+    """Has the project's code changed since the run took its copy? The spec is compared by keys, and
+    nobody runs what people are to read."""
     folder = Path(spec.folder)
-    digest = hashlib.sha256()
-    for path in _source_files(folder, exclude=Path(spec.runs)):
-        _add_source(digest, path.relative_to(folder), path.read_bytes())
-    return digest.hexdigest() != str(read_json(run.spec)["fingerprints"]["code"])
+    paths = _source_files(folder, exclude=Path(spec.runs))
+    now = {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+    both = [now, read_sources(run)]
+    for files in both:
+        for name in [n for n in files if n.endswith(".md") or folder / n == Path(spec.file)]:
+            del files[name]
+    return both[0] != both[1]
 
 
-def _add_source(digest: hashlib._Hash, name: Path, data: bytes) -> None:
-    digest.update(f"{name}\0{len(data)}\0".encode() + data)
+def refuse_edited_code(run: RunFolder, *, accepted: Sequence[str]) -> None:
+    """The copy of the code in a run that has begun is nobody's to edit, unless they say so."""
+    if CODE in accepted or not has_committed(run):
+        return
+    if edits := find_edits(run):
+        raise RunError(edited_words(run, edits), hint=edited_hint(run))
+
+
+def accept_code(run: RunFolder, clock: Clock) -> bool:
+    """The edited copy is the run's code from now on. False: nothing was edited."""
+    if not find_edits(run):
+        return False
+    files = read_sources(run)
+    value = read_json(run.spec)
+    before, after = str(value["fingerprints"]["code"]), digest_sources(files.items())
+    write_list(run.code, files)
+    value["fingerprints"]["code"] = after
+    write_json(run.spec, value)
+    log_change(run, clock, "code-changed", before=before, after=after)
+    return True
+
+
+def accept_data(run: RunFolder, clock: Clock) -> None:
+    """Whatever the next attempt finds changed about the data may be so: once."""
+    claim = highest_claim(run)
+    write_accepted(run, DATA, claim=claim, at=utc(clock.wall()))
+    log_change(run, clock, "accepted", key=DATA)
+
+
+def log_change(run: RunFolder, clock: Clock, kind: str, **facts: str) -> None:
+    log = EventLog(run, claim=highest_claim(run), node=0, who="resume", clock=clock)
+    log.add(kind, **facts)
+    log.close()
 
 
 def _copy_sources(run: RunFolder, folder: Path, files: Sequence[Path]) -> str:
-    digest = hashlib.sha256()
+    copied: dict[str, bytes] = {}
     mark = f"{os.getpid()}-{os.urandom(4).hex()}"
     fresh = make_folder(run.path / f".code.{mark}.tmp")
     total = 0
@@ -172,12 +217,13 @@ def _copy_sources(run: RunFolder, folder: Path, files: Sequence[Path]) -> str:
             )
         data = path.read_bytes()
         name = path.relative_to(folder)
-        _add_source(digest, name, data)
+        copied[str(name)] = data
         target = fresh / name
         make_folder(target.parent)
         target.write_bytes(data)
+    write_list(fresh, copied)
     _put_in_place(fresh, run, mark)
-    return digest.hexdigest()
+    return digest_sources(copied.items())
 
 
 def _put_in_place(fresh: Path, run: RunFolder, mark: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from tasuki.actions.freeze import snapshot_code
+from tasuki.actions.freeze import log_change, snapshot_code
 from tasuki.clock import Clock
 from tasuki.errors import RunError, TasukiError
 from tasuki.spec.load import load_cluster
@@ -19,9 +19,7 @@ from tasuki.spec.resolved import (
     experiment_from_plain,
 )
 from tasuki.store.atomic import read_json, shaped, write_json
-from tasuki.store.claims import highest_claim
 from tasuki.store.runs import RunFolder
-from tasuki.telemetry.events import EventLog
 
 
 def frozen_spec(
@@ -72,7 +70,5 @@ def take_current_code(run: RunFolder, clock: Clock) -> str:
     after = snapshot_code(run, spec)
     value["fingerprints"]["code"] = after
     write_json(run.spec, value)
-    log = EventLog(run, claim=highest_claim(run), node=0, who="resume", clock=clock)
-    log.add("code-changed", before=before, after=after)
-    log.close()
+    log_change(run, clock, "code-changed", before=before, after=after)
     return after

@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from tasuki.actions.freeze import (
+    accept_code,
+    accept_data,
     find_changes,
     freeze_run,
     in_words,
     is_code_changed,
+    refuse_edited_code,
     take_over,
 )
 from tasuki.actions.machine import cpus_for, device_for
@@ -23,6 +26,7 @@ from tasuki.clock import Clock
 from tasuki.errors import EXIT_DONE, RunError, UsageError
 from tasuki.plan.values import Job, Plan
 from tasuki.spec.resolved import ResolvedExperiment
+from tasuki.store.accepted import CODE, DATA
 from tasuki.store.atomic import FORMAT, make_folder, write_json
 from tasuki.store.attempts import live_runner, write_runner
 from tasuki.store.claims import highest_claim
@@ -98,6 +102,8 @@ def open_runs(request: RunRequest) -> dict[str, RunFolder]:
         if run.spec.exists():
             _refuse_held(run, lifts_hold=request.lifts_hold)
             find_changes(run, experiment, accepted=request.accepted)
+            if not run.is_complete() and not request.takes_current_code:
+                refuse_edited_code(run, accepted=request.accepted)
         folders[experiment.name] = run
     return folders
 
@@ -114,6 +120,7 @@ def take_up(folders: dict[str, RunFolder], request: RunRequest) -> list[str]:
         else:
             changes = find_changes(run, experiment, accepted=request.accepted)
             notes += [f"taken over: {in_words(change)}" for change in changes]
+            notes += _accept(run, request)
             take_over(run, experiment, request.plan.spec, request.clock)
             if request.takes_current_code:
                 take_current_code(run, request.clock)
@@ -124,6 +131,17 @@ def take_up(folders: dict[str, RunFolder], request: RunRequest) -> list[str]:
                 )
         write_runner(run)
         _lift(run)
+    return notes
+
+
+def _accept(run: RunFolder, request: RunRequest) -> list[str]:
+    """What a person accepts beside the spec: other data, and an edited copy of the code."""
+    notes = []
+    if CODE in request.accepted and accept_code(run, request.clock):
+        notes.append(f"accepted: run `{run.name}` goes on with the code as it was edited there")
+    if DATA in request.accepted:
+        accept_data(run, request.clock)
+        notes.append(f"accepted: the data of run `{run.name}` may differ from the last checkpoint")
     return notes
 
 

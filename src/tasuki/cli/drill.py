@@ -9,7 +9,7 @@ import click
 from tasuki.cli.options import json_option, make_request, print_json, read_spec
 
 _EXAMPLES = """\b
-Examples:
+Example:
   tasuki drill
   tasuki drill --stage fine --certificate resume.txt
   tasuki drill --scenarios term,border --keep

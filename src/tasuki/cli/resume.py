@@ -19,10 +19,24 @@ from tasuki.cli.options import json_option, make_request, print_json, runs_folde
     default="frozen",
     help="`current` takes the project's code as it is now into the run.",
 )
+@click.option(
+    "--accept-change",
+    "accepted",
+    multiple=True,
+    metavar="KEY",
+    help="Go on although KEY changed: `data`, `code` (the run's copy of it).",
+)
 @click.option("--dry-run", is_flag=True, help="Show what would be done.")
 @runs_option
 @json_option
-def command(run: str, code: str, dry_run: bool, runs: Path | None, as_json: bool) -> int:
+def command(
+    run: str,
+    code: str,
+    accepted: tuple[str, ...],
+    dry_run: bool,
+    runs: Path | None,
+    as_json: bool,
+) -> int:
     """Go on with a run that is held, failed, cancelled or was stopped, from its last checkpoint."""
     from tasuki.actions.plan import make_plan
     from tasuki.actions.resume import frozen_spec
@@ -37,7 +51,11 @@ def command(run: str, code: str, dry_run: bool, runs: Path | None, as_json: bool
     )
     if not dry_run:
         return run_and_show(
-            request, lifts_hold=True, takes_current_code=code == "current", as_json=as_json
+            request,
+            accepted=accepted,
+            lifts_hold=True,
+            takes_current_code=code == "current",
+            as_json=as_json,
         )
     plan = make_plan(request).as_json()
     if as_json:

@@ -78,6 +78,7 @@ class Watch(threading.Thread):
         self._notice_ends: float | None = None
         self._signals: SignalPipe | None = None
         self._has_told_signal = False
+        self._must_publish = False
         self._is_guessed = False
         """Why the notice came is not known: it was a signal to a rank."""
         self._lock = threading.Lock()
@@ -198,6 +199,8 @@ class Watch(threading.Thread):
         if message["kind"] == "deadline":
             self._deadline = end if end is not None else self._deadline
             self.grace_s = message.get("grace_s", self.grace_s)
+        elif message["kind"] == "publish":
+            self._must_publish = True  # another rank has given up: a checkpoint needs all
         elif message["kind"] == "notice":
             self._hear_notice(Cause(message["cause"]), end, is_guess=bool(message.get("is_guess")))
 
@@ -230,17 +233,19 @@ class Watch(threading.Thread):
 
     def _publish_if_too_late(self) -> None:
         publish, began_at = self.publish, self.step_began_at
-        if publish is None or not should_publish(
+        is_due = self._must_publish or should_publish(
             remaining_s=self.notice_remaining_s(),
             running_s=None if began_at is None else self._clock.monotonic() - began_at,
             shortest_step_s=min(self.step_s, default=0.0),
             longest_save_s=self.longest_save_s,
-        ):
+        )
+        if publish is None or not is_due:
             return
         self.publish = None
         if not self._last_act.acquire(blocking=False):
             return  # the loop has come to its boundary after all
         try:
+            self.tell("publishing")
             publish(self.notice_remaining_s())
         except Exception:
             traceback.print_exc()  # the boundary may still come

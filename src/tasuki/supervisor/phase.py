@@ -138,20 +138,21 @@ class Phase:
             case "phase":
                 rank.doing, rank.limit_s = message.get("phase", "?"), message.get("limit_s")
             case "signalled":
-                self._pass_on(rank)
+                # It may have come to one rank alone: the others must not wait for it.
+                if self.notice is Cause.NONE:
+                    left = {"remaining_s": self.grace_s, "is_guess": True}
+                    self._tell_others(rank, "notice", cause=Cause.PREEMPTED, **left)
+            case "publishing":
+                self._tell_others(rank, "publish")
             case "saved":
                 self.has_progressed |= not message.get("is_start", False)
             case "done":
                 rank.done = message
 
-    def _pass_on(self, signalled: Rank) -> None:
-        """A signal may have come to one rank alone: the others must not wait for it."""
-        if self.notice is not Cause.NONE:
-            return  # they have been told
-        facts = {"cause": Cause.PREEMPTED, "remaining_s": self.grace_s, "is_guess": True}
+    def _tell_others(self, speaker: Rank, kind: str, **facts: Any) -> None:
         for rank in self.ranks:
-            if rank is not signalled:
-                rank.wire.send("notice", **facts)
+            if rank is not speaker:
+                rank.wire.send(kind, **facts)
 
     def reap(self, now: float) -> None:
         """Note who has exited; when one is gone, the others must not wait for it for ever."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tasuki.errors import DiskFull
+from tasuki.errors import StoreError
 from tasuki.store.atomic import FILE_MODE, make_folder, to_json, translated, write_all
 
 _TAIL_BYTES = 65536
@@ -29,10 +29,10 @@ class LineWriter:
         self._lock = threading.Lock()
 
     def append(self, value: dict[str, Any]) -> None:
-        """Written at once; on a full disk kept until there is room. A full disk ends no run."""
+        """Written at once, or kept until it can be: a sick or full disk ends no run by this."""
         with self._lock:
             self._waiting.append(value)
-            with contextlib.suppress(DiskFull):
+            with contextlib.suppress(StoreError):
                 self._write()
 
     def _write(self) -> None:

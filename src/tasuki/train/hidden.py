@@ -207,6 +207,7 @@ class Walk:
     def attributes(
         self, name: str, value: Any, depth: int = 0, *, without: Iterable[str] = ()
     ) -> None:
+        self._met[id(value)] = value
         own = _attributes_of(value)
         if _is_users(type(value)):  # counters are also kept on the class
             own = {k: v for k, v in vars(type(value)).items() if _is_state(k, v)} | own

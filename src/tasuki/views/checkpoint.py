@@ -131,8 +131,11 @@ def show_checkpoints(told: dict[str, Any], *, folder: str, console: Console | No
 
 def _show_run(run: dict[str, Any], console: Console) -> None:
     rows = run["checkpoints"]
-    if not rows and not run["leftovers"]:
+    if run["problem"]:
+        _say(console, f"{run['experiment']}: {run['problem']}")
+    elif not rows and not run["leftovers"]:
         _say(console, f"{run['experiment']}: no checkpoints yet")
+    if not rows and not run["leftovers"]:
         return
     what = "1 checkpoint" if len(rows) == 1 else f"{count(len(rows))} checkpoints"
     _say(console, f"{run['experiment']}: {what}, {format_bytes(run['bytes'])} on disk", bold=True)

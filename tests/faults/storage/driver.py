@@ -14,15 +14,17 @@ from typing import Any
 
 import torch
 
+from tasuki.checkpoint.codec import encode
 from tasuki.checkpoint.commit import Checkpoint, discard_draft, open_draft, publish, sweep_drafts
 from tasuki.checkpoint.frozen import store_frozen, sweep_frozen, sweep_frozen_drafts
+from tasuki.checkpoint.host import HostBuffer
 from tasuki.checkpoint.lineage import find_latest
 from tasuki.checkpoint.manifest import Manifest, Position
-from tasuki.checkpoint.parts import read_part, write_part
-from tasuki.checkpoint.retention import prune
-from tasuki.checkpoint.verify import read_manifest
+from tasuki.checkpoint.parts import read_part, write_held, write_part
+from tasuki.checkpoint.retention import make_room, prune, quarantine
+from tasuki.checkpoint.verify import read_manifest, verify_from_disk
 from tasuki.clock import SystemClock
-from tasuki.errors import DamagedCheckpoint, TasukiError
+from tasuki.errors import TasukiError
 from tasuki.store.atomic import FORMAT, make_folder, write_bytes, write_json
 from tasuki.store.attempts import write_attempt_end, write_holder
 from tasuki.store.claims import highest_claim, record_parent, take_claim
@@ -35,9 +37,10 @@ KEEP = 2
 torch.set_num_threads(1)  # a forked child would wait for ever for its parent's threads
 
 
-def state_at(step: int, *, is_big: bool = False) -> dict[str, Any]:
-    """Differs in every checkpoint; the big one is worth reserving room for."""
-    size = 300_000 if is_big else 40
+def state_at(step: int, *, is_big: bool = False, is_held: bool = False) -> dict[str, Any]:
+    """Differs in every checkpoint. A big one is worth reserving room for; one that is held in host
+    memory is worth to be written past the cache."""
+    size = 1_100_000 if is_held else 300_000 if is_big else 40
     return {
         "shared": {"w": torch.arange(float(size)) + step, "b": torch.full((3, 5), 0.5 * step)},
         "progress": {"step": step, "rows": [1, 2.5, None, "x"], "seen": (step, step + 1)},
@@ -70,16 +73,22 @@ def save(
     world: int = 1,
     is_big: bool = False,
     has_frozen: bool = False,
+    is_held: bool = False,
     parent: str | None = None,
 ) -> Checkpoint:
-    """One whole save, as `runtime.saver` does it."""
+    """One whole save, as `runtime.saver` does it; from live tensors, or from a copy of them."""
     claim = highest_claim(run) if claim is None else claim
+    make_room(run, claim=claim, need=5_000)
     frozen = [store_frozen(run, frozen_tensors())] if has_frozen else []
+    state = state_at(step, is_big=is_big, is_held=is_held)
     draft = open_draft(run, claim=claim, position=position(step))
     try:
         records = []
         for part in range(world):
-            records += write_part(draft, part, state_at(step, is_big=is_big))
+            if is_held:
+                records += write_held(draft, part, HostBuffer().hold(encode(state)))
+            else:
+                records += write_part(draft, part, state)
         return publish(
             run,
             draft,
@@ -97,20 +106,29 @@ def save(
         raise
 
 
-def begin_attempt(run: RunFolder) -> tuple[int, Checkpoint | None]:
+def save_and_look(run: RunFolder, step: int, **how: Any) -> str:
+    """As an attempt's first save: read again from the disk before anybody counts on it."""
+    checkpoint = save(run, step, **how)
+    verify_from_disk(checkpoint.path)
+    return checkpoint.name
+
+
+def begin_attempt(
+    run: RunFolder, *, on_claim: Callable[[int], object] = lambda _: None
+) -> tuple[int, Checkpoint | None]:
     """Take the run, find what to go on from, sweep what the ones before left."""
     claim = take_claim(run)
+    on_claim(claim)
     write_holder(run, claim, job="job-01", start=1, at=1e9)
-    latest = find_latest(run, on_damaged)
+    damaged: list[str] = []
+    latest = find_latest(run, lambda name, _: damaged.append(name))
     record_parent(run, claim, parent=latest.name if latest else None, facts={"job": "job-01"})
     sweep_drafts(run, claim=claim)
     sweep_frozen_drafts(run, claim=claim)
     _sweep_temps(run, claim=claim)
+    for name in damaged:
+        quarantine(run, name, claim=claim)
     return claim, latest
-
-
-def on_damaged(name: str, error: DamagedCheckpoint) -> None:
-    """Somebody else counts them."""
 
 
 def load(checkpoint: Path) -> Any:
@@ -239,8 +257,9 @@ def live(run: RunFolder, tell: Callable[[str], object]) -> None:
 
 PHASES = {
     "save": Phase(OLD, lambda run, number: save(run, 35 + number, is_big=True).name),
-    "first": Phase(NEW, lambda run, number: save(run, number).name),
+    "first": Phase(NEW, lambda run, number: save_and_look(run, number)),
     "ranks": Phase(OLD, lambda run, number: save(run, 35 + number, world=2).name),
+    "held": Phase(OLD, lambda run, number: save(run, 35 + number, is_held=True).name),
     "frozen": Phase(OLD, lambda run, number: save(run, 35 + number, has_frozen=True).name),
     "prune": Phase(LONG, _prune),
     "resume": Phase(RUNNING, _resume),

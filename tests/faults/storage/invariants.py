@@ -23,7 +23,7 @@ from tasuki.store.claims import highest_claim, list_claims
 from tasuki.store.control import everything_said
 from tasuki.store.runs import RunFolder
 from tasuki.supervisor.finish import finish_run
-from tests.faults.storage.driver import KEEP, PHASES, begin_attempt, load, make_run, save, state_at
+from tests.faults.storage.driver import KEEP, PHASES, begin_attempt, load, save, state_at
 
 _OLD = {  # what each kind of run folder holds that no phase may lose
     "new": [],
@@ -115,15 +115,15 @@ def _of_checkpoint(path: Path) -> list[str]:
     except TasukiError as error:
         return [f"{path.name} is not intact: {error}"]
     step = manifest.position.step
-    is_big = manifest.files[1].size > 1_000_000
-    loaded = load(path)
-    return [] if same(loaded, state_at(step, is_big=is_big)) else [f"{path.name} is another state"]
+    size = manifest.files[1].size
+    state = state_at(step, is_big=size > 1_000_000, is_held=size > 4_000_000)
+    return [] if same(load(path), state) else [f"{path.name} is another state"]
 
 
 def _of_promise(run: RunFolder, outcome: Outcome, vouched: str, latest: str | None) -> list[str]:
     """What was acknowledged."""
     match outcome.phase:
-        case "save" | "first" | "ranks" | "frozen":
+        case "save" | "first" | "ranks" | "frozen" | "held":
             return [] if latest == vouched else [f"acknowledged {vouched}, but found {latest}"]
         case "resume":
             newest = "step-000000030.c3"

@@ -1,0 +1,294 @@
+"""Numbers that are not finite: nothing of them is committed, and all ranks do the same about it."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.harness.faulty import (
+    armed,
+    diaries,
+    events,
+    finish,
+    leftovers,
+    make_faulty,
+)
+from tests.harness.project import Project, differences
+from torch import nn
+
+from tasuki.checkpoint.lineage import list_checkpoints
+from tasuki.checkpoint.verify import verify
+from tasuki.data.loader import MicroBatch
+from tasuki.store.control import last_said
+from tasuki.train.engine import LossModule, StepEngine
+
+BAD = [3]
+"""One sample of 44 is NaN, so one step of six is bad, in every epoch."""
+TWO = {"ranks": 2, "params": {"bad": BAD, "norm": "layer"}}
+ONE = {"params": {"bad": BAD}}
+
+
+@pytest.fixture(scope="module")
+def made(warm, tmp_path_factory):
+    """Whole runs that were not disturbed, by name, each once."""
+    known: dict[str, Project] = {}
+
+    def make(name: str, **more) -> Project:
+        if name not in known:
+            known[name] = make_faulty(tmp_path_factory.mktemp("nan") / "p", **more)
+            finish(warm, known[name])
+        return known[name]
+
+    return make
+
+
+def skipping(made, ranks: int) -> Project:
+    more = TWO if ranks == 2 else ONE
+    return made(f"skip {ranks}", defaults={"on_nan": "skip"}, **more)
+
+
+def check_finite(project: Project) -> None:
+    """Every checkpoint there verifies and holds finite numbers only."""
+    for parsed in list_checkpoints(project.run):
+        verify(project.run.checkpoints / str(parsed))
+        for path in (project.run.checkpoints / str(parsed)).glob("*.safetensors"):
+            for name, tensor in load_file(path).items():
+                assert not tensor.is_floating_point() or tensor.isfinite().all(), (path, name)
+    for weights in project.run.path.glob("stages/*/*.safetensors"):
+        assert all(t.isfinite().all() for t in load_file(weights).values()), weights
+
+
+def steps_of(project: Project, kind: str, key: str = "step") -> list[int]:
+    return [event[key] for event in events(project, kind)]
+
+
+# -- one step, in this process -----------------------------------------------------------------
+
+
+class Recorded(nn.Module):
+    """Parameters, BatchNorm, and a buffer that no checkpoint would hold but steps change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 1))
+        self.register_buffer("seen", torch.zeros(()), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen += x.sum().detach()
+        return self.body(x)
+
+
+def all_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    moments = [t for s in optimizer.state.values() for t in s.values() if torch.is_tensor(t)]
+    return [t.detach().clone() for t in (*model.parameters(), *model.buffers(), *moments)]
+
+
+def mean(model, batch):
+    return model(batch).square().mean()
+
+
+def total(model, batch):
+    return model(batch).square().sum(), float(len(batch))
+
+
+@pytest.mark.parametrize("loss", [mean, total])
+@pytest.mark.parametrize("clip", [None, 1.0])
+@pytest.mark.parametrize("bad", [0, 1, 2])
+def test_a_step_that_is_left_out_leaves_parameters_optimizer_and_buffers_as_they_were(
+    loss, clip, bad
+):
+    torch.manual_seed(0)
+    model = Recorded()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    engine = StepEngine(
+        LossModule(model, loss), optimizer, device=torch.device("cpu"), clip=clip, world=1
+    )
+    batches = [torch.randn(4, 4) for _ in range(3)]
+
+    def step(inputs) -> bool:
+        parts = [MicroBatch(data, len(data)) for data in inputs]
+        return engine.step(iter(parts), 12, is_checked=True)
+
+    assert step(batches)
+    before, window = all_state(model, optimizer), list(engine.window.entries)
+    spoilt = [batch * float("nan") if n == bad else batch for n, batch in enumerate(batches)]
+    assert not step(spoilt)
+    after = all_state(model, optimizer)
+    assert all(torch.equal(x, y) for x, y in zip(before, after, strict=True))
+    assert all(p.grad is None for p in model.parameters())
+    assert [id(loss) for loss, _ in engine.window.entries] == [id(loss) for loss, _ in window]
+    # And the next step is what it would have been without the bad one.
+    twin = copy.deepcopy(model)
+    assert step(batches)
+    assert not any(torch.equal(p, q) for p, q in zip(model.parameters(), twin.parameters()))
+
+
+# -- whole runs --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_skip_leaves_bad_steps_out_counts_them_and_says_so(made, ranks):
+    project = skipping(made, ranks)
+    skipped = steps_of(project, "skipped")
+    assert len(skipped) == 4 and len({step // 6 for step in skipped}) == 4, skipped
+    for step in skipped:
+        said = f"WARNING: the gradient of step {step} is not finite: the step is left out"
+        assert project.logs().count(said) == 1
+    last = max(project.run.checkpoints.glob("step-*"))
+    tree = json.loads((last / "part-00000.json").read_text())
+    assert '"skipped"' in json.dumps(tree)
+    check_finite(project)
+    notes = diaries(project, 1)
+    assert len(notes) == ranks and all(note == notes[0] for note in notes)
+    # A step that is left out changes nothing: the model is the same before it and after.
+    first = skipped[0] + (2 if ranks > 1 else 0)  # two passes settle DDP's buckets before
+    assert notes[0][first] == notes[0][first + 1] != notes[0][first + 2], skipped
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_roll_back_ends_bit_for_bit_as_skip_does_and_leaves_out_the_same_steps(warm, made, ranks):
+    """The same steps are left out of the same order from the same states: so it must."""
+    more = TWO if ranks == 2 else ONE
+    project = made(f"back {ranks}", defaults={"on_nan": "roll_back"}, **more)
+    reference = skipping(made, ranks)
+    assert set(steps_of(project, "skipped")) == set(steps_of(reference, "skipped"))
+    backs = events(project, "rolled-back")
+    assert backs and all(back["to_step"] < back["step"] for back in backs)
+    for back in backs:
+        assert f"not finite at step {back['step']}: rolled back to {back['checkpoint']}" in (
+            project.logs()
+        )
+    check_finite(project)
+    notes = diaries(project, 1)
+    assert all(note == notes[0] for note in notes) and len(notes) == ranks
+    assert differences(reference, project) == []
+
+
+def test_where_a_save_finds_it_one_rank_rolls_back_and_ends_as_skip_does(warm, tmp_path):
+    """No line is logged before the save: the save itself must refuse the numbers."""
+    defaults = {"log_every": "100 steps"}
+    reference = make_faulty(tmp_path / "s", defaults={**defaults, "on_nan": "skip"}, **ONE)
+    project = make_faulty(tmp_path / "p", defaults={**defaults, "on_nan": "roll_back"}, **ONE)
+    finish(warm, reference)
+    finish(warm, project)
+    assert events(project, "rolled-back")
+    check_finite(project)
+    assert differences(reference, project) == []
+
+
+def test_where_a_save_finds_it_two_ranks_roll_back_alike(warm, tmp_path):
+    # Many roll-backs: that the ranks hear of it in different steps is a matter of luck.
+    more = {**TWO, "stages": [{"name": "one", "data": "d", "epochs": 12}]}
+    defaults = {"log_every": "100 steps"}
+    reference = make_faulty(tmp_path / "s", defaults={**defaults, "on_nan": "skip"}, **more)
+    project = make_faulty(tmp_path / "p", defaults={**defaults, "on_nan": "roll_back"}, **more)
+    finish(warm, reference)
+    finish(warm, project, starts=1)
+    notes = diaries(project, 1)
+    assert notes[0] == notes[1], "the ranks did not do the same steps"
+    assert set(steps_of(project, "skipped")) <= set(steps_of(reference, "skipped"))
+    assert events(project, "rolled-back")
+    check_finite(project)
+    assert differences(reference, project) == []
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_stop_keeps_the_last_finite_checkpoint_and_names_it(warm, tmp_path, ranks):
+    more = TWO if ranks == 2 else ONE
+    # The bad sample comes in the first epoch, after the first save; a line is logged much later.
+    defaults = {"on_nan": "stop", "log_every": "8 steps", "save": {"every": "2 steps"}}
+    project = make_faulty(tmp_path / "p", defaults=defaults, **more)
+    assert warm.start(project.job.path).wait() == 1, project.logs()
+    said = last_said(project.run)
+    assert said is not None and said.word in ("hold", "fail")
+    assert "the last good checkpoint is step-" in said.reason, said.reason
+    assert "lower `lr`" in said.hint
+    check_finite(project)
+    assert list_checkpoints(project.run)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("place", ["step.done", "step.forward", "save.written"])
+def test_a_kill_in_the_middle_of_a_roll_back_still_ends_bit_for_bit_as_skip_does(
+    warm, tmp_path, made, ranks, place
+):
+    """The replay is one step old, or writes its first checkpoint: the next attempt starts over
+    from the one before, finds the bad step itself, and rolls back again."""
+    more = TWO if ranks == 2 else ONE
+    project = make_faulty(tmp_path / "p", defaults={"on_nan": "roll_back"}, **more)
+    # The first bad step is found at step 3 (a line is logged), so pass 5 is of the replay.
+    count = {"step.done": 5, "step.forward": 5, "save.written": 2}[place]
+    order = {"at": place, "do": "kill", "count": count, "rank": ranks - 1, "claim": 1}
+    finish(warm, project, starts=1, **armed(order))
+    assert {event["claim"] for event in events(project, "rolled-back")} >= {1}
+    check_finite(project)
+    assert leftovers(project.run) == []
+    assert differences(skipping(made, ranks), project) == []
+
+
+@pytest.mark.parametrize("policy", ["skip", "roll_back"])
+def test_too_many_bad_steps_stop_the_run_with_a_clear_message(warm, tmp_path, policy):
+    project = make_faulty(
+        tmp_path / "p",
+        params={"bad": list(range(44))},
+        defaults={"on_nan": policy, "log_every": "13 steps"},
+    )
+    assert warm.start(project.job.path).wait() == 1, project.logs()
+    said = last_said(project.run)
+    assert said is not None and said.word in ("hold", "fail")
+    assert "had a gradient that is not finite" in said.reason, said.reason
+    assert said.hint == "this is no accident: look at the data, or lower `lr`"
+    check_finite(project)
+
+
+def test_a_bad_step_now_and_then_in_a_long_run_never_stops_it(warm, tmp_path):
+    """18 of 108 steps: many, but far from half."""
+    stages = [{"name": "one", "data": "d", "epochs": 18}]
+    project = make_faulty(tmp_path / "p", defaults={"on_nan": "skip"}, stages=stages, **ONE)
+    finish(warm, project, starts=1)
+    assert len(steps_of(project, "skipped")) == 18
+
+
+@pytest.mark.parametrize("policy", ["skip", "roll_back"])
+def test_a_loss_that_is_infinite_with_a_finite_gradient_is_left_out_too(warm, tmp_path, policy):
+    """Cross entropy of a class whose logit is masked: the loss is inf, its gradient is not."""
+    project = make_faulty(
+        tmp_path / "p", params={"bad_loss": BAD}, defaults={"on_nan": policy}, recipe="Diary"
+    )
+    finish(warm, project, starts=1)
+    assert len(set(steps_of(project, "skipped"))) == 4
+    check_finite(project)
+
+
+# -- by a failpoint, on one rank of several ----------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["stop", "skip", "roll_back"])
+def test_nan_on_one_rank_of_four_makes_all_of_them_do_the_same_at_the_same_step(
+    warm, tmp_path, policy
+):
+    project = make_faulty(
+        tmp_path / "p",
+        ranks=4,
+        params={"norm": "layer"},
+        defaults={"on_nan": policy, "effective_batch": 11, "micro_batch": 2},
+    )
+    # Pass 9 is in the fifth step of this rank's two micro-batches each; twice, for the replay.
+    bad = {"at": "step.loss", "do": "nan", "count": 9, "rank": 2, "claim": 1}
+    status = warm.start(project.job.path, **armed(bad)).wait()
+    notes = diaries(project, 1)
+    assert len(notes) == 4
+    models = [list(dict.fromkeys(note)) for note in notes]
+    assert all(model == models[0] for model in models), "the ranks' models went apart"
+    check_finite(project)
+    if policy == "stop":
+        assert status == 1
+        assert last_said(project.run) is not None
+        return
+    assert status == 0, project.logs()
+    skipped = steps_of(project, "skipped")
+    assert len(skipped) == (1 if policy == "skip" else 0), skipped
+    assert len(events(project, "rolled-back")) == (policy == "roll_back")
