@@ -296,15 +296,17 @@ def test_differences_are_measured_where_that_has_a_meaning() -> None:
         assert some["num_differing"] == 2 and some["bits"] >= 2, dtype
 
 
-def test_random_states_and_plain_values_are_counted_too() -> None:
-    a = {"rank": {"random": {"python": (3, tuple(range(625)), None)}}, "progress": {"step": 7}}
-    b = {"rank": {"random": {"python": (3, tuple(range(1, 626)), None)}}, "progress": {"step": 9}}
-    told = compare(a, b)
-    assert [found["name"] for found in told["differing"]] == [
-        "rank0.random.python.1",
-        "progress.step",
-    ]
-    python, step = told["differing"]
+def test_random_states_and_plain_values_are_counted_too_after_the_model() -> None:
+    def state(first: int, step: int) -> dict[str, Any]:
+        python = (3, tuple(range(first, first + 625)), None)
+        model = {"weight": torch.full((2,), float(step))}
+        rank = {"random": {"python": python}}
+        return {"rank": rank, "progress": {"step": step}, "shared": {"model": model}}
+
+    told = compare(state(0, 7), state(1, 9))
+    names = ["model.weight", "rank0.random.python.1", "progress.step"]
+    assert [found["name"] for found in told["differing"]] == names
+    _, python, step = told["differing"]
     assert (python["elements"], python["num_differing"], python["largest"]) == (625, 625, 1)
     assert (step["a"], step["b"], step["largest"]) == (7, 9, 2)
 

@@ -12,10 +12,11 @@ from tests.harness.traced import attempts, make_traced
 from tasuki.store.atomic import read_json
 from tasuki.store.control import last_said
 
-STAGES = [{"name": "one", "data": "d", "epochs": 60}]
+STAGES = [{"name": "one", "data": "d", "epochs": 50}]
+MORE = {"stages": STAGES, "defaults": {"save": {"every": "100 steps"}, "log_every": "50 steps"}}
 PAUSE = 0.005
 LATE = 260
-"""Steps before the hang: with the pause more than a second, so that the supervisor knows a limit."""
+"""Steps before the hang: with the pause over a second, so that the supervisor knows a limit."""
 
 
 def hanging(do: str, *, claims: tuple[int, ...] = (1,), rank: int = 0, count: int = LATE) -> dict:
@@ -27,9 +28,13 @@ def hanging(do: str, *, claims: tuple[int, ...] = (1,), rank: int = 0, count: in
     return {"TASUKI_FAILPOINTS": json.dumps(orders), "TASUKI_STEP_LIMIT_S": "3"}
 
 
+def err_of_rank_0(project) -> str:
+    return (project.run.logs / f"{project.job.path.name}.1.err").read_text()
+
+
 def test_a_rank_that_hangs_is_ended_and_the_next_attempt_goes_on(warm, tmp_path):
-    project = make_traced(tmp_path / "p", stages=STAGES, params={"pause": PAUSE})
-    whole = make_traced(tmp_path / "whole", stages=STAGES)
+    project = make_traced(tmp_path / "p", params={"pause": PAUSE}, **MORE)
+    whole = make_traced(tmp_path / "whole", **MORE)
     assert warm.start(whole.job.path).wait() == 0
     assert warm.start(project.job.path, **hanging("pause")).wait() == 0, project.logs()
     first, second = attempts(project)
@@ -41,16 +46,16 @@ def test_a_rank_that_hangs_is_ended_and_the_next_attempt_goes_on(warm, tmp_path)
     said = f"rank 0 said nothing for {hung['silent_s']:.0f} s at step {hung['step']}"
     assert said in message, message
     assert "are in their .err logs" in message
-    err = next(project.run.logs.glob("*.1.err")).read_text()
+    err = err_of_rank_0(project)
     assert "failpoints.py" in err and "in _act" in err, err  # where it hung
     assert err.count("hread 0x") >= 2, err  # all its threads
     assert differences(whole, project) == []
 
 
 def test_a_rank_that_is_stopped_is_found_among_those_that_wait_for_it(warm, tmp_path):
-    more = {"ranks": 2, "params": {"pause": PAUSE, "norm": "layer"}}
-    project = make_traced(tmp_path / "p", stages=STAGES, **more)
-    whole = make_traced(tmp_path / "whole", stages=STAGES, ranks=2, params={"norm": "layer"})
+    params = {"norm": "layer"}
+    project = make_traced(tmp_path / "p", ranks=2, params={"pause": PAUSE, **params}, **MORE)
+    whole = make_traced(tmp_path / "whole", ranks=2, params=params, **MORE)
     assert warm.start(whole.job.path).wait() == 0
     assert warm.start(project.job.path, **hanging("stop", rank=1)).wait() == 0, project.logs()
     first, second = attempts(project)
@@ -59,7 +64,7 @@ def test_a_rank_that_is_stopped_is_found_among_those_that_wait_for_it(warm, tmp_
     assert (hung["rank"], hung["state"]) == (1, "T"), hung
     message = read_json(project.run.claims / "1" / "end.json")["message"]
     assert "rank 1 said nothing" in message and "stopped by a signal" in message, message
-    assert "training.py" in next(project.run.logs.glob("*.1.err")).read_text()  # of rank 0
+    assert "training.py" in err_of_rank_0(project)  # rank 0 could tell where it waited
     assert differences(whole, project) == []
 
 
@@ -71,6 +76,7 @@ def test_a_validation_may_take_longer_than_any_step_on_all_ranks(warm, tmp_path)
         recipe="Evaluated",
         stages=stages,
         ranks=2,
+        defaults={"save": {"every": "100 steps"}},
         params={"pause": PAUSE, "norm": "layer", "evaluate_for": 5.0},
     )
     assert warm.start(project.job.path, TASUKI_STEP_LIMIT_S="4").wait() == 0, project.logs()

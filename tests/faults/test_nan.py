@@ -135,7 +135,7 @@ def test_skip_leaves_bad_steps_out_counts_them_and_says_so(made, ranks):
     skipped = steps_of(project, "skipped")
     assert len(skipped) == 4 and len({step // 6 for step in skipped}) == 4, skipped
     for step in skipped:
-        said = f"WARNING: the gradient of step {step} is not finite: the step is left out"
+        said = f"WARNING: step {step} is not finite: it is left out"
         assert project.logs().count(said) == 1
     last = max(project.run.checkpoints.glob("step-*"))
     tree = json.loads((last / "part-00000.json").read_text())
@@ -239,7 +239,7 @@ def test_too_many_bad_steps_stop_the_run_with_a_clear_message(warm, tmp_path, po
     assert warm.start(project.job.path).wait() == 1, project.logs()
     said = last_said(project.run)
     assert said is not None and said.word in ("hold", "fail")
-    assert "had a gradient that is not finite" in said.reason, said.reason
+    assert "had a gradient or loss that is not finite" in said.reason, said.reason
     assert said.hint == "this is no accident: look at the data, or lower `lr`"
     check_finite(project)
 
@@ -262,33 +262,3 @@ def test_a_loss_that_is_infinite_with_a_finite_gradient_is_left_out_too(warm, tm
     assert len(set(steps_of(project, "skipped"))) == 4
     check_finite(project)
 
-
-# -- by a failpoint, on one rank of several ----------------------------------------------------
-
-
-@pytest.mark.parametrize("policy", ["stop", "skip", "roll_back"])
-def test_nan_on_one_rank_of_four_makes_all_of_them_do_the_same_at_the_same_step(
-    warm, tmp_path, policy
-):
-    project = make_faulty(
-        tmp_path / "p",
-        ranks=4,
-        params={"norm": "layer"},
-        defaults={"on_nan": policy, "effective_batch": 11, "micro_batch": 2},
-    )
-    # Pass 9 is in the fifth step of this rank's two micro-batches each; twice, for the replay.
-    bad = {"at": "step.loss", "do": "nan", "count": 9, "rank": 2, "claim": 1}
-    status = warm.start(project.job.path, **armed(bad)).wait()
-    notes = diaries(project, 1)
-    assert len(notes) == 4
-    models = [list(dict.fromkeys(note)) for note in notes]
-    assert all(model == models[0] for model in models), "the ranks' models went apart"
-    check_finite(project)
-    if policy == "stop":
-        assert status == 1
-        assert last_said(project.run) is not None
-        return
-    assert status == 0, project.logs()
-    skipped = steps_of(project, "skipped")
-    assert len(skipped) == (1 if policy == "skip" else 0), skipped
-    assert len(events(project, "rolled-back")) == (policy == "roll_back")

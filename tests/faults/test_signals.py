@@ -3,6 +3,7 @@ run ends as if nothing had been (R2, R12, R14)."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -11,6 +12,7 @@ import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from tests.harness.project import differences
@@ -92,12 +94,13 @@ def terminate_at_random(warm, project, chance: random.Random, *, most: int) -> t
 
 def random_terms(warm, tmp_path, undisturbed, *, workers: int, most: int, epochs: int) -> int:
     stages = [{"name": "one", "data": "d", "epochs": epochs}]
-    reference = undisturbed(f"terms {epochs}", stages=stages)
+    seldom = {"save": {"every": "100 steps"}}
+    reference = undisturbed(f"terms {epochs}", stages=stages, defaults=seldom)
     project = make_traced(
         tmp_path / "p",
         stages=stages,
         params={"pause": 0.01},
-        defaults={"loader": {"workers": workers}},
+        defaults={"loader": {"workers": workers}, "save": {"every": "20 steps"}},
         cluster={"cpus": 1 + workers},
     )
     hits, _ = terminate_at_random(warm, project, random.Random(workers), most=most)
@@ -206,7 +209,7 @@ def rank_signals(warm, tmp_path, undisturbed, *, ranks: int) -> None:
     finish(warm, project, starts=ranks + 1, **armed(*orders))
     told = attempts(project)
     assert [(a.ending, a.cause) for a in told[:-1]] == [("handed-over", "preempted")] * ranks
-    for before, after in zip(told[:-1], told[1:], strict=True):
+    for before, after in itertools.pairwise(told):
         assert after.restored == before.handed_over, project.logs()
     assert differences(reference, project) == []
 
@@ -236,9 +239,8 @@ def test_a_rank_that_is_ended_in_start_up_is_not_waited_for_by_the_other(warm, t
 
 
 def rank_pids(supervisor: int) -> list[int]:
-    path = f"/proc/{supervisor}/task/{supervisor}/children"
-    with open(path) as file:
-        return [int(word) for word in file.read().split()]
+    path = Path(f"/proc/{supervisor}/task/{supervisor}/children")
+    return [int(word) for word in path.read_text().split()]
 
 
 def wait_for_steps(project, steps: int) -> None:
@@ -258,7 +260,7 @@ def test_a_thousand_mixed_signals_in_a_second_are_one_notice_and_lose_nothing(
         tmp_path / "p",
         stages=stages,
         params={"pause": 0.02},
-        defaults={"loader": {"workers": 2}, "save": {"every": "2 steps"}},
+        defaults={"loader": {"workers": 2}, "save": {"every": "10 steps"}},
         cluster={"cpus": 3},
     )
     chance = random.Random(target)

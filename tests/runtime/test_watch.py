@@ -25,7 +25,11 @@ from tasuki.signals import NOTICES, SignalPipe
 
 def run(code: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", BEGIN + code], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", BEGIN + code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -87,7 +91,7 @@ print(pipe.has_notice)
 
 
 def test_signals_that_were_held_back_are_heard_and_held_back_again_at_the_end():
-    """So starts a rank, and so ends a supervisor: a second one must not kill it at its last word."""
+    """So starts a rank, and so ends a supervisor: a second must not kill it at its last word."""
     code = """
 signal.pthread_sigmask(signal.SIG_BLOCK, NOTICES)
 os.kill(os.getpid(), signal.SIGTERM)

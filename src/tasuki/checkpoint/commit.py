@@ -102,6 +102,7 @@ def publish(
         final = _commit(run, draft, manifest)
     except BaseException:
         discard_draft(draft)
+        ensure_claim_holds(run, claim)  # a draft that a newer attempt swept is no damage
         raise
     with translated(run.checkpoints):
         fsync_folder(run.checkpoints)

@@ -7,7 +7,7 @@ and grows at most once per stage. Called by `runtime.saver`.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,11 +47,11 @@ class HostImage:
     def data(self) -> memoryview:
         return view_bytes(self.memory)
 
-    def first_not_finite(self, names: Collection[str]) -> str | None:
-        """Of the named tensors the first that holds NaN or infinities; read block by block."""
+    def first_not_finite(self, is_meant: Callable[[str], bool]) -> str | None:
+        """Of the tensors that are meant, by name, the first that holds NaN or infinities."""
         body = self.memory[len(self.layout.header) :]
         for name, start, stop in self.layout.places:
-            if name in names and not _is_finite(body[start:stop], self.layout.dtypes[name]):
+            if is_meant(name) and not _is_finite(body[start:stop], self.layout.dtypes[name]):
                 return name
         return None
 

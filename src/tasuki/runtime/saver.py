@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -108,8 +108,8 @@ class Saver:
         self.parent: str | None = None
         """The last checkpoint of this lineage."""
         self.frozen: FrozenParameters | None = None
-        self.must_be_finite: Collection[str] = ()
-        """Tensors by name; a state in which one of them is not finite is not committed."""
+        self.must_be_finite: Callable[[str], bool] = lambda _name: False
+        """Of tensors by name; a state in which one of them is not finite is not committed."""
         self.news: Saved | None = None
         """The last save that ended, until somebody takes it."""
         self._buffers = [HostBuffer(is_pinned=is_pinned) for _ in range(2)]
@@ -347,9 +347,10 @@ class Saver:
     def _refuse_not_finite(self, order: _Order) -> None:
         name = order.image.first_not_finite(self.must_be_finite)
         if name is not None:
+            at = order.position
+            what = "the loss" if name.startswith("rank.") else name.removeprefix("shared.model.")
             raise NotFinite(
-                f"{name.removeprefix('shared.model.')} holds NaN or infinities at step "
-                f"{order.position.stage_step} of stage `{order.position.stage}`"
+                f"{what} is NaN or infinite at or before step {at.stage_step} of stage `{at.stage}`"
             )
 
     def _store_frozen(self, order: _Order) -> list[FileRecord]:
@@ -378,6 +379,7 @@ class Saver:
     def _follow(self, order: _Order) -> str:
         draft = _checked(self._hear("draft"))
         try:
+            self._refuse_not_finite(order)
             with translated(self._run.checkpoints):
                 records = write_held(self._run.checkpoints / draft["name"], self._rank, order.image)
                 failpoint("save.written")

@@ -102,9 +102,8 @@ class StepEngine:
     ) -> bool:
         """One step. `num_samples` counts all ranks' samples.
 
-        Checked, a step whose gradient is not finite leaves everything but the random numbers as
-        it was, and gives False; that costs a device synchronisation. All ranks see the same
-        gradient, so they decide alike.
+        Checked, a step whose gradient or loss is not finite leaves everything but the random
+        numbers as it was, and gives False; that costs a device synchronisation.
         """
         self.scalars = {}
         place = self.window.begin_step()
@@ -116,7 +115,7 @@ class StepEngine:
         norm = None
         if self._clip is not None:
             norm = nn.utils.clip_grad_norm_(self._parameters, self._clip)
-        if is_checked and not self._is_finite(norm):
+        if is_checked and not self._is_finite(norm, place):
             self._optimizer.zero_grad(set_to_none=True)
             self.window.drop_since(place)
             for buffer, value in kept:
@@ -131,11 +130,19 @@ class StepEngine:
         """A forward pass moves running means, and NaN in them would stay."""
         return [(buffer, buffer.clone()) for buffer in self._module.buffers()]
 
-    def _is_finite(self, norm: Tensor | None) -> bool:
+    def _is_finite(self, norm: Tensor | None, place: int) -> bool:
+        """All ranks see the same gradient, but each its own loss: they agree."""
         if norm is None:
             grads = [p.grad for p in self._parameters if p.grad is not None]
             norm = nn.utils.get_total_norm(grads)
-        return bool(norm.isfinite())
+        is_finite = norm.isfinite()
+        for loss, _ in self.window.entries[place:]:
+            is_finite = is_finite & loss.isfinite()
+        if self._world > 1:
+            flag = is_finite.to(torch.int32)
+            dist.all_reduce(flag, op=dist.ReduceOp.MIN)
+            return bool(flag)
+        return bool(is_finite)
 
     def throw_away(self, batch: Any) -> None:
         """Forward, backward, forward: DDP settles its gradient buckets now, not after a resume."""

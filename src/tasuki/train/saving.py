@@ -73,9 +73,10 @@ class Saving:
         """In steps; 0: no states are held."""
         saver.before = metrics.sync  # a checkpoint counts on the lines of its steps
         saver.after = self._after
-        saver.must_be_finite = {
-            f"shared.model.{name}" for name, _ in setup.model.named_parameters()
-        }
+        parameters = {f"shared.model.{name}" for name, _ in setup.model.named_parameters()}
+        saver.must_be_finite = lambda n: n in parameters or n.startswith("rank.window.")
+        self._not_finite: NotFinite | None = None
+        """Found by a save, and not acted upon yet."""
         if begin.start_cost is not None:
             self._measured(begin.start_cost)
 
@@ -93,6 +94,7 @@ class Saving:
         self._task.watch.enter("save")
         with self._task.stopwatch.part("save"):
             self._hear(self._saver.wait())
+            self._act_on_not_finite()
             self._saver.begin(*self._state(is_end=is_end), **self._facts())
         self._task.watch.enter("train")
         progress.saved_step = progress.step
@@ -105,6 +107,7 @@ class Saving:
         with self._task.stopwatch.part("save"):
             saved = self._saver.wait()
         self._hear(saved, is_needed=True)
+        self._act_on_not_finite()
 
     def commit_end(self) -> None:
         """The stage's last checkpoint: nothing is left to do but wait, if the disk is full."""
@@ -212,8 +215,13 @@ class Saving:
             return
         if saved.error is not None:
             self._progress.saved_step = -1
+            if isinstance(saved.error, NotFinite):
+                self._not_finite = self._explained(saved.error)
+                if self._task.ranks.world == 1:
+                    self._act_on_not_finite()
+                return
             if is_needed or not isinstance(saved.error, StoreError):
-                raise self._explained(saved.error)
+                raise saved.error
             self._miss(saved.error, size=saved.size)
             return
         self._progress.checkpoint = saved.name
@@ -222,14 +230,17 @@ class Saving:
         self._task.watch.save_s.append(saved.total_s)
         self._measured(SaveCost(blocked_s=saved.blocked_s, total_s=saved.total_s))
 
-    def _explained(self, error: BaseException) -> BaseException:
-        if isinstance(error, NotFinite):
-            return NotFinite(
-                f"{error.message}; the last good checkpoint is {self._progress.checkpoint}",
-                hint="look at the data (`tasuki data check FILE` finds NaN), or lower `lr`; then "
-                "`tasuki resume`. `on_nan: skip` or `roll_back` leaves such steps out",
-            )
-        return error
+    def _act_on_not_finite(self) -> None:
+        """With several ranks only where all have heard of it at the same step: at the next save."""
+        if self._not_finite is not None:
+            raise self._not_finite
+
+    def _explained(self, error: NotFinite) -> NotFinite:
+        return NotFinite(
+            f"{error.message}; the last good checkpoint is {self._progress.checkpoint}",
+            hint="look at the data (`tasuki data check FILE` finds NaN), or lower `lr`; then "
+            "`tasuki resume`. `on_nan: skip` or `roll_back` leaves such steps out",
+        )
 
     def _miss(self, error: StoreError, *, size: int | None = None) -> None:
         """Training goes on. The last checkpoint is untouched."""

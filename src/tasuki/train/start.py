@@ -15,7 +15,7 @@ from tasuki.checkpoint.lineage import find_latest
 from tasuki.checkpoint.manifest import Manifest, Position
 from tasuki.checkpoint.parts import read_part
 from tasuki.checkpoint.records import check_file
-from tasuki.checkpoint.retention import quarantine
+from tasuki.checkpoint.retention import prune, quarantine
 from tasuki.checkpoint.verify import check_shape, read_manifest, verify
 from tasuki.checkpoint.weights import check_weights
 from tasuki.clock import utc
@@ -224,6 +224,8 @@ def _sweep(task: Task, damaged: list[str]) -> None:
         with contextlib.suppress(StoreError):  # gone or not to be moved: it is passed over anyway
             aside = quarantine(run, name, claim=claim)
             task.say(f"WARNING: the damaged checkpoint is kept aside as {aside}")
+    with contextlib.suppress(StoreError):  # an attempt that was killed before its own prune
+        prune(run, claim=claim, keep=task.stage.save.keep)
 
 
 def _sweep_temps(run: RunFolder, *, claim: int) -> None:

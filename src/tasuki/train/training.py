@@ -127,7 +127,6 @@ class Training:
         self.progress: Progress = begin.progress
         self._first_step = begin.progress.step
         self._suspect_until = setup.total_steps if stage.on_nan == "skip" else suspect_until
-        self._num_skipped = 0
         self.metrics = MetricLog(task.run, claim=task.orders.claim, clock=task.clock)
         self.last_row: dict[str, Any] = begin.last_row
         per_epoch = order.steps_per_epoch
@@ -233,13 +232,13 @@ class Training:
     def _skip(self) -> None:
         """A step whose gradient was not finite is left out; too many of them are no accident."""
         self.progress.skipped += 1
-        self._num_skipped += 1
         step = self.progress.step
-        self.task.say(f"WARNING: the gradient of step {step} is not finite: the step is left out")
+        self.task.say(f"WARNING: step {step} is not finite: it is left out")
         self.task.event("skipped", stage=self.task.stage.name, step=step)
-        if self._num_skipped >= _MOST_SKIPPED and self.progress.skipped * 2 > step - _MOST_SKIPPED:
+        if self.progress.skipped >= _MOST_SKIPPED and self.progress.skipped * 2 > step:
             raise NotFinite(
-                f"{self._num_skipped} steps up to step {step} had a gradient that is not finite",
+                f"{self.progress.skipped} of {step + 1} steps had a gradient or loss that is not "
+                "finite",
                 hint="this is no accident: look at the data, or lower `lr`",
             )
 

@@ -91,10 +91,13 @@ def _make_task(orders: Orders, watch: Watch, stopwatch: Stopwatch, clock: Clock)
     from tasuki.spec.export import parse_export
     from tasuki.train.drilled import read_order
     from tasuki.train.exact import apply_settings, frozen_threads
+    from tasuki.train.fingerprints import refuse_edited_code
     from tasuki.train.ranks import join_ranks
     from tasuki.train.task import Task, choose_device, cpus_of_rank, read_experiment
 
     read_order(os.environ)
+    if orders.rank == 0:
+        refuse_edited_code(run)
     experiment, folder = read_experiment(run)
     names = [stage.name for stage in experiment.stages]
     stage = experiment.stages[names.index(orders.stage)]
