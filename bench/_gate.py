@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from _peers import answer, orders
 
 WIDTH, TOKENS = 512, 32
-QUIET = 4
+QUIET = 3
 """Steps before a save."""
-AFTER = 4
+AFTER = 3
 """Steps after it at the least; more while something runs in the background."""
 LAYER_PARAMETERS = 3_152_384
 LR = 1e-4
@@ -187,6 +187,18 @@ class Gate:
         shutil.rmtree(case.folder, ignore_errors=True)
         self._case = None
         answer(found)
+
+
+def set_cache(files: Iterable[Path], *, is_warm: bool) -> None:
+    """Bring files into the page cache, or out of it: a load is compared in both."""
+    for path in files:
+        with path.open("rb", buffering=0) as file:
+            if is_warm:
+                while file.read(16 << 20):
+                    pass
+            else:
+                os.fsync(file.fileno())  # what is not written yet cannot be dropped
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def folder_bytes(folder: Path) -> int:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from _gate import AdaptedBlocks, Case, Gate, folder_bytes
+from _gate import AdaptedBlocks, Case, Gate, folder_bytes, set_cache
 from _peers import BENCH, ROOT
 
 sys.path.insert(0, str(ROOT))
@@ -89,15 +89,18 @@ class Save(Case):
         self._saver = loop.saving._saver
 
     def save(self) -> None:
+        self._num_before = len(self._loop.task.watch.save_s)
         self._loop.saving.save()
 
     def is_busy(self) -> bool:
         return self._saver.is_busy
 
     def total_s(self, began: float, *, blocked_until: float) -> float:  # noqa: ARG002
-        """The loop has heard of it at the boundary before."""
+        """As the saver says it; the loop hears of it at a boundary."""
         self._loop.saving.hear()
-        return float(self._loop.task.watch.save_s[-1])
+        known = self._loop.task.watch.save_s
+        assert len(known) > self._num_before or len(known) == known.maxlen, "no save was heard of"
+        return float(known[-1])
 
 
 class GatedTraining(training.Training):
@@ -108,7 +111,11 @@ class GatedTraining(training.Training):
     def _make_loader(self) -> Any:
         loader = super()._make_loader()
         steps = loader.steps
-        others = {"load": self._load, "lora": self._lora_bytes}
+        others = {
+            "load warm": lambda: self._load(is_warm=True),
+            "load cold": lambda: self._load(is_warm=False),
+            "lora": self._lora_bytes,
+        }
 
         def gated() -> Iterator[Any]:
             given = steps()
@@ -121,8 +128,10 @@ class GatedTraining(training.Training):
         loader.steps = gated  # type: ignore[method-assign]
         return loader
 
-    def _load(self) -> float:
+    def _load(self, *, is_warm: bool) -> float:
         """Seconds to find, verify and read the newest checkpoint, put it back, and compare."""
+        files = (path for path in self.task.run.checkpoints.rglob("*") if path.is_file())
+        set_cache(files, is_warm=is_warm)
         began = time.perf_counter()
         start.begin_or_resume(self.task, self.setup, self.engine, self.saving._saver)
         return time.perf_counter() - began

@@ -17,7 +17,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from _gate import LR, AdaptedBlocks, Batches, Case, Gate, folder_bytes, make_batch, make_model
+from _gate import (
+    LR,
+    AdaptedBlocks,
+    Batches,
+    Case,
+    Gate,
+    folder_bytes,
+    make_batch,
+    make_model,
+    set_cache,
+)
 
 
 def fsync_path(path: Path) -> None:
@@ -42,7 +52,12 @@ class Plain:
 
     def run(self) -> None:
         self.step()
-        gate = Gate(self.cases(), {"load": self.load, "lora": self.lora_bytes})
+        others = {
+            "load warm": lambda: self.load(is_warm=True),
+            "load cold": lambda: self.load(is_warm=False),
+            "lora": self.lora_bytes,
+        }
+        gate = Gate(self.cases(), others)
         while True:
             gate.boundary()
             self.step()
@@ -66,12 +81,12 @@ class Plain:
         cases = (Memcpy, PlainWrite, TorchSave, TorchSaveDurable, Safetensors, Dcp, DcpAsync)
         return {case.__name__: case(self) for case in cases}
 
-    def load(self) -> float:
+    def load(self, *, is_warm: bool) -> float:
         """Seconds of `torch.load` and of putting the state into model and optimizer."""
         path = self.folder / "load.pt"
         if not path.exists():
             torch.save(self.state(), path)
-            fsync_path(path)
+        set_cache([path], is_warm=is_warm)
         began = time.perf_counter()
         state = torch.load(path, weights_only=True)
         self.model.load_state_dict(state["model"])

@@ -30,7 +30,7 @@ from typing import Any
 
 from _measure import machine_facts, print_facts, print_table, write_results
 from _ours import warm_server
-from _peers import find_peers, say, versions_of
+from _peers import end_well_when_told, find_peers, say, versions_of
 from _powercut import why_not
 from _subjects import CUTS, FLIPS, KILLS, SIGTERM_STEP, OwnSubject, PeerSubject, Subject
 from _tools import OF_PEERS, TITLES
@@ -39,6 +39,7 @@ TOOLS = ("torch", "dcp", "lightning", "hf")
 
 
 def main() -> int:
+    end_well_when_told()
     peers = find_peers()
     facts = machine_facts("tasuki", "torch")
     if peers is not None:

@@ -36,7 +36,7 @@ from _measure import (
     write_results,
 )
 from _ours import HANDED_OVER, Ours, Warm, warm_server
-from _peers import Forked, Worker, find_peers, say, versions_of
+from _peers import Forked, Worker, end_well_when_told, find_peers, say, versions_of
 from _tiny import compare_steps, read_notes, steps_of
 from _tools import OF_PEERS, TITLES
 
@@ -249,6 +249,7 @@ def prepare(cases: dict[str, dict[str, Case]]) -> None:
 
 
 def main() -> int:
+    end_well_when_told()
     peers = find_peers()
     facts = machine_facts("tasuki", "torch", "torchdata")
     if peers is not None:

@@ -34,7 +34,7 @@ from _measure import (
     write_results,
 )
 from _ours import HANDED_OVER, Ours
-from _peers import BENCH, environment, find_peers, say, versions_of
+from _peers import BENCH, end_well_when_told, environment, find_peers, say, versions_of
 from _tiny import read_notes, steps_of
 from _tools import OF_PEERS, TITLES
 
@@ -119,6 +119,7 @@ class OwnStart:
 
 
 def main() -> int:
+    end_well_when_told()
     peers = find_peers()
     facts = machine_facts("tasuki", "torch")
     if peers is not None:

@@ -12,8 +12,8 @@ from tests.cli.person import Project
 
 @pytest.fixture
 def stopped(project, here) -> Project:
-    """A run that failed in its tenth step, after a checkpoint at step 7; the cause is mended."""
-    made = project(params={"fail_at": 9, "fail_file": "trap"})
+    """A run that is held because its second step failed; the cause is mended."""
+    made = project(params={"fail_at": 1, "fail_file": "trap"})
     (made.folder / "d").write_bytes(b"the data" * 100)
     (made.folder / "trap").touch()
     said = here(made.folder, "run")

@@ -147,14 +147,19 @@ def test_a_bug_on_two_ranks_is_named(plant, here):
 def test_a_certificate_is_not_given_for_a_disturbance_that_did_not_happen(plant, here, monkeypatch):
     from tasuki.actions import drill_scenarios
 
-    def never(step: int, action: str, *, claim: int, rank: int) -> dict[str, Any]:
-        return {"at": "step.begin", "do": action, "count": 999, "claim": claim, "rank": rank}
+    def strike(step: int) -> dict[str, Any]:
+        with monkeypatch.context() as patch:
+            real = drill_scenarios._term_in
+            patch.setattr(drill_scenarios, "_term_in", lambda _, shape: real(step, shape))
+            said = here(project.folder, "drill", "--scenarios", "border", "--json")
+        assert said.code == 1, said
+        return said.json()["scenarios"][0]["finding"]
 
-    monkeypatch.setattr(drill_scenarios, "_in_step", never)
-    said = here(plant("Sound").folder, "drill", "--scenarios", "term", "--json")
-    assert said.code == 1, said
-    found = said.json()["scenarios"][0]["finding"]
-    assert found["cause"] == "not-struck" and "1 attempts instead of 2" in found["words"]
+    project = plant("Sound")
+    never = strike(999)
+    assert never["cause"] == "not-struck" and "1 attempts instead of 2" in never["words"]
+    beside = strike(7)
+    assert beside["cause"] == "not-struck" and "from step 7 instead of 6" in beside["words"]
 
 
 def test_a_run_of_the_users_own_is_not_touched(plant, here):

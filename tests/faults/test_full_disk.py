@@ -432,7 +432,8 @@ def test_never_more_than_keep_and_two_checkpoints_are_on_disk_and_two_good_ones_
     ]
     assert len(sizes) <= keep + 1
     print(f"R17 (keep {keep}): at most {gauge.most / max(sizes):.2f} x a checkpoint, {kills} kills")
-    assert gauge.most <= (keep + 2) * max(sizes)
+    # Positions and losses are text: by a few bytes one checkpoint is longer than another.
+    assert gauge.most <= (keep + 2) * max(sizes) * 1.001
     assert leftovers(project.run) == []
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 
 import pytest
 import torch
@@ -20,6 +19,7 @@ from tests.harness.project import Project, differences
 from torch import nn
 
 from tasuki.checkpoint.lineage import list_checkpoints
+from tasuki.checkpoint.parts import read_part
 from tasuki.checkpoint.verify import verify
 from tasuki.data.loader import MicroBatch
 from tasuki.store.control import last_said
@@ -100,6 +100,7 @@ def total(model, batch):
 def test_a_step_that_is_left_out_leaves_parameters_optimizer_and_buffers_as_they_were(
     loss, clip, bad
 ):
+    torch.set_num_threads(1)
     torch.manual_seed(0)
     model = Recorded()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
@@ -138,8 +139,8 @@ def test_skip_leaves_bad_steps_out_counts_them_and_says_so(made, ranks):
         said = f"WARNING: step {step} is not finite: it is left out"
         assert project.logs().count(said) == 1
     last = max(project.run.checkpoints.glob("step-*"))
-    tree = json.loads((last / "part-00000.json").read_text())
-    assert '"skipped"' in json.dumps(tree)
+    state = read_part(last, 0, records=verify(last).files)
+    assert state["progress"]["skipped"] == 4
     check_finite(project)
     notes = diaries(project, 1)
     assert len(notes) == ranks and all(note == notes[0] for note in notes)

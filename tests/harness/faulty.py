@@ -12,7 +12,7 @@ from tests.harness.project import Project, make_project
 
 from tasuki.checkpoint.lineage import lineage, list_checkpoints
 from tasuki.checkpoint.manifest import parse_name
-from tasuki.checkpoint.verify import verify
+from tasuki.checkpoint.verify import read_manifest, verify
 from tasuki.store.runs import RunFolder
 from tasuki.telemetry.events import read_events
 
@@ -70,6 +70,16 @@ class Spoilt(Noisy):
         x, y = super().__getitem__(i)
         extra = float("inf") if i in self.bad_loss else 0.0
         return (x * float("nan") if i in self.bad else x), y, torch.tensor(extra)
+
+
+class Settled(Learner):
+    """Writes down, by attempt, what exactness hangs on."""
+
+    def loss(self, model, batch):
+        name = f"{os.environ['TASUKI_RUN']}/settings.{os.environ['TASUKI_ATTEMPT']}"
+        with open(name, "w") as told:
+            told.write(f"{torch.get_num_threads()} {torch.are_deterministic_algorithms_enabled()}")
+        return super().loss(model, batch)
 
 
 class Adapted(Learner):
@@ -177,6 +187,11 @@ def _place(name: str) -> tuple[int, int]:
     parsed = parse_name(name)
     assert parsed is not None, name
     return parsed.order
+
+
+def used(run: RunFolder) -> object:
+    """The last checkpoint's account of the samples that its stage used."""
+    return read_manifest(run.checkpoints / lineage(run)[0]).facts["used"]
 
 
 def leftovers(run: RunFolder) -> list[str]:

@@ -3,6 +3,7 @@ kill is never lost (promises 1, 2, 4; R1)."""
 
 from __future__ import annotations
 
+import json
 import random
 import signal
 import time
@@ -15,6 +16,7 @@ from tests.harness.faulty import (
     check_went_on,
     leftovers,
     make_faulty,
+    used,
 )
 from tests.harness.project import Project, differences, make_project
 
@@ -66,6 +68,16 @@ def test_killed_at_random_moments_and_run_again_it_ends_bit_for_bit_the_same(
     assert kills >= 2
     assert "is cut to" not in project.logs()
     assert differences(undisturbed, project) == []
+
+
+def test_a_requeue_onto_other_cpus_keeps_threads_and_deterministic_algorithms(warm, tmp_path):
+    project = make_faulty(tmp_path / "p", recipe="Settled", params={"pause": 0.02})
+    for claim, cpus in ((1, 2), (2, 1), (3, 3)):
+        lanes = json.loads(project.job.lanes.read_text())
+        project.job.lanes.write_text(json.dumps({**lanes, "cpus": cpus}))
+        orders = [{"at": "step.done", "do": "term-group", "count": 5, "claim": claim}]
+        warm.start(project.job.path, TASUKI_FAILPOINTS=json.dumps(orders)).wait()
+        assert (project.run.path / f"settings.{claim}").read_text() == "2 True", project.logs()
 
 
 # -- R1: how often one likes, and nothing that was acknowledged is lost ------------------------
@@ -146,6 +158,7 @@ def kill_many(warm, folder: Path, whole, *, wanted: dict[str, int]) -> None:
             project = make_kind(folder / f"{kind}{runs}", kind)
             hit, committed = kill_until_done(warm, project, chance, most=left)
             assert differences(whole(kind), project) == [], project.logs()
+            assert used(whole(kind).run) == used(project.run)
             kills, told, runs, left = kills + hit, told + committed, runs + 1, left - hit
     four = wanted.get("four", 0)
     print(

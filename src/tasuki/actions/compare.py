@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tasuki.checkpoint.lineage import lineage
+from tasuki.checkpoint.verify import frozen_folder, read_manifest
 from tasuki.store.runs import RunFolder
 from tasuki.telemetry.metrics import TIMING_KEYS, read_metrics
 
@@ -50,7 +51,10 @@ def _last_state(run: RunFolder) -> dict[str, str]:
     if not names:
         return {}
     folder = run.checkpoints / names[0]
-    return {p.name: _sha(p) for p in sorted(folder.iterdir()) if p.name != "manifest.json"}
+    files = {p.name: _sha(p) for p in sorted(folder.iterdir()) if p.name != "manifest.json"}
+    for record in read_manifest(folder).frozen:
+        files[record.name] = _sha(frozen_folder(run.checkpoints) / record.name)
+    return files
 
 
 def _plain_rows(run: RunFolder) -> list[dict[str, Any]]:

@@ -198,7 +198,7 @@ class _Drill:
             replayed=replayed(traces),
             once=is_each_sample_once(traces, steps_per_epoch=self._shape.steps_per_epoch),
             comparison=compare_runs(run, twin, [self._stage.name]),
-            finding=self._failed(run) or self._not_struck(scenario, run),
+            finding=self._failed(run) or self._not_struck(scenario, run, traces),
         )
         if result.is_equal:
             self._notes |= dict.fromkeys(not_restored(self._twin, traces))
@@ -219,18 +219,26 @@ class _Drill:
         hint = told["hint"] if "RUN" not in told["hint"] else ""
         return told["state"], told["reason"], hint or f"read `tasuki logs {run.path} --err`"
 
-    def _not_struck(self, scenario: Scenario, run: RunFolder) -> Finding | None:
+    def _not_struck(
+        self, scenario: Scenario, run: RunFolder, traces: Sequence[AttemptTrace]
+    ) -> Finding | None:
         """A drill that did not disturb proves nothing, and must not pass."""
         told = {event["kind"] for event in read_events(run)}
         attempts = len(list_claims(run))
-        if attempts >= scenario.attempts and scenario.must_tell in ("", *told):
+        resumed_at = next((trace.begin for trace in traces if trace.claim == 2), None)
+        if attempts < scenario.attempts:
+            missing = f"{attempts} attempts instead of {scenario.attempts}"
+        elif scenario.must_tell not in ("", *told):
+            missing = f"no event `{scenario.must_tell}`"
+        elif scenario.resumes_at not in (None, resumed_at):
+            missing = f"attempt 2 went on from step {resumed_at} instead of {scenario.resumes_at}"
+        else:
             return None
-        missing = f", and no event `{scenario.must_tell}`" if scenario.must_tell else ""
         return Finding(
             cause="not-struck",
-            words=f"the run was not disturbed as planned ({'; '.join(scenario.struck)}): "
-            f"{attempts} attempts instead of {scenario.attempts}{missing}",
-            advice="this is a fault of the drill: please report it with the kept folder",
+            words=f"the run was not disturbed as planned ({'; '.join(scenario.struck)}): {missing}",
+            advice="drill again when less is going on here; if it comes again, please report it "
+            "with the kept folder",
         )
 
     def _explain(self, result: Result) -> Result:

@@ -18,6 +18,9 @@ SAVE_EVERY = 4
 """Steps of the whole drill, of an epoch (about), and from save to save: borders of epochs and saves
 fall together only sometimes."""
 
+HEARD_S = 1.0
+"""A notice takes milliseconds to be heard; on a busy machine longer."""
+
 Order = dict[str, Any]
 
 
@@ -48,6 +51,8 @@ class Scenario:
     """The newest checkpoint is damaged before the second attempt."""
     must_tell: str = ""
     """An event that shows that it happened."""
+    resumes_at: int | None = None
+    """The step from which the second attempt must go on, where the scenario hangs on it."""
     not_here: str = ""
     """Why it cannot be done with this stage."""
 
@@ -72,7 +77,7 @@ def _term(shape: Shape) -> Scenario:
         name="term",
         title="TERM in a step",
         struck=(f"TERM in step {at}",),
-        failpoints=(_in_step(at, "term", claim=1, rank=shape.world - 1),),
+        failpoints=_term_in(at, shape),
     )
 
 
@@ -104,7 +109,7 @@ def _twice(shape: Shape) -> Scenario:
         title=title,
         struck=(f"TERM in step {first}", f"KILL before step {second}"),
         failpoints=(
-            _in_step(first, "term", claim=1, rank=shape.world - 1),
+            *_term_in(first, shape),
             {
                 "at": "step.begin",
                 "do": "kill",
@@ -113,6 +118,7 @@ def _twice(shape: Shape) -> Scenario:
                 "rank": shape.world - 1,
             },
         ),
+        resumes_at=first,
     )
 
 
@@ -126,7 +132,8 @@ def _border(shape: Shape) -> Scenario:
         name="border",
         title=title,
         struck=(f"TERM in step {per_epoch}, the last of its epoch",),
-        failpoints=(_in_step(per_epoch, "term", claim=1, rank=shape.world - 1),),
+        failpoints=_term_in(per_epoch, shape),
+        resumes_at=per_epoch,
     )
 
 
@@ -152,15 +159,20 @@ def _damaged(shape: Shape) -> Scenario:
         name="damaged",
         title="damaged newest checkpoint",
         struck=(f"TERM in step {at}, then one bit of its checkpoint turned over",),
-        failpoints=(_in_step(at, "term", claim=1, rank=shape.world - 1),),
+        failpoints=_term_in(at, shape),
         is_damaged=True,
         must_tell="fell-back",
     )
 
 
-def _in_step(step: int, action: str, *, claim: int, rank: int) -> Order:
-    """In the middle of a step that an attempt reaches from the beginning: once per step."""
-    return {"at": "step.optimizer", "do": action, "count": step, "claim": claim, "rank": rank}
+def _term_in(step: int, shape: Shape) -> tuple[Order, ...]:
+    """TERM to the last rank in the middle of a step of the first attempt. All ranks stay in that
+    step until the notice was heard: the handover then comes right after it."""
+    place: Order = {"at": "step.optimizer", "count": step, "claim": 1}
+    return (
+        {**place, "do": "term", "rank": shape.world - 1},
+        {**place, "do": "pause", "seconds": HEARD_S},
+    )
 
 
 _MAKERS: Mapping[str, Callable[[Shape], Scenario]] = {

@@ -19,7 +19,7 @@ from tasuki.checkpoint.manifest import (
     Manifest,
     parse_manifest,
 )
-from tasuki.checkpoint.records import FileRecord, check_size, opened, read_file
+from tasuki.checkpoint.records import FileRecord, check_size, forget, opened, read_file
 from tasuki.checkpoint.retention import QUARANTINE
 from tasuki.checkpoint.verify import frozen_folder, read_manifest
 from tasuki.errors import DamagedCheckpoint, NewerFormat, StoreError
@@ -108,6 +108,8 @@ class Examiner:
     ) -> Iterator[Finding]:
         try:
             check_size(path, record)
+            if is_thorough:
+                forget(path)  # what the disk holds is asked, not what the system remembers of it
             bad = list(_bad_stretches(path, record, self.on_bytes)) if is_thorough else []
         except DamagedCheckpoint as error:
             yield Finding(name, _without(path, error))

@@ -47,7 +47,7 @@ def prune(run: RunFolder, *, claim: int, keep: int) -> list[str]:
         is_good=lambda name: _is_good(run.checkpoints / name),
     )
     doomed = [str(p) for p in committed if str(p) not in kept and p.claim <= claim]
-    if len(kept) >= max(keep, MIN_KEEP):
+    if sum(_is_good(run.checkpoints / name) for name in kept) >= max(keep, MIN_KEEP):
         # The lineage is whole again: what was put aside as damaged is of no use any more.
         doomed += (path.name for path in list_folder(run.checkpoints, f"{QUARANTINE}*"))
     for name in doomed:
@@ -112,7 +112,10 @@ def _remove(run: RunFolder, name: str) -> None:
     path = run.checkpoints / name
     trash = run.checkpoints / f"{_TRASH}{name}-{secrets.token_hex(4)}"
     with translated(path):
-        path.rename(trash)
+        try:
+            path.rename(trash)
+        except FileNotFoundError:
+            return  # a person's prune was faster
     remove_tree(trash)  # what stays is swept by the next prune
 
 

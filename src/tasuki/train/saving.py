@@ -204,6 +204,7 @@ class Saving:
             "facts": {
                 "total_steps": self._setup.total_steps,
                 "best": best.as_json() if best else None,
+                "data": self._begin.data,
             },
             "used": self.used.total() if self._setup.data.knows_samples else None,
         }

@@ -20,6 +20,7 @@ from tasuki.checkpoint.verify import check_shape, read_manifest, verify
 from tasuki.checkpoint.weights import check_weights
 from tasuki.clock import utc
 from tasuki.data.fetch import seed_everything
+from tasuki.data.fingerprint import Fingerprint
 from tasuki.data.order import Order
 from tasuki.data.shares import share_of_step
 from tasuki.data.used import NONE, Used, UsedSamples
@@ -34,6 +35,7 @@ from tasuki.store.runs import RunFolder
 from tasuki.telemetry.view import count_preemptions
 from tasuki.train.engine import StepEngine
 from tasuki.train.exact import describe, freeze, what_differs
+from tasuki.train.fingerprints import fingerprint_data, refuse_changed_data
 from tasuki.train.prepare import Setup, load_initial_weights, start_seed
 from tasuki.train.rhythm import SaveCost
 from tasuki.train.snapshot import Progress, capture_all, restore_rank, restore_shared
@@ -59,6 +61,8 @@ class Begin:
     steps_per_epoch: int
     used: UsedSamples = field(default_factory=UsedSamples)
     """Which samples the stage has used so far; on rank 0 those of all ranks."""
+    data: Fingerprint = field(default_factory=dict)
+    """What the stage's data are; rank 0 alone knows."""
     start_cost: SaveCost | None = None
     """Of the stage's first checkpoint, where this attempt committed it."""
 
@@ -84,10 +88,14 @@ def begin_or_resume(task: Task, setup: Setup, engine: StepEngine, saver: Saver) 
         failpoint("start.found")
         begin = _make_begin(task, setup)
         name, cost = (newest, None) if is_resumed else (None, None)
+        if task.is_first:
+            begin = replace(begin, data=fingerprint_data(task, setup))
         if name is None:
             name, cost = _commit_start(task, setup, engine, saver, begin, parent=newest)
             failpoint("start.committed")
         _settle_buckets(task, setup, engine)
+        if is_resumed and task.is_first:
+            _refuse_changed_data(task, begin, name)
         restored = restore_checkpoint(task, setup, engine, saver, name, loaded=loaded)
     if is_resumed:
         _say_resuming(task, restored.manifest)
@@ -136,6 +144,12 @@ def restore_checkpoint(
     told = manifest.facts.get("used")
     used = Used.from_json(told) if told and task.is_first else NONE
     return Restored(manifest, progress, last_row, UsedSamples(used))
+
+
+def _refuse_changed_data(task: Task, begin: Begin, name: str) -> None:
+    manifest = read_manifest(task.run.checkpoints / name)
+    before = manifest.facts.get("data")
+    refuse_changed_data(task, before, begin.data, written_by=manifest.claim)
 
 
 def _frozen(task: Task, setup: Setup, manifest: Manifest) -> FrozenParameters | None:
@@ -299,7 +313,7 @@ def _save_start(task: Task, setup: Setup, engine: StepEngine, saver: Saver, begi
     saver.begin(
         begin.position_at(0, samples=0, is_start=True),
         capture_all(setup, engine, state, rank=rank, last_row={}),
-        facts={"total_steps": setup.total_steps, "best": None},
+        facts={"total_steps": setup.total_steps, "best": None, "data": begin.data},
         used=NONE if setup.data.knows_samples else None,
     )
     saved = saver.wait()

@@ -35,6 +35,7 @@ from tasuki.train.saving import Saving
 from tasuki.train.snapshot import Progress
 from tasuki.train.start import Begin, begin_or_resume, restore_checkpoint
 from tasuki.train.task import Task
+from tasuki.train.trace import open_trace
 
 T = TypeVar("T")
 _TELL_OFTEN_S = 1.0
@@ -144,6 +145,7 @@ class Training:
             last_row=lambda: self.last_row,
         )
         now = task.clock.monotonic()
+        self._trace = open_trace(task, setup, engine, step=begin.progress.step)
         self._wait_s = 0.0
         self._began_at = now
         self._born_at = now - task.stopwatch.lived_s
@@ -203,9 +205,10 @@ class Training:
         if self.setup.schedule is not None:
             self.setup.schedule.set_for(self.progress.step)
         is_checked = self.progress.step < self._suspect_until
-        is_good = self.engine.step(
-            self._noted(self._timed(batches)), num_samples, is_checked=is_checked
-        )
+        noted = self._noted(self._timed(batches))
+        if self._trace is not None:
+            noted = self._trace.begin_step(noted)
+        is_good = self.engine.step(noted, num_samples, is_checked=is_checked)
         if not is_good:
             self._skip()
         if self.setup.tracked.schedule is not None:
@@ -219,6 +222,8 @@ class Training:
         self._wait_s = 0.0
         self.task.watch.step_s.append(taken)
         self._pace.count_step()
+        if self._trace is not None:
+            self._trace.end_step(self.progress.step)
         failpoint("step.done")
 
     def _noted(self, batches: Iterator[MicroBatch]) -> Iterator[MicroBatch]:

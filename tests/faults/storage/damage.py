@@ -180,7 +180,7 @@ def _raises(act: Callable[[Path], object], path: Path) -> bool:
 
 def damage_all(*, flips: int, cuts: int, swaps: int, seed: int) -> dict[str, Any]:
     """Each on a whole run; what was missed, in words."""
-    with tempfile.TemporaryDirectory(dir=_memory()) as folder:
+    with tempfile.TemporaryDirectory(dir=memory()) as folder:
         trial = Trial(Path(folder))
         chance = random.Random(seed)
         missed = [text for damage in _all(trial, flips, cuts, swaps) for text in damage(chance)]
@@ -195,5 +195,6 @@ def _all(
             yield lambda chance, kind=kind: trial.miss(kind, chance)
 
 
-def _memory() -> Path | None:
+def memory() -> Path | None:
+    """Where an fsync costs nothing, for tests that are not about it."""
     return Path("/dev/shm") if Path("/dev/shm").is_dir() else None
