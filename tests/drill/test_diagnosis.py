@@ -165,6 +165,15 @@ def test_an_entry_that_did_not_come_back_is_named():
     assert "the optimizer's `exp_avg` of `w`" in found.words
 
 
+def test_the_rate_that_tasukis_schedule_has_set_for_the_next_step_is_no_difference():
+    set_already = {**state(4), "optimizer.group0.lr": "x"}
+    second = replace(attempt(2, 4, 6, sets_lr=True), state=set_already)
+    assert diagnose(TWIN, [attempt(1, 0, 4), second]) is None
+    by_the_recipe = replace(attempt(2, 4, 6, sets_lr=False), state=set_already)
+    found = diagnose(TWIN, [attempt(1, 0, 4), by_the_recipe])
+    assert found is not None and found.suspect == "optimizer.group0.lr"
+
+
 def test_other_samples_are_a_matter_of_order():
     found = diagnose(TWIN, resumed(changes={"ids": (7, 8), "after": after(5, batch="x")}))
     assert found is not None and (found.cause, found.entry) == ("order", "ids")

@@ -194,9 +194,7 @@ def test_without_inodes_training_goes_on_and_saves_again_by_itself(
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_a_disk_that_is_full_for_a_minute_costs_nothing_but_saves(
-    warm, make_disk, tmp_path
-):
+def test_a_disk_that_is_full_for_a_minute_costs_nothing_but_saves(warm, make_disk, tmp_path):
     disk, beat = make_disk(), tmp_path / "beat"
     stages = {"stages": [{"name": "one", "data": "d", "epochs": 500}]}
     reference = make_run(tmp_path / "whole", params={"pause": 0.0}, **stages)
@@ -290,9 +288,7 @@ def test_waiting_for_room_says_so_once_looks_again_and_gives_up_after_ten_minute
     assert clock.monotonic() == began
 
 
-def test_full_at_the_start_it_waits_for_room_and_goes_on_when_there_is_some(
-    warm, make_disk, whole
-):
+def test_full_at_the_start_it_waits_for_room_and_goes_on_when_there_is_some(warm, make_disk, whole):
     disk = make_disk()
     project = make_run(disk.path / "p", params={"pause": 0.0})
     disk.fill(leave=MB // 2)
@@ -311,9 +307,7 @@ def test_full_at_a_stages_end_it_waits_for_room_and_goes_on(warm, make_disk, tmp
     started = warm.start(project.job.path)
     wait_until(lambda: steps_done(beat) >= 22, project)
     disk.fill(leave=MB // 2)
-    wait_until(
-        lambda: "waiting for room" in project.logs() or not _lives(started), project
-    )
+    wait_until(lambda: "waiting for room" in project.logs() or not _lives(started), project)
     disk.make_room()
     assert started.wait() == 0, project.logs()
     check_unharmed(project, whole("short"))

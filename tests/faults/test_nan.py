@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -121,10 +119,11 @@ def test_a_step_that_is_left_out_leaves_parameters_optimizer_and_buffers_as_they
     assert all(torch.equal(x, y) for x, y in zip(before, after, strict=True))
     assert all(p.grad is None for p in model.parameters())
     assert [id(loss) for loss, _ in engine.window.entries] == [id(loss) for loss, _ in window]
-    # And the next step is what it would have been without the bad one.
-    twin = copy.deepcopy(model)
+    # And a good step that follows changes everything again.
     assert step(batches)
-    assert not any(torch.equal(p, q) for p, q in zip(model.parameters(), twin.parameters()))
+    assert not any(
+        torch.equal(x, y) for x, y in zip(before, all_state(model, optimizer), strict=True)
+    )
 
 
 # -- whole runs --------------------------------------------------------------------------------
@@ -212,7 +211,7 @@ def test_stop_keeps_the_last_finite_checkpoint_and_names_it(warm, tmp_path, rank
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("place", ["step.done", "step.forward", "save.written"])
+@pytest.mark.parametrize("place", ["loop.roll-back", "step.done", "step.forward", "save.written"])
 def test_a_kill_in_the_middle_of_a_roll_back_still_ends_bit_for_bit_as_skip_does(
     warm, tmp_path, made, ranks, place
 ):
@@ -221,10 +220,11 @@ def test_a_kill_in_the_middle_of_a_roll_back_still_ends_bit_for_bit_as_skip_does
     more = TWO if ranks == 2 else ONE
     project = make_faulty(tmp_path / "p", defaults={"on_nan": "roll_back"}, **more)
     # The first bad step is found at step 3 (a line is logged), so pass 5 is of the replay.
-    count = {"step.done": 5, "step.forward": 5, "save.written": 2}[place]
+    count = {"step.done": 5, "step.forward": 5, "save.written": 2}.get(place, 1)
     order = {"at": place, "do": "kill", "count": count, "rank": ranks - 1, "claim": 1}
     finish(warm, project, starts=1, **armed(order))
-    assert {event["claim"] for event in events(project, "rolled-back")} >= {1}
+    claims = {event["claim"] for event in events(project, "rolled-back")}
+    assert claims >= ({2} if place == "loop.roll-back" else {1}), project.logs()
     check_finite(project)
     assert leftovers(project.run) == []
     assert differences(skipping(made, ranks), project) == []
@@ -262,4 +262,3 @@ def test_a_loss_that_is_infinite_with_a_finite_gradient_is_left_out_too(warm, tm
     finish(warm, project, starts=1)
     assert len(set(steps_of(project, "skipped"))) == 4
     check_finite(project)
-

@@ -46,15 +46,23 @@ EVERYWHERE = [
 """Passed by every rank."""
 FIRST_ONLY = [
     "loop.validate",
+    "loop.best",
     "save.draft",
     "save.manifest",
     "save.rename",
     "save.renamed",
+    "save.trash",
+    "save.trash",
     "save.pruned",
+    "loop.best",
     "finish.weights",
 ]
 """Passed by rank 0 alone."""
 PLACES = EVERYWHERE + FIRST_ONLY
+ELSEWHERE = {"save.frozen": "test_saves.py", "loop.roll-back": "test_nan.py"}
+"""Passed only where parameters are frozen, or steps are not finite: killed there."""
+ONCE = ("start.committed", "loop.best")
+"""Passed for certain by a run's first attempt, and perhaps never again."""
 DOWN_WITHIN_S = 5.0
 """Of the table: the others leave by themselves in 4 s, or are killed. On top of it, in this test,
 comes what a machine under load needs to look at its processes."""
@@ -66,9 +74,10 @@ def test_every_failpoint_in_the_source_is_one_that_this_suite_covers():
     found = {
         name
         for path in SOURCE.rglob("*.py")
-        for name in re.findall(r"failpoint\(\"([a-z.]+)\"\)", path.read_text())
+        for name in re.findall(r"failpoint\(\"([a-z.-]+)\"\)", path.read_text())
     }
     elsewhere = {name for name in found if name.split(".")[0] in ("data", "finish-run", "drill")}
+    elsewhere.add("save.frozen")  # tests/faults/test_saves.py: only where parameters are frozen
     assert found - elsewhere == set(PLACES), "cover it here, or say here who does"
 
 
@@ -138,8 +147,14 @@ COUNTS = dict.fromkeys(PLACES, 1) | {
     **dict.fromkeys(("step.begin", "step.optimizer", "step.done"), 9),
     **dict.fromkeys(("step.forward", "step.loss"), 17),
     **dict.fromkeys([place for place in PLACES if place.startswith("save.")], 3),
+    "save.trash": 1,
     "loop.log": 4,
 }
+
+
+def is_early(place: str) -> bool:
+    """Before a new checkpoint of the attempt, and before there is any limit for silence."""
+    return place.startswith(("worker", "start")) or place == "loop.best"
 
 
 def kill_at(warm, folder: Path, whole: Project, places: list[tuple[str, int]]) -> float:
@@ -151,7 +166,7 @@ def kill_at(warm, folder: Path, whole: Project, places: list[tuple[str, int]]) -
         claim += 1
         order = {"at": place, "do": "kill", "rank": rank, "claim": claim, "count": COUNTS[place]}
         orders.append(order)
-        if place.startswith(("worker", "start")):
+        if is_early(place):
             claim += 1
             # Committed at least once, so that the next failure is a first one again.
             orders.append({"at": "save.begin", "do": "kill", "count": 3, "rank": 1, "claim": claim})
@@ -195,11 +210,11 @@ def test_one_rank_of_four_killed_at_every_place_brings_all_down_and_the_end_is_t
 ):
     others = [(place, 1 + number % 3) for number, place in enumerate(EVERYWHERE)]
     places = others + [(place, 0) for place in EVERYWHERE + FIRST_ONLY]
-    # A stage's first checkpoint is committed by a run's first attempt only.
-    first = [pair for pair in places if pair[0] == "start.committed"]
-    rest = [pair for pair in places if pair[0] != "start.committed"]
+    first = [pair for pair in places if pair[0] in ONCE]
+    rest = [pair for pair in places if pair[0] not in ONCE]
     chunks = [rest[start : start + 6] for start in range(0, len(rest), 6)]
     chunks = [first[n : n + 1] + chunk for n, chunk in enumerate(chunks)]
+    assert sum(map(len, chunks)) == len(places)
     gaps = [kill_at(warm, tmp_path / f"{n}", whole, part) for n, part in enumerate(chunks)]
     print(f"R8 (kill): {len(places)} places, all down within {max(gaps):.1f} s, ends bitwise equal")
 
@@ -221,7 +236,8 @@ def long_whole(warm, tmp_path_factory) -> Project:
 def stop_late(warm, folder: Path, whole: Project, place: str, rank: int) -> None:
     """Far into the training, where a limit for silence is known."""
     project = four(folder, stages=LONG, pause=0.005)
-    count = {"step": LATE, "save": LATE // 4, "loop": LATE // 16, "finish": 1}[place.split(".")[0]]
+    kind = place.partition(".")[0]
+    count = {"step": LATE, "save": LATE // 4, "loop": LATE // 16, "finish": 1}[kind]
     if place in ("step.forward", "step.loss"):
         count *= 2  # two micro-batches a step
     order = {"at": place, "do": "stop", "rank": rank, "count": count, "claim": 1}
@@ -288,7 +304,7 @@ def test_a_rank_of_four_that_is_stopped_at_any_place_is_down_in_time_and_the_end
     warm, tmp_path, whole, long_whole, place
 ):
     rank = 0 if place in FIRST_ONLY else 1 + PLACES.index(place) % 3
-    if place.startswith(("worker", "start")):
+    if is_early(place):
         stop_early(warm, tmp_path / "p", whole, place, rank)
     else:
         stop_late(warm, tmp_path / "p", long_whole, place, rank)

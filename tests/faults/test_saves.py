@@ -6,7 +6,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import random
 import signal
 import tempfile
 import threading
@@ -56,6 +55,7 @@ PLACES = [
     "save.manifest",
     "save.rename",
     "save.renamed",
+    "save.trash",
     "save.pruned",
 ]
 
@@ -101,8 +101,7 @@ def made(warm, tmp_path_factory):
 
 
 def make_saver(run: RunFolder) -> Saver:
-    saver = Saver(run, claim=take_claim(run), clock=SystemClock())
-    return saver
+    return Saver(run, claim=take_claim(run), clock=SystemClock())
 
 
 def begin(saver: Saver, step: int, state: dict[str, Any]) -> None:
@@ -111,9 +110,7 @@ def begin(saver: Saver, step: int, state: dict[str, Any]) -> None:
 
 def saved_state(run: RunFolder, name: str) -> Any:
     manifest = verify(run.checkpoints / name)
-    return read_part(
-        run.checkpoints / name, 0, records=manifest.files, frozen=manifest.frozen
-    )
+    return read_part(run.checkpoints / name, 0, records=manifest.files, frozen=manifest.frozen)
 
 
 # -- the state of the boundary -----------------------------------------------------------------
@@ -146,7 +143,9 @@ def test_in_a_real_run_a_slow_save_holds_the_weights_of_its_step_boundary(warm, 
     committed = events(project, "committed")
     assert [event["step"] for event in committed] == [0, 6, 12, 18, 24]
     for event in committed[:-1]:
-        tensors = load_file(project.run.checkpoints / event["checkpoint"] / "part-00000.safetensors")
+        tensors = load_file(
+            project.run.checkpoints / event["checkpoint"] / "part-00000.safetensors"
+        )
         found = hashlib.sha256()
         for name in ("0.weight", "0.bias", "1.weight", "1.bias", "4.weight", "4.bias"):
             found.update(tensors[f"shared.model.{name}"].numpy().tobytes())
@@ -302,7 +301,9 @@ def test_what_comes_back_from_the_disk_as_something_else_is_put_aside_and_saved_
     assert saver.wait() is not None and len(calls) == 2  # then the disk is trusted
 
 
-def test_in_a_real_run_a_disk_that_lies_is_found_said_and_the_step_saved_later(warm, tmp_path, made):
+def test_in_a_real_run_a_disk_that_lies_is_found_said_and_the_step_saved_later(
+    warm, tmp_path, made
+):
     reference = made("plain", params={"diary": False})
     project = make_faulty(tmp_path / "p", params={"diary": False, "pause": 0.01})
     # The second attempt's first save: its own, and the first it reads back.
@@ -340,7 +341,7 @@ def test_killed_in_every_place_of_a_background_save_it_ends_bit_for_bit_the_same
         defaults={"save": {"every": "2 steps"}},
     )
     orders = [
-        {"at": place, "do": "kill", "count": 2, "claim": claim}
+        {"at": place, "do": "kill", "count": 1 if place == "save.trash" else 2, "claim": claim}
         for claim, place in enumerate(PLACES, 1)
     ]
     finish(warm, project, starts=1, **armed(*orders))
@@ -378,7 +379,7 @@ def test_a_handover_waits_for_the_save_in_flight_and_commits_its_own_step(warm, 
 def test_an_attempt_stops_so_early_that_even_a_slow_save_is_done_before_the_limit(
     warm, tmp_path, made
 ):
-    """The limit leaves no grace: only its own clock, and the saves it has measured, tell it when."""
+    """The limit leaves no grace: its own clock, and the saves it has measured, tell it when."""
     stages = [{"name": "one", "data": "d", "epochs": 40}]
     reference = made("forty", params={"diary": False}, stages=stages)
     project = make_faulty(
@@ -451,11 +452,12 @@ def test_with_frozen_parameters_a_killed_run_ends_bit_for_bit_the_same(warm, tmp
     orders = [
         {"at": place, "do": "kill", "count": count, "claim": claim}
         for claim, (place, count) in enumerate(
-            [("save.written", 2), ("step.done", 7), ("save.renamed", 2)], 1
+            [("save.frozen", 1), ("save.written", 3), ("step.done", 7), ("save.renamed", 2)], 1
         )
     ]
     finish(warm, project, starts=1, **armed(*orders))
-    assert len(events(project, "attempt-ended")) == 4
+    assert len(events(project, "attempt-ended")) == 5
+    assert leftovers(project.run) == []
     weights = load_file(project.run.stage("one").weights)
     start = load_file(reference.run.stage("one").weights)
     assert all(torch.equal(weights[name], start[name]) for name in weights)
@@ -603,7 +605,9 @@ def measure() -> tuple[int, int, int]:
 
 
 def cycle(times: int, *, warm_up: int) -> None:
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as d:
+    with tempfile.TemporaryDirectory(
+        dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    ) as d:
         folder = Path(d) / "exp"
         folder.mkdir()
         cycles = Cycle(RunFolder(folder))

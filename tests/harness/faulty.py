@@ -8,13 +8,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.harness.project import Project, make_project
-
 from tasuki.checkpoint.lineage import lineage, list_checkpoints
 from tasuki.checkpoint.manifest import parse_name
 from tasuki.checkpoint.verify import read_manifest, verify
 from tasuki.store.runs import RunFolder
 from tasuki.telemetry.events import read_events
+from tests.harness.project import Project, make_project
 
 CODE = '''
 import hashlib

@@ -54,11 +54,28 @@ class Copy:
 
     def run(self, tests: tuple[str, ...], *, within_s: float = 900.0) -> tuple[bool, str]:
         """(all passed, what pytest said)."""
-        environment = {k: v for k, v in os.environ.items() if not k.startswith(("TASUKI_", "PYTEST"))}
+        environment = {
+            k: v for k, v in os.environ.items() if not k.startswith(("TASUKI_", "PYTEST"))
+        }
         told = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-x", "-m", "not long", "-p", "no:randomly", *tests],
+            [
+                sys.executable,
+                "-m",
+                "pytest",
+                "-q",
+                "-x",
+                "-m",
+                "not long",
+                "-p",
+                "no:randomly",
+                *tests,
+            ],
             cwd=self.folder,
-            env={**environment, "PYTHONPATH": str(self.folder / "src"), "PYTHONDONTWRITEBYTECODE": "1"},
+            env={
+                **environment,
+                "PYTHONPATH": str(self.folder / "src"),
+                "PYTHONDONTWRITEBYTECODE": "1",
+            },
             capture_output=True,
             text=True,
             timeout=within_s,

@@ -144,6 +144,10 @@ def _first_of(trace: AttemptTrace, twin: Sequence[AttemptTrace]) -> _Place | Non
     if expected is not None and trace.rank:
         # DDP hands rank 0's buffers on before each step: until then the others' may be anything.
         expected = {**trace.state, **_of_group(expected, "random")}
+    if expected is not None and trace.facts.get("sets_lr"):
+        # tasuki's own schedule has set that of the coming step already.
+        rates = {name: text for name, text in trace.state.items() if name.endswith(".lr")}
+        expected = {**expected, **rates}
     if expected is not None and (entry := _first_entry(trace.state, expected)):
         return _Place(
             trace=trace,

@@ -22,6 +22,7 @@ from tasuki.checkpoint.records import FileRecord, check_file
 from tasuki.checkpoint.tensorfile import lay_out, write_tensors
 from tasuki.checkpoint.verify import frozen_folder, read_manifest
 from tasuki.errors import CheckpointError, DamagedCheckpoint
+from tasuki.failpoints import failpoint
 from tasuki.store.atomic import fsync_folder, list_folder, make_folder, sweep, translated
 from tasuki.store.claims import ensure_claim_holds
 from tasuki.store.runs import RunFolder
@@ -67,6 +68,7 @@ def store_frozen(run: RunFolder, tensors: Mapping[str, Tensor]) -> FileRecord:
     temp = folder / f".{path.stem}.{os.getpid()}-{os.urandom(4).hex()}.tmp"
     record = write_tensors(temp, tensors)
     record = FileRecord(name=path.name, size=record.size, crc32=record.crc32)
+    failpoint("save.frozen")
     with translated(path):
         if _is_whole(path, record):
             temp.unlink()

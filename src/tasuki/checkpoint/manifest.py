@@ -121,6 +121,8 @@ class Manifest:
             raise DamagedCheckpoint(f"the manifest's parent is no checkpoint: {self.parent[:80]!r}")
         if not all(_FROZEN.fullmatch(record.name) for record in self.frozen):
             raise DamagedCheckpoint("the manifest names frozen parameters that are no file of ours")
+        if len(self.files) != 2 * self.parts:
+            raise DamagedCheckpoint("the manifest's files are not the files of its parts")
         expected = [name for part in range(self.parts) for name in part_files(part)]
         if [record.name for record in self.files] != expected:
             raise DamagedCheckpoint("the manifest's files are not the files of its parts")

@@ -13,6 +13,7 @@ from pathlib import Path
 from tasuki.checkpoint.lineage import lineage, list_checkpoints
 from tasuki.checkpoint.verify import check_shape
 from tasuki.errors import DamagedCheckpoint, DiskFull
+from tasuki.failpoints import failpoint
 from tasuki.store.atomic import (
     free_bytes,
     fsync_folder,
@@ -116,6 +117,7 @@ def _remove(run: RunFolder, name: str) -> None:
             path.rename(trash)
         except FileNotFoundError:
             return  # a person's prune was faster
+    failpoint("save.trash")
     remove_tree(trash)  # what stays is swept by the next prune
 
 

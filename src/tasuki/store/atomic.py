@@ -174,10 +174,13 @@ def _explain(error: OSError, path: Path, need: int | None) -> StoreError:
     name = errno.errorcode.get(error.errno or 0, "?")
     words = f"{path}: {error.strerror or error} ({name})"
     if error.errno in _FULL:
-        free = free_bytes(path)
+        try:
+            free = f"{format_bytes(free_bytes(path))} free"
+        except StoreError:
+            free = "free space unknown"
         wants = f"needs {format_bytes(need)}, " if need is not None else ""
         return DiskFull(
-            f"{words}: {wants}{format_bytes(free)} free",
+            f"{words}: {wants}{free}",
             hint="make room there, or write to another disk; nothing that was committed is lost",
         )
     return StoreError(words)
@@ -203,8 +206,9 @@ def reserve(fd: int, size: int) -> None:
 
 def free_bytes(path: Path) -> int:
     """Free space for this user on the disk that holds, or would hold, `path`."""
-    folder = next((p for p in [path, *path.parents] if p.is_dir()), Path("/"))
-    disk = os.statvfs(folder)
+    with translated(path):
+        folder = next((p for p in [path, *path.parents] if p.is_dir()), Path("/"))
+        disk = os.statvfs(folder)
     return disk.f_bavail * disk.f_frsize
 
 

@@ -12,6 +12,7 @@ from tasuki.checkpoint.lineage import lineage
 from tasuki.checkpoint.verify import read_manifest
 from tasuki.checkpoint.weights import write_weights
 from tasuki.errors import CheckpointError, RecipeError
+from tasuki.failpoints import failpoint
 from tasuki.spec.resolved import ResolvedValidate
 from tasuki.store.atomic import fsync_folder, make_folder
 from tasuki.store.claims import ensure_claim_holds
@@ -61,6 +62,7 @@ def keep_best(
     sha256 = write_weights(draft, model.state_dict(), {"stage": task.stage.name, "step": str(step)})
     # Named by content, not by claim: the state of an interrupted run must equal an undisturbed one.
     path = folder.best(f"{step:09d}-{sha256[:12]}")
+    failpoint("loop.best")
     draft.replace(path)
     fsync_folder(folder.path)
     return Best(validate.metric, value, step, path.name)

@@ -66,7 +66,7 @@ class Saving:
         self.rhythm = SaveRhythm(task.stage.save.every, steps_per_epoch=per_epoch, now=now)
         self._retry_at = math.inf
         self._retry_s = _RETRY_S
-        self._need = 0
+        self._need = self._num_missed = 0
         self._interval: Interval | None = None
         self._cost: SaveCost | None = None
         self._hold_period = 0
@@ -226,6 +226,9 @@ class Saving:
             self._miss(saved.error, size=saved.size)
             return
         self._progress.checkpoint = saved.name
+        if self._num_missed:
+            self._task.say(f"Saved again: {saved.name}; {self._num_missed} saves had failed")
+            self._num_missed = 0
         self._retry_at, self._retry_s = math.inf, _RETRY_S
         self._need = saved.size
         self._task.watch.save_s.append(saved.total_s)
@@ -246,14 +249,14 @@ class Saving:
     def _miss(self, error: StoreError, *, size: int | None = None) -> None:
         """Training goes on. The last checkpoint is untouched."""
         now = self._task.clock.monotonic()
-        is_first = self._retry_at == math.inf
+        self._num_missed += 1
         self._retry_at, self._retry_s = (
             now + self._retry_s,
             min(self._retry_s * 2, _RETRY_AT_MOST_S),
         )
         self._need = size or self._need
         words = f"step {self._progress.step} is not saved: {error}"
-        if is_first:
+        if self._num_missed == 1:
             self._task.say(
                 f"WARNING: {words}; training goes on, the last checkpoint is "
                 f"{self._progress.checkpoint}, and it is tried again"

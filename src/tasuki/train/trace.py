@@ -96,6 +96,7 @@ class Trace:
             "samples": plan.num_samples if plan is not None else None,
             "buckets": len(plan.buckets) if plan is not None else None,
             "effective_batch": order.effective_batch,
+            "sets_lr": self._setup.schedule is not None,
             "state": self._state(),
         }
 

@@ -14,9 +14,9 @@ import torch.distributed as dist
 
 from tasuki.data.foreign import ForeignLoader
 from tasuki.data.loader import Loader, MicroBatch
-from tasuki.errors import EXIT_RESUME_ME, NotFinite, RecipeError
+from tasuki.errors import EXIT_RESUME_ME, NotFinite, RecipeError, RunError, StoreError
 from tasuki.failpoints import failpoint
-from tasuki.relay.values import Ending
+from tasuki.relay.values import Cause, Ending
 from tasuki.runtime.agreement import Agreement, Decision, SoloAgreement, StoreAgreement
 from tasuki.runtime.room import when_there_is_room
 from tasuki.runtime.saver import Saver
@@ -92,6 +92,7 @@ def roll_back(
     """Go back to the last checkpoint, where all was finite; what follows is then checked."""
     name = training.progress.checkpoint
     assert name is not None
+    failpoint("loop.roll-back")
     with task.stopwatch.part("restore"):
         engine.window.entries.clear()
         restored = restore_checkpoint(task, setup, engine, saver, name)
@@ -382,7 +383,7 @@ class Training:
         self.task.watch.begin_handover()
         loader.stop()  # first: a dying loader worker must not disturb the save
         with self.task.stopwatch.part("handover"):
-            self.saving.commit()
+            self._save_last()
         self.task.say(
             f"Handing over at step {self.progress.step} of {self.setup.total_steps} of stage "
             f"{self.task.stage.name} ({self.task.watch.notice})"
@@ -392,12 +393,31 @@ class Training:
         self.task.ranks.say_goodbye()
         leave(self.task.watch, ending=Ending.HANDED_OVER, status=EXIT_RESUME_ME)
 
+    def _save_last(self) -> None:
+        """A disk that is full now may have room for the next attempt: a failure, no reason to hold
+        the run."""
+        try:
+            self.saving.commit()
+        except StoreError as error:
+            raise RunError(
+                f"step {self.progress.step} could not be saved before the end of this attempt: "
+                f"{error}",
+                hint=error.hint,
+            ) from error
+
     def finish(self) -> None:
         """All steps are done: the last checkpoint, then the weights, then the stage's marker."""
         self.task.watch.enter("finish")
         if self.task.is_first:
             start_s = self._began_at - self._born_at
-            finish_stage(self.task, self.setup, self.progress, self.last_row, start_s=start_s)
+            when_there_is_room(
+                lambda: finish_stage(
+                    self.task, self.setup, self.progress, self.last_row, start_s=start_s
+                ),
+                say=self.task.say,
+                clock=self.task.clock,
+                should_stop=lambda: self.task.watch.notice is not Cause.NONE,
+            )
         self._event_progress()
 
     def _make_loader(self) -> Loader | ForeignLoader:

@@ -1,0 +1,221 @@
+"""Bugs of training, saving and resuming, each with the quick tests that must catch it."""
+
+from __future__ import annotations
+
+from tests.harness.planted import Planted
+
+SAVES, NAN = "tests/faults/test_saves.py", "tests/faults/test_nan.py"
+FULL, RANKS = "tests/faults/test_full_disk.py", "tests/faults/test_ranks.py"
+KILLS, STATE = "tests/resume/test_kills.py", "tests/resume/test_state.py"
+
+KILLED = (f"{SAVES}::test_killed_in_every_place_of_a_background_save_it_ends_bit_for_bit_the_same",)
+HANDOVER = (f"{SAVES}::test_a_handover_waits_for_the_save_in_flight_and_commits_its_own_step",)
+SETTINGS = (f"{KILLS}::test_a_requeue_onto_other_cpus_keeps_threads_and_deterministic_algorithms",)
+FOUR = (
+    f"{RANKS}::test_one_rank_of_four_killed_at_a_few_places_brings_all_down_and_the_end_is_the_same",
+)
+LEFT_OUT = (
+    f"{NAN}::test_a_step_that_is_left_out_leaves_parameters_optimizer_and_buffers_as_they_were",
+)
+EARLY = f"{SAVES}::test_an_attempt_stops_so_early_that_even_a_slow_save_is_done_before_the_limit"
+BOUNDARY = (
+    f"{SAVES}::test_what_is_committed_is_the_state_when_the_save_began_whatever_training_does_since"
+)
+NO_BYTE = f"{FULL}::test_on_a_disk_without_a_single_free_byte_no_line_of_events_and_metrics_is_lost"
+SKIP = (f"{NAN}::test_skip_leaves_bad_steps_out_counts_them_and_says_so",)
+
+BUGS = [
+    Planted(
+        "torch's random state is not restored",
+        "runtime/state.py",
+        '    torch.set_rng_state(state["torch"])\n',
+        "",
+        KILLED,
+    ),
+    Planted(
+        "the order of samples is off by one after a resume",
+        "train/training.py",
+        "            first_step=self.progress.step,\n",
+        "            first_step=self.progress.step + (self.progress.step > 0),\n",
+        KILLED,
+    ),
+    Planted(
+        "the schedule starts over with each attempt",
+        "train/training.py",
+        "            self.setup.schedule.set_for(self.progress.step)\n",
+        "            self.setup.schedule.set_for(self.progress.step - self._first_step)\n",
+        KILLED,
+    ),
+    Planted(
+        "the state is restored before DDP's first step",
+        "train/start.py",
+        "        _settle_buckets(task, setup, engine)\n",
+        "",
+        FOUR,
+    ),
+    Planted(
+        "a handover does not wait for its save",
+        "train/saving.py",
+        "            saved = self._saver.wait()\n        self._hear(saved, is_needed=True)\n",
+        "            saved = self._saver.take_news()\n        self._hear(saved, is_needed=True)\n",
+        HANDOVER,
+    ),
+    Planted(
+        "the notice is ignored",
+        "runtime/agreement.py",
+        "        if self._watch.notice is not Cause.NONE:\n            return Decision.STOP\n",
+        "",
+        HANDOVER,
+    ),
+    Planted(
+        "no time is kept free before the limit",
+        "runtime/watch.py",
+        "        return self.p99_step_s + time_for_saving_s(self.longest_save_s)\n",
+        "        return 0.0\n",
+        (EARLY,),
+    ),
+    Planted(
+        "what is written is what the tensors are then, not what they were at the boundary",
+        "runtime/saver.py",
+        "        image = self._buffers[number].hold(encoded)\n",
+        "        image = self._buffers[number].hold(encoded)\n"
+        "        first, buffer = self.before, self._buffers[number]\n"
+        "        self.before = lambda: (first(), buffer.hold(encoded)) and None\n",
+        (BOUNDARY,),
+    ),
+    Planted(
+        "a second save does not wait for the first",
+        "runtime/saver.py",
+        "        self._join()\n        order = self._copy(",
+        "        order = self._copy(",
+        (f"{SAVES}::test_a_second_save_waits_for_the_first_and_follows_it_in_the_lineage",),
+    ),
+    Planted(
+        "a checkpoint is committed without the last rank's part",
+        "runtime/saver.py",
+        "            for rank in range(1, self._world):\n                part, theirs",
+        "            for rank in range(1, self._world - 1):\n                part, theirs",
+        FOUR,
+    ),
+    Planted(
+        "a checkpoint does not know its parent",
+        "runtime/saver.py",
+        "        if name is not None:\n            self.parent = name\n",
+        "        if name is not None:\n",
+        (f"{SAVES}::test_a_second_save_waits_for_the_first_and_follows_it_in_the_lineage",),
+    ),
+    Planted(
+        "numbers that are not finite are committed",
+        "runtime/saver.py",
+        "            self._refuse_not_finite(order)\n            make_room",
+        "            make_room",
+        (f"{SAVES}::test_weights_that_are_not_finite_are_not_committed",),
+    ),
+    Planted(
+        "the first save is not read back",
+        "runtime/saver.py",
+        "            self._read_back(checkpoint)\n",
+        "",
+        (f"{SAVES}::test_in_a_real_run_a_disk_that_lies_is_found_said_and_the_step_saved_later",),
+    ),
+    Planted(
+        "losses that are not logged yet are lost at a resume",
+        "train/snapshot.py",
+        "    engine.window.entries = [(loss.to(device), weight) for loss, weight in "
+        'state["rank"]["window"]]\n',
+        "    engine.window.entries = []\n",
+        KILLED,
+    ),
+    Planted(
+        "the account of used samples starts over with each attempt",
+        "train/start.py",
+        "    return Restored(manifest, progress, last_row, UsedSamples(used))\n",
+        "    return Restored(manifest, progress, last_row, UsedSamples())\n",
+        (f"{KILLS}::test_killed_again_and_again_nothing_acknowledged_is_lost",),
+    ),
+    Planted(
+        "what the optimizer casts on loading stays cast",
+        "runtime/state.py",
+        '    _undo_casts(tracked.optimizer, state["optimizer"])\n',
+        "",
+        (STATE,),
+    ),
+    Planted(
+        "buffers that `state_dict` leaves out are not saved",
+        "runtime/state.py",
+        '        "buffers": _unsaved_buffers(tracked.model),\n',
+        '        "buffers": {},\n',
+        (STATE,),
+    ),
+    Planted(
+        "who lost the claim prunes all the same",
+        "checkpoint/retention.py",
+        '_TRASH = ".trash-"\n',
+        '_TRASH = ".trash-"\nensure_claim_holds = lambda run, claim: None\n',
+        (f"{SAVES}::test_who_lost_the_claim_while_pruning_removes_nothing_of_the_successors",),
+    ),
+    Planted(
+        "drafts of killed attempts stay",
+        "train/start.py",
+        "    sweep_drafts(run, claim=claim)\n",
+        "",
+        KILLED,
+    ),
+    Planted(
+        "a step that is left out leaves its mark in running means",
+        "train/engine.py",
+        "            for buffer, value in kept:\n                buffer.copy_(value)\n",
+        "",
+        LEFT_OUT,
+    ),
+    Planted(
+        "the loss of a step that is left out is logged",
+        "train/engine.py",
+        "            self.window.drop_since(place)\n",
+        "",
+        LEFT_OUT,
+    ),
+    Planted(
+        "steps that are left out are not counted",
+        "train/training.py",
+        "        self.progress.skipped += 1\n",
+        "",
+        SKIP,
+    ),
+    Planted(
+        "a frozen parameter that moves is not noticed",
+        "checkpoint/frozen.py",
+        "            if has_moved or _sum_up(tensor) != self._sums[address]:\n",
+        "            if has_moved:\n",
+        (f"{SAVES}::test_in_this_process_a_change_through_data_is_noticed_at_the_next_save",),
+    ),
+    Planted(
+        "deterministic algorithms are not asked for",
+        "train/exact.py",
+        "        torch.use_deterministic_algorithms(True, warn_only=True)\n",
+        "",
+        SETTINGS,
+    ),
+    Planted(
+        "the number of threads follows the machine",
+        "train/worker.py",
+        "    if stage.exact and (frozen := frozen_threads(run)):\n",
+        "    if stage.exact and (frozen := None):\n",
+        SETTINGS,
+    ),
+    Planted(
+        "a full disk ends the training",
+        "train/saving.py",
+        "            if is_needed or not isinstance(saved.error, StoreError):\n",
+        "            if True:\n",
+        (f"{FULL}::test_a_quota_or_a_sick_disk_in_the_middle_of_a_save_costs_that_save_only",),
+    ),
+    Planted(
+        "lines that a full disk has no room for are forgotten",
+        "telemetry/lines.py",
+        "            with contextlib.suppress(DiskFull):\n                self._write()\n",
+        "            with contextlib.suppress(DiskFull):\n                self._write()\n"
+        "            self._waiting.clear()\n",
+        (NO_BYTE,),
+    ),
+]
