@@ -81,7 +81,7 @@ class Plain:
         cases = (Memcpy, PlainWrite, TorchSave, TorchSaveDurable, Safetensors, Dcp, DcpAsync)
         return {case.__name__: case(self) for case in cases}
 
-    def load(self, *, is_warm: bool) -> float:
+    def load(self, *, is_warm: bool) -> dict[str, float]:
         """Seconds of `torch.load` and of putting the state into model and optimizer."""
         path = self.folder / "load.pt"
         if not path.exists():
@@ -91,7 +91,7 @@ class Plain:
         state = torch.load(path, weights_only=True)
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-        return time.perf_counter() - began
+        return {"seconds": time.perf_counter() - began}
 
     def lora_bytes(self) -> dict[str, float]:
         """Bytes of a checkpoint over the bytes it cannot do without."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tasuki.data.buckets import BucketPlan, BucketRule, plan_buckets, sort_by_score
@@ -68,6 +68,11 @@ def test_frozen_digests_of_used_samples():
     assert used(far).to_json() == {"count": 2, "digest": "eef4e9da1d6cb7272caf7702e7159ffd"}
 
 
+SLOW = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+"""Of the machine, not of what is tested."""
+
+
+@settings(max_examples=50, **SLOW)
 @given(
     st.lists(st.tuples(st.integers(0, 2**40), st.integers(0, 2**62)), max_size=40),
     st.integers(1, 5),
@@ -86,7 +91,7 @@ def test_any_number_of_ranks_in_any_order_gives_the_sum_that_the_definition_give
 
 
 @given(st.lists(st.lists(st.integers(0, 10**9), max_size=9), max_size=600), st.integers(0, 600))
-@settings(max_examples=30)
+@settings(max_examples=30, **SLOW)
 def test_going_on_from_a_checkpoint_gives_the_number_of_an_undisturbed_run(
     steps: list[list[int]], at: int
 ):

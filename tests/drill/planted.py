@@ -150,6 +150,22 @@ class TorchLoader(Sound):
         return DataLoader(TensorDataset(*points()), batch_size=8, shuffle=True)
 
 
+class StatefulLoader(Sound):
+    """Nothing wrong: a loader that is resumed through its `state_dict`."""
+
+    def build_dataset(self, source, split):
+        from torchdata.stateful_dataloader import StatefulDataLoader
+
+        return StatefulDataLoader(TensorDataset(*points()), batch_size=8, shuffle=True)
+
+
+class Sized(Sound):
+    """Nothing wrong: samples of several sizes, in buckets."""
+
+    def sample_sizes(self, dataset):
+        return [1 + number % 3 for number in range(len(dataset))]
+
+
 class Jittered(Dataset):
     def __init__(self, rng) -> None:
         self.rng = rng

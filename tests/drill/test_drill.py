@@ -126,8 +126,10 @@ def test_what_is_lost_without_effect_is_noted_and_passes(plant, here):
         ("Sound", {"cluster__gpus": 2, "cluster__cpus": 2}),
         ("Sound", {"defaults__loader": {"workers": 1}, "cluster__cpus": 2}),
         ("TorchLoader", {"defaults__accumulation": 2}),
+        ("StatefulLoader", {}),
+        ("Sized", {"defaults__micro_batch": 3, "defaults__order": "largest_first"}),
     ],
-    ids=["two ranks", "loader workers", "a loader of its own"],
+    ids=["two ranks", "loader workers", "its own loader", "a loader with state", "buckets"],
 )
 @pytest.mark.long
 def test_sound_runs_of_other_kinds_get_a_certificate_too(plant, here, recipe, more):

@@ -211,7 +211,15 @@ def test_stop_keeps_the_last_finite_checkpoint_and_names_it(warm, tmp_path, rank
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("place", ["loop.roll-back", "step.done", "step.forward", "save.written"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        "loop.roll-back",
+        "save.written",
+        pytest.param("step.done", marks=pytest.mark.long),
+        pytest.param("step.forward", marks=pytest.mark.long),
+    ],
+)
 def test_a_kill_in_the_middle_of_a_roll_back_still_ends_bit_for_bit_as_skip_does(
     warm, tmp_path, made, ranks, place
 ):

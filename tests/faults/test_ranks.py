@@ -290,13 +290,6 @@ def test_a_rank_that_is_stopped_in_start_up_is_down_with_all_others_when_the_not
     print("R8 (stop, start.restored): down within the notice, end bitwise equal")
 
 
-def test_a_rank_that_is_stopped_in_the_middle_of_a_save_is_found_and_the_end_is_the_same(
-    warm, tmp_path, long_whole
-):
-    stop_late(warm, tmp_path / "p", long_whole, "save.written", 3)
-    print("R8 (stop, save.written): found within its limit, end bitwise equal")
-
-
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("place", PLACES)

@@ -12,17 +12,33 @@ CODE = '''
 from torch.utils.data import DataLoader
 
 
+class Late(Noisy):
+    """Steps wait for their samples."""
+
+    def __init__(self, n, seconds):
+        super().__init__(n)
+        self.seconds = seconds
+
+    def __getitem__(self, i):
+        if self.seconds:
+            time.sleep(self.seconds)
+        return super().__getitem__(i)
+
+
 class Traced(Learner):
     """Writes down every training step it begins, in this run's folder, by attempt."""
 
-    def __init__(self, samples=44, pause=0.0, loader="none", evaluate_for=0.0, **more):
+    def __init__(
+        self, samples=44, pause=0.0, fetch_for=0.0, loader="none", evaluate_for=0.0, **more
+    ):
         is_late = "TASUKI_TEST_HURRY" in os.environ
         super().__init__(samples=samples, pause=0.0 if is_late else pause, **more)
         self.loader, self.evaluate_for = loader, evaluate_for
+        self.fetch_for = 0.0 if is_late else fetch_for
 
     def build_dataset(self, source, split):
         if self.loader == "none" or split == "val":
-            return Noisy(self.samples)
+            return Late(self.samples, self.fetch_for)
         made = DataLoader(Noisy(self.samples), batch_size=8, shuffle=True, num_workers=2)
         return Lazy(made) if self.loader == "lazy" else made
 

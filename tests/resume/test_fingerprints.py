@@ -202,7 +202,7 @@ FOUND: dict[str, tuple[Callable[[Project], object], str]] = {
     "two samples swapped": (lambda p: change_rows(p, two_swapped), "the content of its files"),
     "a sample more": (
         lambda p: change_rows(p, lambda rows: np.concatenate([rows, rows[:1]])),
-        "the data changed since the last checkpoint",
+        "1568 bytes before, 1 files, 1592 bytes now / the order of samples cannot go on with them",
     ),
     "data that no key names": (
         lambda p: np.array([0.5], dtype=np.float32).tofile(p.folder / "shift.bin"),
@@ -314,6 +314,14 @@ def test_an_accepted_change_is_used_up_by_the_next_commit(warm, begun, tmp_path)
     change_rows(project, two_swapped)
     outcome = go_on(warm, project)
     assert "the content of its files" in outcome.refused and not outcome.is_complete
+
+
+def test_data_with_which_the_order_cannot_go_on_cannot_be_accepted(warm, begun, tmp_path):
+    project = copy_of(begun, tmp_path / "p")
+    change_rows(project, lambda rows: rows[:-1])
+    outcome = go_on(warm, project, accepted=("data",))
+    assert "the order of samples cannot go on with them" in outcome.refused
+    assert "--new" in outcome.refused and "--accept-change" not in outcome.refused
 
 
 def test_an_edited_copy_of_the_code_can_be_accepted_and_is_an_event(warm, begun, tmp_path):

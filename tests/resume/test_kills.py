@@ -43,8 +43,15 @@ def undisturbed(warm, tmp_path_factory):
     return project
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("number", "workers"),
+    [
+        (signal.SIGKILL, 2),
+        (signal.SIGTERM, 0),
+        pytest.param(signal.SIGKILL, 0, marks=pytest.mark.long),
+        pytest.param(signal.SIGTERM, 2, marks=pytest.mark.long),
+    ],
+)
 def test_killed_at_random_moments_and_run_again_it_ends_bit_for_bit_the_same(
     warm, tmp_path, undisturbed, number, workers
 ):

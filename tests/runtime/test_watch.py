@@ -74,6 +74,20 @@ print(seen.wait(50))
     assert run(code) == "True"
 
 
+def test_a_signal_just_before_the_first_step_is_seen_there_without_the_thread():
+    """Else a loop of quick steps would do some of them first."""
+    code = """
+from tasuki.relay.values import Cause
+watch = Watch(None, SystemClock())
+watch.install_handlers()
+os.kill(os.getpid(), signal.SIGTERM)
+watch.before_leaving = lambda: (print("left", watch.notice), sys.stdout.flush(), os._exit(0))
+watch.hold_on()
+print("goes on")
+"""
+    assert run(code) == "left interrupted"
+
+
 def test_what_a_forked_child_is_sent_is_no_notice_for_us():
     code = """
 pipe = SignalPipe()

@@ -43,7 +43,7 @@ from tasuki.signals import deaf
 
 Hash = Any
 Fingerprint = dict[str, Any]
-"""`files`, `samples`, `made_by`: plain text or None, as a checkpoint keeps it."""
+"""`plan`, `files`, `samples`, `made_by`: plain text or None, as a checkpoint keeps it."""
 
 _WHOLE = 16 << 20
 _BLOCK = 64 << 10

@@ -44,7 +44,8 @@ def fingerprint_data(task: Task, setup: Setup) -> Fingerprint:
                 f"{looked.reason}"
             )
     files = fingerprint_files(stage.data, stage.split)
-    return {"files": files, "samples": samples, "made_by": _made_by(task)}
+    plan = setup.order.plan.fingerprint()
+    return {"plan": plan, "files": files, "samples": samples, "made_by": _made_by(task)}
 
 
 def _made_by(task: Task) -> str:
@@ -69,6 +70,13 @@ def refuse_changed_data(
 ) -> None:
     """`before` is what the checkpoint of claim `written_by` knows; None: nothing."""
     words = compare(before, now)
+    if before is not None and before.get("plan") not in (None, now["plan"]):
+        told = words or "other samples, or others of their sizes"
+        raise DataError(
+            f"the data of stage `{task.stage.name}` changed since the last checkpoint: {told}",
+            hint="the order of samples cannot go on with them: put them back as they were, or "
+            "start anew with `tasuki run --new`",
+        )
     if words is None:
         return
     if is_accepted(task.run, DATA, written_by=written_by):

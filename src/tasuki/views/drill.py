@@ -150,6 +150,8 @@ def _proof(report: dict[str, Any]) -> Iterator[str]:
 
 
 def _limits(report: dict[str, Any]) -> Iterator[str]:
+    if not report["equal"]:
+        return
     is_cpu = report["machine"]["device"] == "cpu"
     limits = [
         f"{report['shortened']['steps']} steps on a few samples stand for the whole run",

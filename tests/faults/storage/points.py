@@ -28,7 +28,7 @@ from tests.faults.storage.driver import LONG, NEW, OLD, PHASES, RUNNING, make_ru
 from tests.faults.storage.invariants import Outcome, find_violations
 from tests.harness.syscalls import SHORTENED, Call, Child, fork_watched
 
-_RANDOM = re.compile(r"-[0-9a-f]{8}(?=/|$|\.tmp)|\.\d+-[0-9a-f]{8}(?=\.tmp)")
+_RANDOM = re.compile(r"-[0-9a-f]{8}(?=/|$)|\.\d+-[0-9a-f]{8}(?=\.tmp)|(?<=\.c\d)-[0-9a-f]{4}(?=/|$)")
 _WRITES = {
     "write", "writev", "pwrite64", "fsync", "fdatasync", "ftruncate", "truncate", "fallocate",
     "rename", "renameat", "renameat2", "mkdir", "mkdirat", "rmdir", "unlink", "unlinkat",
