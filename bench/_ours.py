@@ -12,11 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -169,14 +167,3 @@ def wait_until(is_so: Any, *, seconds: float = 60.0, every_s: float = 0.005) -> 
             return True
         time.sleep(every_s)
     return False
-
-
-@contextlib.contextmanager
-def fork_server(folder: Path) -> Iterator[Warm]:
-    with warm_server(folder) as warm:
-        yield warm
-
-
-def kill_group(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(pid, number)

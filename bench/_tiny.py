@@ -53,7 +53,7 @@ class Notes:
             self.add(
                 "step",
                 samples=index.tolist(),
-                loss=loss.item().hex(),
+                loss=float(loss).hex(),
                 fetched=self.fetched,
                 **(_times() if self._is_age_told else {}),
             )

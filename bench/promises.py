@@ -52,10 +52,8 @@ def main() -> int:
             say(f"no power cuts: {no_cuts}")
         subjects = _open(folder, peers, stack)
         with ThreadPoolExecutor(2) as pool:  # nothing is timed here
-            found = dict(
-                pool.map(lambda item: (item[0], _examine(*item, no_cuts)), subjects.items())
-            )
-    found = {tool: found[tool] for tool in subjects}
+            examined = pool.map(lambda tool: _examine(tool, subjects[tool], no_cuts), subjects)
+            found = dict(zip(subjects, examined, strict=True))
     _show(found, no_cuts)
     if peers is None:
         print("\nwithout the peers (see above)")

@@ -210,6 +210,7 @@ def test_a_first_attempt_that_differs_was_not_resumed_wrongly():
     wrong = replace(first, steps=(*first.steps[:3], step(4, after=after(4, loss="x"))))
     found = diagnose(TWIN, [wrong, attempt(2, 4, 6)], TWIN)
     assert found is not None and found.cause == "nondeterministic" and found.step == 4
+    assert found.words.startswith("it differs from step 4 on, before anything interrupted it")
 
 
 def test_on_other_ranks_than_the_first_only_random_numbers_must_be_back_before_a_step():

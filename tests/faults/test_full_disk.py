@@ -193,13 +193,17 @@ def test_without_inodes_training_goes_on_and_saves_again_by_itself(
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
-def test_a_disk_that_is_full_for_a_minute_costs_nothing_but_saves(warm, make_disk, tmp_path):
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("every", ["7 steps", "2s"])
+def test_a_disk_that_is_full_for_a_minute_costs_nothing_but_saves(warm, make_disk, tmp_path, every):
     disk, beat = make_disk(), tmp_path / "beat"
     stages = {"stages": [{"name": "one", "data": "d", "epochs": 500}]}
-    reference = make_run(tmp_path / "whole", params={"pause": 0.0}, **stages)
+    defaults = {"save": {"every": every}}
+    reference = make_run(tmp_path / "whole", params={"pause": 0.0}, defaults=defaults, **stages)
     finish(warm, reference)
-    project = make_run(disk.path / "p", beat=beat, params={"pause": 0.03}, **stages)
+    project = make_run(
+        disk.path / "p", beat=beat, params={"pause": 0.03}, defaults=defaults, **stages
+    )
     started = warm.start(project.job.path)
     wait_until(lambda: len(acknowledged(project.run)) >= 2, project)
     disk.fill(leave=MB // 2)

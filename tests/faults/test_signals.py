@@ -138,7 +138,7 @@ def test_terminated_at_random_instants_every_finished_step_is_committed_and_none
 
 
 @pytest.mark.long
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(7200)
 def test_400_terminations_at_random_instants_commit_every_finished_step(
     warm, tmp_path, undisturbed
 ):
@@ -393,7 +393,7 @@ def test_decisions_are_the_same_when_the_wall_clock_jumps_an_hour_each_second(wa
 
 
 @pytest.mark.long
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(7200)
 def test_the_time_from_signal_to_exit_is_measured_over_300_tries(warm, tmp_path, undisturbed):
     """Only the outcome is asserted; the figure is for the notes."""
     stages = [{"name": "one", "data": "d", "epochs": 2000}]

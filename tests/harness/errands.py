@@ -25,14 +25,21 @@ class Errands:
 
     def __init__(self, server: subprocess.Popen[str]) -> None:
         self._server = server
+        self._number = 0
 
     def do(self, what: str, **arguments: Any) -> Any:
         """Call `module:function` there; what it returns, as JSON has it."""
         orders, answers = self._server.stdin, self._server.stdout
         assert orders is not None and answers is not None
-        orders.write(json.dumps({"what": what, "arguments": arguments}) + "\n")
+        self._number += 1
+        order = {"number": self._number, "what": what, "arguments": arguments}
+        orders.write(json.dumps(order) + "\n")
         orders.flush()
-        answer = json.loads(answers.readline() or '{"error": "the process is gone"}')
+        answer = {"number": 0}
+        while answer["number"] != self._number:  # one that timed out may answer yet
+            line = answers.readline()
+            assert line, "the process is gone"
+            answer = json.loads(line)
         if "error" in answer:
             raise AssertionError(answer["error"])
         return answer["value"]
@@ -63,13 +70,14 @@ def serve(modules: list[str]) -> None:
         importlib.import_module(module)
     print("ready", file=answers, flush=True)
     for line in sys.stdin:
+        order = json.loads(line)
         pid = os.fork()
         if pid == 0:
-            _do(json.loads(line), answers)
+            _do(order, answers)
         _, status = os.waitpid(pid, 0)
         if status:
             error = f"the process ended with {os.waitstatus_to_exitcode(status)}"
-            print(json.dumps({"error": error}), file=answers, flush=True)
+            print(json.dumps({"number": order["number"], "error": error}), file=answers)
 
 
 def _do(order: dict[str, Any], answers: IO[str]) -> None:
@@ -77,9 +85,9 @@ def _do(order: dict[str, Any], answers: IO[str]) -> None:
     try:
         module, _, name = order["what"].partition(":")
         value = getattr(importlib.import_module(module), name)(**order["arguments"])
-        text = json.dumps({"value": value})
+        text = json.dumps({"number": order["number"], "value": value})
     except BaseException:
-        text = json.dumps({"error": traceback.format_exc()})
+        text = json.dumps({"number": order["number"], "error": traceback.format_exc()})
     try:
         sys.stdout.flush()
         print(text, file=answers, flush=True)

@@ -71,12 +71,14 @@ def test_a_crash_loop_is_held_at_exactly_the_third_attempt() -> None:
     simulation = Simulation()
     assert isinstance(simulation.go([CRASH] * 10), Hold)
     assert simulation.num_attempts == 3
+    print("R12: a crash loop stops at 3 of 3 attempts")
 
 
 def test_ten_thousand_preemptions_with_progress_never_stop_a_run() -> None:
     simulation = Simulation()
     assert simulation.go([PREEMPTED] * 10_000) == HandOver(Cause.PREEMPTED, is_resumed=True)
     assert simulation.num_attempts == 10_000
+    print("R12: 10,000 of 10,000 preemptions with progress come back")
 
 
 def test_ten_thousand_preemptions_before_the_first_step_never_stop_a_run() -> None:

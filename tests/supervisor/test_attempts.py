@@ -56,6 +56,7 @@ def supervise(job, words: list[dict], status: int) -> int:
     return supervisor.run().exit_code
 
 
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("times", [12, pytest.param(300, marks=pytest.mark.long)])
 def test_preemptions_with_progress_never_stop_a_run(job, times):
     project, order = job

@@ -93,7 +93,8 @@ def diagnose(
     if place.is_restored_state:
         return _not_restored(place)
     if place.trace.claim == min(trace.claim for trace in disturbed):
-        return _nondeterministic(place, {}, nondeterministic_ops)
+        once = f"it differs from step {place.step} on, before anything interrupted it: "
+        return _nondeterministic(place, {}, nondeterministic_ops, once)
     return _resumed_wrongly(place, _flaky(place, second))
 
 
@@ -107,7 +108,8 @@ def diagnose_twins(
     place = _first_difference(twin, second)
     if place is None:
         return None
-    return _nondeterministic(place, _hidden_differences(place), nondeterministic_ops)
+    once = f"two undisturbed runs differ too, from step {place.step} on: "
+    return _nondeterministic(place, _hidden_differences(place), nondeterministic_ops, once)
 
 
 def not_restored(
@@ -303,11 +305,12 @@ def _unseen_batch(place: _Place) -> Finding:
     )
 
 
-def _nondeterministic(place: _Place, differing: Mapping[str, str], ops: Sequence[str]) -> Finding:
+def _nondeterministic(
+    place: _Place, differing: Mapping[str, str], ops: Sequence[str], once: str
+) -> Finding:
     """Undisturbed runs differ: nothing is wrong with the resume, as far as one can see."""
     group = _group(place.entry)
     suspects = [n for n in _ranked(differing, place.entry) if differing[n] == "generator"]
-    once = f"two undisturbed runs differ too, from step {place.step} on: "
     words, advice = never_twice(group, place.trace.facts, ops)
     if suspects and place.own is not None and place.reference is not None:
         top = suspects[0]

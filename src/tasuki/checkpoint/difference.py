@@ -91,6 +91,8 @@ def _compare_tensors(a: Tensor, b: Tensor, path: list[object]) -> str | None:
         return _say(path, f"dtypes {a.dtype} and {b.dtype}")
     if a.shape != b.shape:
         return _say(path, f"shapes {list(a.shape)} and {list(b.shape)}")
+    if a.data_ptr() == b.data_ptr() and a.stride() == b.stride() and a.device == b.device:
+        return None  # the same memory: an optimizer takes what it is given
     left, right = _tensor_bytes(a), _tensor_bytes(b)
     if _are_equal(left.reshape(-1), right.reshape(-1)):
         return None

@@ -16,7 +16,7 @@ from tasuki.checkpoint.manifest import Manifest, ParsedName, parse_name
 from tasuki.checkpoint.verify import read_manifest, verify
 from tasuki.errors import CheckpointError, DamagedCheckpoint, StoreError
 from tasuki.store.atomic import translated
-from tasuki.store.claims import highest_claim, parent_of
+from tasuki.store.claims import list_claims, parent_of
 from tasuki.store.runs import RunFolder
 
 OnDamaged = Callable[[str, DamagedCheckpoint], None]
@@ -88,12 +88,13 @@ def _nothing_verifies(run: RunFolder, words: str) -> CheckpointError:
 def _ancestry(run: RunFolder) -> list[tuple[int, ParsedName | None]]:
     """The claims on the way down, each with the newest of its checkpoints that counts."""
     steps: list[tuple[int, ParsedName | None]] = []
-    claim, newest = highest_claim(run), None
+    claims = list_claims(run)
+    claim, newest = max(claims, default=0), None
     while claim > 0:
         steps.append((claim, newest))
         is_recorded, parent = parent_of(run, claim)
         if not is_recorded:
-            claim, newest = claim - 1, None
+            claim, newest = max((n for n in claims if n < claim), default=0), None
         elif parent is None:
             break
         else:

@@ -19,8 +19,8 @@ from tasuki.errors import CheckpointError, DamagedCheckpoint, NewerFormat
 from tasuki.store.atomic import FORMAT
 
 MANIFEST_NAME = "manifest.json"
-MAX_MANIFEST_BYTES = 64 * 2**20
-"""Checksums of about 60 TB. A larger file is not one of ours."""
+MAX_MANIFEST_BYTES = 8 * 2**20
+"""Checksums of about 12 TB. A larger file is not one of ours."""
 
 _NAME = re.compile(r"step-(\d{9,18})\.c(\d{1,18})(?:\.s(\d{1,9}))?", re.ASCII)
 _FROZEN = re.compile(r"[0-9a-f]{32}\.safetensors", re.ASCII)

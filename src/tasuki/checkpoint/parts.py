@@ -29,6 +29,10 @@ from tasuki.checkpoint.tensorfile import read_tensors, write_tensors
 from tasuki.checkpoint.verify import frozen_folder
 from tasuki.errors import StateNotStorable
 from tasuki.store.atomic import FORMAT
+from tasuki.units import format_bytes
+
+MAX_TREE_BYTES = 32 * 2**20
+"""Of a part beside its tensors. A larger file is not one of ours."""
 
 __all__ = ["CHUNK_BYTES", "FileRecord", "read_part", "write_held", "write_part"]
 
@@ -86,11 +90,18 @@ def _to_json(value: object) -> bytes:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except RecursionError as error:
         raise StateNotStorable("the state is nested too deeply", hint="flatten it") from error
-    return text.encode() + b"\n"
+    data = text.encode() + b"\n"
+    if len(data) > MAX_TREE_BYTES:
+        raise StateNotStorable(
+            f"the state has {format_bytes(len(data))} beside its tensors, at most "
+            f"{format_bytes(MAX_TREE_BYTES)} can be stored",
+            hint="keep long lists and texts as tensors or arrays",
+        )
+    return data
 
 
 def _read_tree(path: Path, part: int, record: FileRecord | None) -> Any:
-    raw = read_file(path, record=record)
+    raw = read_file(path, record=record, limit=MAX_TREE_BYTES)
     try:
         value = json.loads(raw, parse_constant=_refuse_constant, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:

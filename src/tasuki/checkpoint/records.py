@@ -15,6 +15,7 @@ import stat
 import threading
 import zlib
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,9 @@ PAGE_BYTES = 4096
 """What lies on such boundaries, in memory and in the file, can be written past the cache."""
 _WORTH_DIRECT = 4 * 2**20
 _NO_DIRECT = {errno.EINVAL, errno.EOPNOTSUPP}
+_READERS = 2
+_PIECE_BYTES = 1 << 20
+"""Read at once: its checksum is taken while it is still in the processor's cache."""
 _HINT = "use an older checkpoint; this one cannot be trusted"
 # These say that a file is not there as it was written. Any other error (EIO, ESTALE, EACCES) may
 # pass: to call it damage would let a run fall back behind a good checkpoint.
@@ -184,45 +188,66 @@ class _RollingSums:
         return tuple(self._done)
 
 
-class RecordReader:
-    """Reads an open file from its start into given memory, and checks each chunk as it is full."""
+def fill(path: Path, fd: int, memory: Sequence[memoryview], record: FileRecord | None) -> None:
+    """Read an open file from its start into stretches of memory, which it fills exactly.
 
-    def __init__(self, path: Path, fd: int, record: FileRecord | None) -> None:
-        self.size = os.fstat(fd).st_size
-        if record is not None:
-            _compare_sizes(path, self.size, record.size)
-        self._path, self._fd, self._record = path, fd, record
-        self._at = self._crc = 0
+    With a record every chunk is checked as it comes. Chunks are read by two threads: copying and
+    checksums take about as long as each other, and both leave Python's lock.
+    """
+    size = os.fstat(fd).st_size
+    if record is not None:
+        _compare_sizes(path, size, record.size)
+    wanted = sum(len(view) for view in memory)
+    if wanted != size:
+        raise damage(path, f"has {size} bytes, but {wanted} are expected")
+    step = record.chunk_bytes if record is not None else CHUNK_BYTES
+    jobs = [_Chunk(number, number * step, views) for number, views in enumerate(_cut(memory, step))]
+    if len(jobs) < 3:
+        for job in jobs:
+            job.read(path, fd, record)
+        return
+    with ThreadPoolExecutor(_READERS, thread_name_prefix="tasuki-read") as pool:
+        for done in [pool.submit(job.read, path, fd, record) for job in jobs]:
+            done.result()
 
-    def fill(self, memory: Any) -> None:
-        """The next bytes of the file, exactly as many as the memory holds."""
-        view = memoryview(memory).cast("B")
-        while view:
-            until_end = len(view)
-            if self._record is not None:
-                chunk = self._record.chunk_bytes
-                until_end = min(until_end, chunk - self._at % chunk)
-            count = os.readv(self._fd, [view[:until_end]])
-            if not count:
-                raise damage(self._path, f"ends after {self._at} bytes")
-            self._take(view[:count])
-            view = view[count:]
 
-    def _take(self, piece: memoryview) -> None:
-        self._at += len(piece)
-        if self._record is None:
-            return
-        self._crc = zlib.crc32(piece, self._crc)
-        chunk = self._record.chunk_bytes
-        if self._at % chunk == 0 or self._at == self._record.size:
-            number = (self._at - 1) // chunk
-            if self._crc != self._record.crc32[number]:
-                raise _damaged_between(self._path, number * chunk, self._at)
-            self._crc = 0
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    number: int
+    start: int
+    views: list[memoryview]
 
-    def finish(self) -> None:
-        if self._at != self.size:
-            raise damage(self._path, f"has {self.size - self._at} bytes too many")
+    def read(self, path: Path, fd: int, record: FileRecord | None) -> None:
+        at, crc = self.start, 0
+        for view in self.views:
+            left = view
+            while left:
+                piece = left[:_PIECE_BYTES]
+                count = os.preadv(fd, [piece], at)
+                if not count:
+                    raise damage(path, f"ends after {at} bytes")
+                if record is not None:
+                    crc = zlib.crc32(piece[:count], crc)
+                at, left = at + count, left[count:]
+        if record is not None and crc != record.crc32[self.number]:
+            raise _damaged_between(path, self.start, at)
+
+
+def _cut(memory: Sequence[memoryview], step: int) -> Iterator[list[memoryview]]:
+    """Stretches of memory as chunks of a file."""
+    views: list[memoryview] = []
+    room = step
+    for whole in memory:
+        left = whole
+        while left:
+            piece = left[:room]
+            views.append(piece)
+            left, room = left[len(piece) :], room - len(piece)
+            if not room:
+                yield views
+                views, room = [], step
+    if views:
+        yield views
 
 
 def read_file(path: Path, *, record: FileRecord | None = None, limit: int | None = None) -> bytes:

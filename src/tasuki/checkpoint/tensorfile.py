@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor
 
 from tasuki.checkpoint.blobs import view_bytes
-from tasuki.checkpoint.records import FileRecord, Piece, RecordReader, damage, opened, write_pieces
+from tasuki.checkpoint.records import FileRecord, Piece, damage, fill, opened, write_pieces
 
 _CODES = {
     torch.float64: "F64", torch.int64: "I64", torch.float32: "F32", torch.int32: "I32",
@@ -30,8 +31,8 @@ _CODES = {
     torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
 _DTYPES = {code: dtype for dtype, code in _CODES.items()}
-_MAX_HEADER = 100 * 2**20
-"""As in the library."""
+_MAX_HEADER = 16 * 2**20
+"""About 100,000 tensors."""
 _ALIGN = 64
 """Data begin on such a boundary: copies into and out of the file are aligned."""
 
@@ -86,23 +87,33 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> FileRecord:
 def read_tensors(path: Path, *, record: FileRecord | None = None) -> dict[str, Tensor]:
     """Every tensor in memory of its own, checked against the record on the way."""
     with opened(path) as fd:
-        reader = RecordReader(path, fd, record)
-        prefix = bytearray(8)
-        reader.fill(prefix)
-        length = int.from_bytes(prefix, "little")
-        if length > min(_MAX_HEADER, reader.size - 8):
-            raise damage(path, f"is no safetensors file of ours: a header of {length} bytes")
-        header = bytearray(length)
-        reader.fill(header)
-        entries = _parse(path, bytes(header), reader.size - 8 - length)
-        tensors = {}
-        for name, dtype, shape, size in entries:
-            memory = _memory(size)
-            if size:
-                reader.fill(memory.numpy())
-            tensors[name] = memory.view(dtype).view(shape)
-        reader.finish()
-    return tensors
+        header = _read_header(path, fd)
+        available = os.fstat(fd).st_size - len(header)
+        entries = _parse(path, header[8:], available)
+        memory = [_memory(size) for *_, size in entries]
+        # The header is read again with the rest: what was parsed is what the checksums cover.
+        again = bytearray(len(header))
+        fill(path, fd, [memoryview(again), *(view_bytes(m) for m in memory if m.numel())], record)
+        if again != header:
+            raise damage(path, "changes while it is read")
+    return {
+        name: tensor.view(dtype).view(shape)
+        for (name, dtype, shape, _), tensor in zip(entries, memory, strict=True)
+    }
+
+
+def _read_header(path: Path, fd: int) -> bytes:
+    """With its length in front."""
+    size = os.fstat(fd).st_size
+    prefix = os.pread(fd, 8, 0)
+    length = int.from_bytes(prefix, "little")
+    if len(prefix) < 8 or length > min(_MAX_HEADER, size - 8):
+        raise damage(path, f"is no safetensors file of ours: a header of {length} bytes")
+    header = bytearray(8 + length)
+    at = 0
+    while at < len(header) and (count := os.preadv(fd, [memoryview(header)[at:]], at)):
+        at += count
+    return bytes(header)
 
 
 def _memory(size: int) -> Tensor:

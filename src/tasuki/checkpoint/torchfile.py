@@ -31,6 +31,7 @@ _SAVE_PLAIN = "save plain tensors: torch.save(model.state_dict(), 'weights.pt'),
 
 def read_torch_file(path: Path, data: bytes) -> dict[str, Tensor]:
     """The tensors by name, tied ones sharing memory, on the CPU."""
+    _refuse_packed(path, data)
     try:
         value = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
@@ -47,6 +48,17 @@ def read_torch_file(path: Path, data: bytes) -> dict[str, Tensor]:
         words = str(error).strip().partition("\n")[0][:200] or type(error).__name__
         raise WeightsError(f"{path} is no file of weights that can be read: {words}") from error
     return {name: tensor.detach() for name, tensor in _find_weights(path, value).items()}
+
+
+def _refuse_packed(path: Path, data: bytes) -> None:
+    """torch stores, it never packs: a packed member may become anything in memory."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            is_packed = any(m.compress_type != zipfile.ZIP_STORED for m in archive.infolist())
+    except Exception:  # no archive: torch says what it is
+        return
+    if is_packed:
+        raise WeightsError(f"{path} is a packed archive, which torch does not write")
 
 
 def _find_weights(path: Path, value: object) -> dict[str, Tensor]:

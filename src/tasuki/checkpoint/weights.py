@@ -21,12 +21,13 @@ from torch import Tensor
 
 from tasuki.checkpoint.torchfile import read_torch_file
 from tasuki.errors import WeightsError
-from tasuki.store.atomic import translated, write_bytes
+from tasuki.store.atomic import read_plain, write_bytes
 
 ALIASES = "tasuki.aliases"
 _SHOWN = 4
 _TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 _MAX_HEADER = 100_000_000
+_MAX_WEIGHTS = 1 << 43
 """Of safetensors itself."""
 _ZIP = b"PK\x03\x04"
 
@@ -65,8 +66,7 @@ def read_weights(path: Path, *, sha256: str | None = None) -> dict[str, Tensor]:
 
     Safetensors, ours or others', or torch's own files of plain tensors.
     """
-    with translated(path):
-        data = path.read_bytes()
+    data = read_plain(path, limit=_MAX_WEIGHTS)
     if sha256 is not None and hashlib.sha256(data).hexdigest() != sha256:
         raise WeightsError(
             f"{path} is not what was written: its sha256 is another",

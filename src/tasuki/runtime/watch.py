@@ -287,8 +287,9 @@ def leave(
 def _kill_daemons() -> None:
     """What multiprocessing would end at interpreter exit, such as the workers of a validation's
     loader: orphans of torch's live on for 5 s."""
+    # Not imported here, and perhaps only half imported yet: a notice may come at any time.
     process = sys.modules.get("multiprocessing.process")
-    for child in process.active_children() if process is not None else ():
+    for child in getattr(process, "active_children", tuple)():
         if child.daemon and child._parent_pid == os.getpid():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child.pid, signal.SIGKILL)

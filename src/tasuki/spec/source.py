@@ -24,6 +24,8 @@ RunPython: TypeAlias = Callable[[Path, str], object]
 
 PYTHON_TIMEOUT_S = 60.0
 
+_MAX_BYTES = 10 << 20
+
 
 @dataclass(slots=True)
 class Source:
@@ -74,6 +76,10 @@ def _from_here(path: Path) -> str:
 def read_file(source: Source, path: Path) -> Node:
     """One YAML file; its warnings are kept in the source."""
     try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise SpecError(
+                f"{path}: the file is too large for a spec", hint="is this the file you meant?"
+            )
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise SpecError(f"{path}: the file is not UTF-8 text", hint="save it as UTF-8") from error

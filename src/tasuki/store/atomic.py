@@ -11,6 +11,7 @@ import errno
 import fnmatch
 import json
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ FOLDER_MODE = 0o700
 FILE_MODE = 0o600
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _WORTH_RESERVING = 1 << 20
+_MAX_JSON = 64 << 20
+"""Larger files are not ours."""
 
 
 def make_folder(path: Path) -> Path:
@@ -97,10 +100,21 @@ def to_json(value: object) -> bytes:
         return json.dumps(value, allow_nan=False).encode() + b"\n"
 
 
+def read_plain(path: Path, *, limit: int) -> bytes:
+    """The content of a plain file; of a pipe, a device or a giant, an error instead of a wait."""
+    with translated(path):
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(fd, "rb", buffering=0) as file:
+            found = os.fstat(fd)
+            if not stat.S_ISREG(found.st_mode) or found.st_size > limit:
+                size = format_bytes(found.st_size)
+                raise StoreError(f"{path} is damaged: it is no plain file, or too large ({size})")
+            return file.readall()
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Read one of our own JSON files; a newer format is refused by name."""
-    with translated(path):
-        raw = path.read_bytes()
+    raw = read_plain(path, limit=_MAX_JSON)
     try:
         value = json.loads(raw)
     except (ValueError, RecursionError) as error:
@@ -156,7 +170,7 @@ def shaped(path: Path) -> Iterator[None]:
     """Around taking a file of ours apart: one that parses but holds something else is damaged."""
     try:
         yield
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
         words = f"{type(error).__name__} {error}"
         raise StoreError(f"{path} is damaged: {words}", hint="restore it from a copy") from error
 

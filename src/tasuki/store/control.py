@@ -72,7 +72,7 @@ def everything_said(run: RunFolder) -> list[Said]:
         path = run.control / f"{number:06d}.json"
         value = read_json(path)
         known = {"word", "reason", "hint", "claim", "format"}
-        if value.get("word") not in set(Word):
+        if str(value.get("word")) not in set(Word):
             raise StoreError(f"{path} is damaged: there is no word {value.get('word')!r}")
         said.append(
             Said(

@@ -62,7 +62,7 @@ def read_job(path: Path) -> JobOrder:
             requeue=value["requeue"],
             lanes=tuple(_read_lane(lane, folder.runs) for lane in value["lanes"]),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise StoreError(f"{folder.lanes} is damaged: {error!r}") from error
 
 

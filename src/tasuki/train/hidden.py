@@ -45,7 +45,7 @@ def leaf(value: Any) -> str | None:
         case PurePath() | torch.dtype() | torch.device() | torch.Size():
             return _told(type(value).__name__, str(value))
         case Tensor():
-            return f"Tensor{tuple(value.shape)} {_digest(_bytes_of(value))}"
+            return f"Tensor{tuple(value.shape)} {_tensor_digest(value, most=_WHOLE)}"
         case np.ndarray() | np.generic():
             return f"array{np.shape(value)} {_digest(_bytes_of_array(np.asanyarray(value)))}"
         case itertools.count():
@@ -57,7 +57,7 @@ def _generator(value: Any) -> str | None:
     """Random generators by their state."""
     match value:
         case torch.Generator():
-            return f"torch.Generator {_digest(_bytes_of(value.get_state()))}"
+            return f"torch.Generator {tensor_digest(value.get_state())}"
         case np.random.Generator():
             return f"numpy.random.Generator {digest_of(value.bit_generator.state)}"
         case np.random.RandomState():
@@ -77,25 +77,6 @@ def _digest(data: bytes | memoryview) -> str:
     return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
-def _bytes_of(tensor: Tensor) -> bytes:
-    """All of a small tensor; of a large one, which steps seldom change in one place, a part."""
-    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
-        return repr(tensor.shape).encode()
-    return _content(tensor.detach(), is_whole=tensor.numel() <= _WHOLE)
-
-
-def _content(tensor: Tensor, *, is_whole: bool) -> bytes:
-    flat = tensor.reshape(-1)
-    if not is_whole:
-        flat = flat[:: max(1, flat.numel() >> 16)]
-    if flat.is_conj():
-        flat = flat.resolve_conj()
-    plain = flat.cpu().contiguous()
-    return bytes(f"{tensor.dtype} {tuple(tensor.shape)} ", "ascii") + (
-        plain.view(torch.uint8).numpy().tobytes() if plain.numel() else b""
-    )
-
-
 def _bytes_of_array(array: Any) -> bytes:
     if array.dtype.hasobject or isinstance(array, np.memmap):  # a file need not be read for it
         return repr((array.shape, array.dtype)).encode()
@@ -108,9 +89,21 @@ def _bytes_of_array(array: Any) -> bytes:
 
 def tensor_digest(tensor: Tensor) -> str:
     """Of every bit, however many."""
+    return _tensor_digest(tensor, most=None)
+
+
+def _tensor_digest(tensor: Tensor, *, most: int | None) -> str:
+    """Of a larger tensor than `most`, which steps seldom change in one place alone, a part."""
+    hasher = hashlib.blake2b(f"{tensor.dtype} {tuple(tensor.shape)} ".encode(), digest_size=8)
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
-        return _digest(repr(tensor).encode())
-    return _digest(_content(tensor.detach(), is_whole=True))
+        hasher.update(repr(tensor).encode())
+    elif tensor.numel():
+        flat = tensor.detach().reshape(-1)
+        if most is not None and flat.numel() > most:
+            flat = flat[:: flat.numel() >> 16]
+        plain = flat.resolve_conj().resolve_neg().cpu().contiguous()
+        hasher.update(plain.view(torch.uint8).numpy().data)
+    return hasher.hexdigest()
 
 
 def digest_of(value: Any) -> str:
@@ -124,6 +117,8 @@ def digest_of(value: Any) -> str:
 def _pieces(value: Any, depth: int) -> Iterator[str]:
     if isinstance(value, Tensor):
         yield tensor_digest(value)
+    elif isinstance(value, list | tuple) and all(type(item) is int for item in value):
+        yield repr(value)  # such as the 625 words of Python's random state, twice a step
     elif (told := leaf(value)) is not None:
         yield told
     elif isinstance(value, Mapping):

@@ -28,7 +28,7 @@ from tests.faults.storage.damage import make, memory
 from tests.faults.storage.driver import load
 
 MB = 10**6
-_WITHIN_S = 30
+_WITHIN_S = 15
 """After that it hangs. What a bomb may take is printed, not asserted: the machine may be busy."""
 Bomb = Callable[[RunFolder], Callable[[], object]]
 """Puts something into a run, and says who falls over it."""

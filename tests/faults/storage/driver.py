@@ -6,6 +6,7 @@ acknowledges. `python -m tests.faults.storage.driver PHASE FOLDER` does one in a
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from tasuki.checkpoint.parts import read_part, write_held, write_part
 from tasuki.checkpoint.retention import make_room, prune, quarantine
 from tasuki.checkpoint.verify import read_manifest, verify_from_disk
 from tasuki.clock import SystemClock
-from tasuki.errors import TasukiError
+from tasuki.errors import StoreError, TasukiError
 from tasuki.store.atomic import FORMAT, make_folder, write_bytes, write_json
 from tasuki.store.attempts import write_attempt_end, write_holder
 from tasuki.store.claims import highest_claim, record_parent, take_claim
@@ -114,7 +115,7 @@ def save_and_look(run: RunFolder, step: int, **how: Any) -> str:
 
 
 def begin_attempt(
-    run: RunFolder, *, on_claim: Callable[[int], object] = lambda _: None
+    run: RunFolder, *, keep: int = KEEP, on_claim: Callable[[int], object] = lambda _: None
 ) -> tuple[int, Checkpoint | None]:
     """Take the run, find what to go on from, sweep what the ones before left."""
     claim = take_claim(run)
@@ -126,8 +127,10 @@ def begin_attempt(
     sweep_drafts(run, claim=claim)
     sweep_frozen_drafts(run, claim=claim)
     _sweep_temps(run, claim=claim)
-    for name in damaged:
-        quarantine(run, name, claim=claim)
+    with contextlib.suppress(StoreError):  # what stays is passed over, or swept later
+        for name in damaged:
+            quarantine(run, name, claim=claim)
+        prune(run, claim=claim, keep=keep)
     return claim, latest
 
 

@@ -23,13 +23,21 @@ from tasuki.store.claims import highest_claim, list_claims
 from tasuki.store.control import everything_said
 from tasuki.store.runs import RunFolder
 from tasuki.supervisor.finish import finish_run
-from tests.faults.storage.driver import KEEP, PHASES, begin_attempt, load, save, state_at
+from tests.faults.storage.driver import KEEP, begin_attempt, load, save, state_at
 
-_OLD = {  # what each kind of run folder holds that no phase may lose
-    "new": [],
-    "old": ["step-000000005.c1", "step-000000010.c1", "step-000000015.c2", "step-000000020.c2"],
-    "running": ["step-000000020.c2", "step-000000025.c3", "step-000000030.c3"],
-    "long": ["step-000000020.c2", "step-000000025.c3", "step-000000030.c3"],
+_ALL = ["step-000000005.c1", "step-000000010.c1", "step-000000015.c2", "step-000000020.c2"]
+_NEWER = ["step-000000020.c2", "step-000000025.c3", "step-000000030.c3"]
+_OLD = {  # what no phase may lose
+    "first": [],
+    "save": _ALL,
+    "ranks": _ALL,
+    "held": _ALL,
+    "frozen": _ALL,
+    "word": _ALL,
+    "prune": _NEWER,
+    "finish": _NEWER,
+    "resume": _NEWER[1:],
+    "fallback": _NEWER[:2],
 }
 
 
@@ -93,12 +101,8 @@ def _of_disk(run: RunFolder, outcome: Outcome) -> list[str]:
     is_damage_planted = outcome.phase == "fallback"
     if damaged and not is_damage_planted:
         found.append(f"something partial is visible: {damaged[0]}")
-    for name in _OLD[PHASES[outcome.phase].kind]:
-        if name == "step-000000030.c3" and is_damage_planted:
-            continue
-        found += _of_checkpoint(run.checkpoints / name)
-    others = {str(parsed) for parsed in list_checkpoints(run)}
-    for name in sorted(others - set(_OLD[PHASES[outcome.phase].kind])):
+    names = {str(parsed) for parsed in list_checkpoints(run)} | set(_OLD[outcome.phase])
+    for name in sorted(names):
         if not (is_damage_planted and name == "step-000000030.c3"):
             found += _of_checkpoint(run.checkpoints / name)
     vouched = outcome.again or outcome.acknowledged
@@ -133,7 +137,7 @@ def _of_promise(run: RunFolder, outcome: Outcome, vouched: str, latest: str | No
             return [] if vouched == before else [f"went on from {vouched} instead of {before}"]
         case "prune":
             names = sorted(str(parsed) for parsed in list_checkpoints(run))
-            return [] if names == sorted(_OLD["long"]) else [f"pruned, but there are {names}"]
+            return [] if names == sorted(_NEWER) else [f"pruned, but there are {names}"]
         case "finish":
             return [] if run.marker.exists() else ["acknowledged, but there is no marker"]
         case "word":

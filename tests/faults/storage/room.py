@@ -24,7 +24,7 @@ _SLACK = 64 * 1024
 
 
 def _attempt(run: RunFolder, keep: int, num_saves: int, teller: int) -> None:
-    claim, latest = begin_attempt(run)
+    claim, latest = begin_attempt(run, keep=keep)
     tell(teller, f"BEGUN {len(leftovers(run))}")
     for _ in range(num_saves):
         step = latest.manifest.position.step + 1 if latest else 1
