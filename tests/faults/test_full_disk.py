@@ -128,9 +128,11 @@ def steps_done(beat: Path) -> int:
 LONG = {"stages": [{"name": "one", "data": "d", "epochs": 20}]}
 
 
-def ride_out(warm, disk: Disk, beat: Path, *, block: Callable[[], None], steps: int) -> Project:
+def ride_out(
+    warm, disk: Disk, beat: Path, *, block: Callable[[], None], steps: int, **more
+) -> Project:
     """Train; block the disk after the second save for so many steps; then make room."""
-    project = make_run(disk.path / "p", beat=beat, **LONG)
+    project = make_run(disk.path / "p", beat=beat, **LONG, **more)
     started = warm.start(project.job.path)
     wait_until(lambda: len(acknowledged(project.run)) >= 2, project)
     block()
@@ -178,9 +180,11 @@ def test_on_a_disk_without_a_single_free_byte_no_line_of_events_and_metrics_is_l
     warm, make_disk, tmp_path, whole
 ):
     disk = make_disk()
-    project = ride_out(warm, disk, tmp_path / "beat", block=disk.fill, steps=30)
+    # Many lines: a few still fit the last page that a file has.
+    more = {"defaults": {"log_every": "1 steps"}}
+    project = ride_out(warm, disk, tmp_path / "beat", block=disk.fill, steps=60, **more)
     assert events(project, "save-failed")
-    check_unharmed(project, whole("long", **LONG))
+    check_unharmed(project, whole("lines", **LONG, **more))
 
 
 def test_without_inodes_training_goes_on_and_saves_again_by_itself(

@@ -10,7 +10,7 @@ from typing import Any
 
 from tasuki.checkpoint.lineage import lineage, list_checkpoints
 from tasuki.checkpoint.manifest import parse_name
-from tasuki.checkpoint.verify import read_manifest, verify
+from tasuki.checkpoint.verify import verify
 from tasuki.store.runs import RunFolder
 from tasuki.telemetry.events import read_events
 from tests.harness.project import Project, make_project
@@ -188,9 +188,11 @@ def _place(name: str) -> tuple[int, int]:
     return parsed.order
 
 
-def used(run: RunFolder) -> object:
-    """The last checkpoint's account of the samples that its stage used."""
-    return read_manifest(run.checkpoints / lineage(run)[0]).facts["used"]
+def used(run: RunFolder) -> dict[str, object]:
+    """By stage: the account of the samples it had used when it ended."""
+    told = [event for event in read_events(run) if event["kind"] == "committed"]
+    ends = sorted(told, key=lambda event: event["step"])
+    return {event["stage"]: event["used"] for event in ends}
 
 
 def leftovers(run: RunFolder) -> list[str]:

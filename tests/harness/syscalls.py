@@ -48,6 +48,7 @@ KINDS: dict[str, tuple[int, str]] = {
     "newfstatat": (262, "A0,1"), "unlinkat": (263, "A0,1"), "renameat": (264, "A0,1 A2,3"),
     "linkat": (265, "A0,1 A2,3"), "readlinkat": (267, "A0,1"), "fchmodat": (268, "A0,1"),
     "faccessat": (269, "A0,1"), "fallocate": (285, "F0"), "renameat2": (316, "A0,1 A2,3"),
+    "preadv": (295, "F0"), "pwritev": (296, "F0"), "preadv2": (327, "F0"), "pwritev2": (328, "F0"),
     "statx": (332, "A0,1"), "faccessat2": (439, "A0,1"),
 }
 # Cannot touch a file: memory, time, signals, threads, this process; sockets and pipes by nature.
@@ -117,17 +118,17 @@ class Call:
     def shorten(self) -> None:
         """Do a part of a read or write in the child's name, and say so."""
         address, wanted = self.arguments[1:3]
-        if self.kind.endswith("v"):  # the first stretch of memory only
+        if self.kind.rstrip("2").endswith("v"):  # the first stretch of memory only
             address, wanted = struct.unpack("=QQ", self.child.peek(address, 16))
         part = max(wanted // 2, min(wanted, 1))
         fd = self.child.borrow(self.arguments[0])
         try:
-            if self.kind in ("read", "readv", "pread64"):
-                is_at = self.kind == "pread64"
+            if self.kind.startswith(("read", "pread")):
+                is_at = self.kind.startswith("p")
                 data = os.pread(fd, part, self.arguments[3]) if is_at else os.read(fd, part)
                 self.child.poke(address, data)
                 done = len(data)
-            elif self.kind == "pwrite64":
+            elif self.kind.startswith("pwrite"):
                 done = os.pwrite(fd, self.child.peek(address, part), self.arguments[3])
             else:
                 # Past the cache only memory on the boundary of a page could be written.
@@ -151,7 +152,10 @@ class Call:
 
 END = b"\n.\n"
 """A child that says this has done what it was told, and waits for the next order."""
-SHORTENED = ("read", "write", "readv", "writev", "pread64", "pwrite64")
+SHORTENED = {
+    "read", "readv", "pread64", "preadv", "preadv2",
+    "write", "writev", "pwrite64", "pwritev", "pwritev2",
+}  # fmt: skip
 
 
 @dataclass(slots=True)

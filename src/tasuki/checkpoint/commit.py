@@ -34,6 +34,7 @@ from tasuki.store.atomic import (
     fsync_folder,
     list_folder,
     make_folder,
+    refuse_foreign,
     remove_tree,
     translated,
 )
@@ -57,6 +58,7 @@ class Checkpoint:
 
 def open_draft(run: RunFolder, *, claim: int, position: Position) -> Path:
     """Make the folder into which all ranks write their parts."""
+    refuse_foreign(run.checkpoints, beside=run.path.parent)
     make_folder(run.checkpoints)
     name = checkpoint_name(position, claim)
     draft = run.checkpoints / f".draft-{name}-{secrets.token_hex(4)}"

@@ -45,6 +45,30 @@ def make_folder(path: Path) -> Path:
     return path
 
 
+def refuse_foreign(folder: Path, *, beside: Path) -> None:
+    """A folder of ours must be one: no link to elsewhere, and nobody else's.
+
+    Nobody else: our own user, or whoever owns the folder `beside` (on some file servers root's
+    files belong to nobody).
+    """
+    with translated(folder):
+        try:
+            found = folder.lstat()
+        except FileNotFoundError:
+            return
+        owners = {os.geteuid(), beside.stat().st_uid}
+    if stat.S_ISLNK(found.st_mode):
+        raise StoreError(
+            f"{folder} is a link, which tasuki does not write through",
+            hint="`runs` itself may be one: set `runs:` in the spec to where it shall be",
+        )
+    if found.st_uid not in owners:
+        raise StoreError(
+            f"{folder} belongs to another user (number {found.st_uid})",
+            hint="use a runs folder of your own",
+        )
+
+
 def fsync_folder(path: Path) -> None:
     """Make the names in a folder durable."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)

@@ -19,6 +19,7 @@ from tasuki.store.atomic import (
     fsync_folder,
     make_folder,
     read_json_or_none,
+    refuse_foreign,
     translated,
     write_json,
 )
@@ -42,6 +43,8 @@ def highest_claim(run: RunFolder) -> int:
 
 def take_claim(run: RunFolder) -> int:
     """Take the run: from now on only this claim may commit."""
+    for folder in (run.path, run.claims, run.checkpoints):
+        refuse_foreign(folder, beside=run.path.parent)
     make_folder(run.claims)
     while True:
         claim = highest_claim(run) + 1

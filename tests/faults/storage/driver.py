@@ -167,6 +167,7 @@ def make_run(path: Path, kind: str) -> RunFolder:
         save(run, 25, claim=3, parent=newest, has_frozen=kind == LONG)
         save(run, 30, claim=3, has_frozen=kind == LONG)
     _train_stage(run)
+    write_json(run.training_state, {"format": FORMAT, "state": "running", "step": 20})
     return run
 
 
@@ -241,6 +242,12 @@ def _word(run: RunFolder, number: int) -> str:
     return f"try {number}"
 
 
+def _state(run: RunFolder, number: int) -> str:
+    """A file that is replaced while others read it."""
+    write_json(run.training_state, {"format": FORMAT, "state": "running", "step": 35 + number})
+    return str(35 + number)
+
+
 def live(run: RunFolder, tell: Callable[[str], object]) -> None:
     """A short run from its first file to its marker, in two attempts; says what is durable."""
     make_folder(run.path)
@@ -269,6 +276,7 @@ PHASES = {
     "fallback": Phase(RUNNING, _resume, damage_newest),
     "finish": Phase(RUNNING, _finish),
     "word": Phase(OLD, _word),
+    "state": Phase(OLD, _state),
 }
 
 

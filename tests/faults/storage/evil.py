@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import encodings.cp437  # noqa: F401 (zipfile imports it when it meets an old archive)
 import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from tasuki.checkpoint.lineage import find_latest
 from tasuki.checkpoint.weights import read_weights
@@ -137,6 +140,7 @@ def all_evil() -> Iterator[tuple[str, forge.Evil]]:
     for place in [*_PLACES, "NEWEST", "frozen"]:
         for name, thing in _THINGS.items():
             yield f"{name} in place of {place}", forge.put(place, thing)
+    yield "a link to a whole checkpoint", forge.put("NEWEST", forge.to_whole)
     yield from ((f"claim: {name}", forge.claim(text)) for name, text in _CLAIMS.items())
 
 
@@ -195,8 +199,10 @@ def _take_up(run: RunFolder) -> str | None:
 
 def _read_evil_weights(guard: Guard, folder: Path, canary: Path) -> list[str]:
     problems = []
+    path = folder / "weights.pt"
+    torch.save({"w": torch.zeros(2)}, path)
+    read_weights(path)  # what is imported on the way, is now
     for name, make_bytes in forge.pickles():
-        path = folder / "weights.pt"
         path.write_bytes(make_bytes(canary))
         with guard.armed(path.parent) as seen:
             try:

@@ -10,6 +10,7 @@ import io
 import json
 import os
 import pickle
+import shutil
 import socket
 import stat
 import struct
@@ -144,6 +145,12 @@ def to_hard_link(path: Path, canary: Path) -> None:
     other = canary.with_name("other")
     other.write_bytes(b"other")
     path.hardlink_to(other)
+
+
+def to_whole(path: Path, canary: Path) -> None:
+    """The checkpoint itself, but it lies outside, where others may change it."""
+    shutil.copytree(path.parent.parent / "aside", canary.with_name("outside"), dirs_exist_ok=True)
+    path.symlink_to(canary.with_name("outside"))
 
 
 def to_pipe(path: Path, canary: Path) -> None:

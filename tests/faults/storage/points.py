@@ -30,11 +30,12 @@ from tests.harness.syscalls import SHORTENED, Call, Child, fork_watched
 
 _RANDOM = re.compile(r"-[0-9a-f]{8}(?=/|$)|\.\d+-[0-9a-f]{8}(?=\.tmp)|(?<=\.c\d)-[0-9a-f]{4}(?=/|$)")
 _WRITES = {
-    "write", "writev", "pwrite64", "fsync", "fdatasync", "ftruncate", "truncate", "fallocate",
+    "write", "writev", "pwrite64", "pwritev", "pwritev2", "fsync", "fdatasync", "ftruncate",
+    "truncate", "fallocate",
     "rename", "renameat", "renameat2", "mkdir", "mkdirat", "rmdir", "unlink", "unlinkat",
     "link", "linkat", "symlink", "chmod", "fchmod", "fchmodat",
 }  # fmt: skip
-_INTERRUPTED = {"openat", "read", "readv", "write", "writev", "fsync", "fdatasync", "ftruncate"}
+_INTERRUPTED = {"openat", "fsync", "fdatasync", "ftruncate", *SHORTENED}
 """What a signal may interrupt; Python calls again, so that nobody may notice."""
 _FULL = ("ENOSPC", "EDQUOT")
 _OTHER = ("EIO", "EROFS", "ESTALE")
@@ -246,11 +247,12 @@ def _persists(fault: Fault, call: Call, place: Place) -> bool:
 def _must_be_told(place: Place, fault: Fault) -> bool:
     """An operation during which this failed may not be acknowledged.
 
-    Removing is not among them (what stays is swept later), nor is setting room aside.
+    Removing and putting aside are not among them (what stays is swept later), nor is reserving.
     """
-    quiet = ("unlink", "unlinkat", "rmdir", "fallocate")
+    is_quiet = place.kind in ("unlink", "unlinkat", "rmdir", "fallocate")
+    is_aside = place.paths[-1].startswith(("checkpoints/.trash-", "checkpoints/quarantine-"))
     is_error = fault.errno is not None and fault.what != "EINTR"
-    return is_error and place.is_write and place.kind not in quiet
+    return is_error and place.is_write and not is_quiet and not is_aside
 
 
 # -- called by the tests, in a process of their own -------------------------------------------------
@@ -280,4 +282,9 @@ def _choose(places: list[Place], *, quick: bool) -> Iterator[tuple[Place, Fault]
         return
     turn = ("ENOSPC", "EIO", "SIGKILL")
     for number, place in enumerate(place for place in places if place.is_write):
-        yield place, Fault(turn[number % 3])
+        yield place, Fault("EIO" if place.kind == "fsync" else turn[number % 3])
+    for place in places:
+        if place.kind == "write":
+            yield place, Fault("short")
+        if place.kind == "openat" and not place.is_write and place.paths[0].startswith("check"):
+            yield place, Fault("EIO")  # which is not damage: nobody falls back for it

@@ -91,16 +91,32 @@ class Race:
     safe: dict[int, list[str]] = field(default_factory=dict)
     """By claim: what had been acknowledged when it was taken."""
     acknowledged: list[tuple[int, str]] = field(default_factory=list)
+    looked: dict[int, int] = field(default_factory=dict)
+    """By writer: the highest claim when it last looked."""
+    holders: dict[int, int] = field(default_factory=dict)
+    """By writer: its own claim."""
     marker: tuple[int, bytes] | None = None
     num_lost: int = 0
     num_zombies: int = 0
 
     def before(self, call: Call) -> None:
         """A call is about to be done."""
-        if call.kind.startswith("rename") and parse_name(name := Path(call.paths[0]).name):
+        place, writer = _place(call), call.child.pid
+        if place in ("commit", "prune"):
+            # Whoever commits or removes has just looked who holds the run, and it was not another.
+            name, last = Path(call.paths[-1]).name, Path(call.paths[0]).name
+            seen = self.looked.pop(writer, None)
+            own = self.holders.get(writer, 0)
+            if seen is None or seen > own:
+                self.violations.append(f"claim {own} did not see {seen} before {last} → {name}")
             highest = max(self._claims(), default=0)
-            if name == self.parents.get(highest):
-                self.violations.append(f"{name}, the parent of claim {highest}, was pruned")
+            if place == "prune" and last == self.parents.get(highest):
+                self.violations.append(f"{last}, the parent of claim {highest}, was pruned")
+        if call.kind.startswith("open"):
+            if call.paths[0] == str(self.run.claims):
+                self.looked[writer] = max(self._claims(), default=0)
+            elif call.paths[0].endswith("/manifest.json"):
+                self.looked.pop(writer, None)  # it must look again after that
 
     def after(self, call: Call) -> None:
         """It is done."""
@@ -115,6 +131,11 @@ class Race:
         if call.kind.startswith("mkdir") and target.parent == self.run.claims and target.exists():
             names = [name for _, name in self.acknowledged if name not in self.late]
             self.safe.setdefault(int(target.name), names)
+        if call.kind.startswith("rename") and target.name == "holder.json" and target.exists():
+            claim = int(target.parent.name)
+            if claim in self.holders.values():
+                self.violations.append(f"two writers have claim {claim}")
+            self.holders[call.child.pid] = claim
         if call.kind.startswith("rename") and target.name == "parent.json" and target.exists():
             self._note_parent(target)
         if target == self.run.marker and target.exists():
