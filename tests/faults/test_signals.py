@@ -424,5 +424,5 @@ def own_figures(project, claim: int) -> tuple[float, float]:
     path = next(project.run.events.glob(f"{claim}.*rank0.jsonl"))
     events = [json.loads(line) for line in path.read_text().splitlines()]
     steps = [event["step_s"] for event in events if event["kind"] == "progress"]
-    saves = [event["total_s"] for event in events if event["kind"] == "committed"]
+    saves = [event["total_s"] for event in events if "total_s" in event]
     return (steps[-1] or 0.0) if steps else 0.0, saves[-1] if saves else 0.0

@@ -188,11 +188,10 @@ def _place(name: str) -> tuple[int, int]:
     return parsed.order
 
 
-def used(run: RunFolder) -> dict[str, object]:
-    """By stage: the account of the samples it had used when it ended."""
+def used(run: RunFolder) -> dict[tuple[str, int], str]:
+    """By stage and step: the account of the samples it had used so far, as each save told it."""
     told = [event for event in read_events(run) if event["kind"] == "committed"]
-    ends = sorted(told, key=lambda event: event["step"])
-    return {event["stage"]: event["used"] for event in ends}
+    return {(event["stage"], event["step"]): str(event["used"]) for event in told}
 
 
 def leftovers(run: RunFolder) -> list[str]:

@@ -296,7 +296,7 @@ class Child:
 
     def _of_fd(self, value: int, tid: int) -> str:
         try:
-            return os.readlink(f"/proc/{tid}/{_fd_name(value)}")
+            return os.readlink(f"/proc/{tid}/{_fd_name(value)}")  # noqa: PTH115 (a hot path)
         except OSError:
             return ""
 
@@ -304,7 +304,7 @@ class Child:
         if name.startswith("/"):
             return os.path.normpath(name)
         try:
-            folder = os.readlink(f"/proc/{tid}/{base}")
+            folder = os.readlink(f"/proc/{tid}/{base}")  # noqa: PTH115
         except OSError:
             return ""
         return os.path.normpath(os.path.join(folder, name)) if name else folder  # noqa: PTH118

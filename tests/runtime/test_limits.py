@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from tasuki.runtime.limits import SILENCE_S, should_publish, silence_limit_s
+from tasuki.runtime.limits import (
+    SILENCE_S,
+    should_publish,
+    silence_limit_s,
+    time_for_saving_s,
+)
+
+SAVE_S = 0.1
+LAST_S = time_for_saving_s(SAVE_S)
 
 KNOWN = {
     "shortest_s": SILENCE_S,
@@ -48,9 +56,9 @@ def test_a_limit_is_set_only_where_something_was_measured(doing, facts, limit):
         (2.0, 1.0, True),
         (4.5, 5.5, False),  # longer than any: it may end any moment, and waiting costs nothing
         (4.5, None, False),  # no step yet
-        (0.56, 5.5, False),
-        (0.54, 5.5, True),  # the last moment at which a save fits
-        (0.54, None, True),
+        (LAST_S + 0.01, 5.5, False),
+        (LAST_S - 0.01, 5.5, True),  # the last moment at which a save fits
+        (LAST_S - 0.01, None, True),
         (-1.0, 0.0, True),
     ],
 )
@@ -58,7 +66,7 @@ def test_the_snapshot_is_committed_when_hope_is_lost_or_at_the_last_moment(
     remaining_s, running_s, is_published
 ):
     published = should_publish(
-        remaining_s=remaining_s, running_s=running_s, shortest_step_s=5.0, longest_save_s=0.1
+        remaining_s=remaining_s, running_s=running_s, shortest_step_s=5.0, longest_save_s=SAVE_S
     )
     assert published == is_published
 

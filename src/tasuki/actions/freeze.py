@@ -20,7 +20,7 @@ from tasuki.spec.resolved import (
     to_plain,
 )
 from tasuki.store.accepted import CODE, DATA, write_accepted
-from tasuki.store.atomic import FORMAT, make_folder, read_json, translated, write_json
+from tasuki.store.atomic import FILE_MODE, FORMAT, make_folder, read_json, translated, write_json
 from tasuki.store.attempts import process_birth
 from tasuki.store.claims import highest_claim
 from tasuki.store.runs import RunFolder
@@ -221,6 +221,7 @@ def _copy_sources(run: RunFolder, folder: Path, files: Sequence[Path]) -> str:
         target = fresh / name
         make_folder(target.parent)
         target.write_bytes(data)
+        target.chmod(FILE_MODE)
     write_list(fresh, copied)
     _put_in_place(fresh, run, mark)
     return digest_sources(copied.items())

@@ -10,7 +10,7 @@ SILENCE_S = 600.0
 _TIMES = 20.0
 _FEWEST_STEPS = 50
 """Before them, p99 says nothing: the first steps compile, allocate and open files."""
-_SAVE_MARGIN = 1.5
+_SAVE_MARGIN = 2.2
 JITTER_S = 0.4
 """Our own reaction time and the scheduler's unevenness."""
 

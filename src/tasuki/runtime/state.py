@@ -73,8 +73,9 @@ def _undo_casts(optimizer: Optimizer, state: State) -> None:
     numbers = [n for group in state["param_groups"] for n in group["params"]]
     for parameter, number in zip(parameters, numbers, strict=True):
         for key, value in state["state"].get(number, {}).items():
-            held = optimizer.state[parameter][key]
-            if isinstance(value, torch.Tensor) and held.dtype != value.dtype:
+            held = optimizer.state[parameter].get(key)
+            is_cast = isinstance(held, torch.Tensor) and isinstance(value, torch.Tensor)
+            if is_cast and held.dtype != value.dtype:
                 optimizer.state[parameter][key] = value.to(held.device)
 
 

@@ -13,9 +13,14 @@ import struct
 import tempfile
 import time
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from tests.faults.storage import forge
+from tests.faults.storage.damage import make, memory
+from tests.faults.storage.driver import load
 
 from tasuki.checkpoint.lineage import find_latest
 from tasuki.checkpoint.weights import read_weights
@@ -23,9 +28,6 @@ from tasuki.errors import TasukiError
 from tasuki.spec.load import load_spec
 from tasuki.store.control import last_said
 from tasuki.store.runs import RunFolder
-from tests.faults.storage import forge
-from tests.faults.storage.damage import make, memory
-from tests.faults.storage.driver import load
 
 MB = 10**6
 _WITHIN_S = 15
@@ -107,8 +109,6 @@ def _sparse_tree(run: RunFolder, _: Path) -> None:
     """Right size and checksums, 3 GB of nothing."""
     size, chunk = 3000 * MB, 16 * 2**20
     sparse(forge.newest(run) / forge.TREE, size)
-    import zlib
-
     crc, whole = zlib.crc32(bytes(chunk)), size // chunk
     sums = [crc] * whole + [zlib.crc32(bytes(size - whole * chunk))]
     record = {"size": size, "chunk_bytes": chunk, "crc32": sums}
@@ -122,6 +122,16 @@ def _seal_as(run: RunFolder, record: dict[str, Any]) -> None:
     path.write_bytes(b"{}")
     forge.seal(run, lambda value: value["files"][0].update(record))
     aside.replace(path)
+
+
+def _many_chunks(run: RunFolder, canary: Path) -> None:
+    """A checksum for each byte."""
+    data = forge.with_header(b'{"w":{"dtype":"U8","shape":[600000],"data_offsets":[0,600000]}}')
+    (forge.newest(run) / forge.TENSORS).write_bytes(data + bytes(600_000))
+    size, zero = len(data) + 600_000, zlib.crc32(b"\0")
+    sums = [zlib.crc32(bytes([byte])) for byte in data] + [zero] * 600_000
+    record = {"size": size, "chunk_bytes": 1, "crc32": sums}
+    forge.seal(run, lambda value: value["files"][1].update(record))
 
 
 def _laughs() -> str:
@@ -162,6 +172,7 @@ BOMBS: dict[str, Bomb] = {
     "tree of an empty tensor with huge sizes": _checkpoint(
         forge.tree({"$tensor": None, "dtype": "float32", "shape": [2**62, 0, 2**62]})
     ),
+    "a million chunks": _checkpoint(_many_chunks),
     "header of an exabyte": _checkpoint(forge.header(b"{}", length=10**18)),
     "header of 90 MB of blanks": _checkpoint(forge.header(b" " * 90 * MB)),
     "header with 300,000 tensors": _checkpoint(forge.header(_entries(300_000))),

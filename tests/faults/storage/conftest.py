@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import pytest
-
 from tests.harness.errands import errands
 from tests.harness.syscalls import why_not
 

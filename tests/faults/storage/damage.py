@@ -1,7 +1,7 @@
 """Damage of every kind to the newest checkpoint: is it found before a weight is used?
 
-Bits flip, files are cut, filled with zeros, swapped, missing, replaced by something else. Then three
-who would use the checkpoint are asked: `verify`, `find_latest` (which must fall back) and
+Bits flip, files are cut, filled with zeros, swapped, missing, replaced by something else. Then
+three who would use the checkpoint are asked: `verify`, `find_latest` (which must fall back) and
 `read_part`. Seeded, so that a failure comes again.
 """
 
@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.faults.storage.driver import save
+
 from tasuki.checkpoint.lineage import find_latest
 from tasuki.checkpoint.parts import read_part
 from tasuki.checkpoint.verify import read_manifest, verify
 from tasuki.errors import DamagedCheckpoint
 from tasuki.store.claims import record_parent, take_claim
 from tasuki.store.runs import RunFolder
-from tests.faults.storage.driver import save
 
 Damage = Callable[[random.Random], str]
 """Does it, and says what it did."""
@@ -60,7 +61,7 @@ class Trial:
         what = damage(chance)
         is_shared = "frozen" in what
         missed = [] if _raises(verify, self.newest) else [f"verify does not see {what}"]
-        # A file that nobody names cannot be read by mistake; that it is there is for `verify` to say.
+        # A file that nobody names is not read by mistake; that it is there is for `verify` to say.
         if not what.endswith("is there") and not _raises(_load_all, self.newest):
             missed.append(f"read_part does not see {what}")
         reports: list[str] = []

@@ -107,9 +107,9 @@ def save(
         raise
 
 
-def save_and_look(run: RunFolder, step: int, **how: Any) -> str:
+def save_and_look(run: RunFolder, step: int) -> str:
     """As an attempt's first save: read again from the disk before anybody counts on it."""
-    checkpoint = save(run, step, **how)
+    checkpoint = save(run, step)
     verify_from_disk(checkpoint.path)
     return checkpoint.name
 
@@ -212,7 +212,7 @@ def damage_newest(run: RunFolder) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """One operation. `act` gets the run and the number of the try, and gives what it vouches for."""
+    """One operation. `act` gets the run and the number of the try; it gives what it vouches for."""
 
     kind: str
     act: Callable[[RunFolder, int], str]
@@ -267,7 +267,7 @@ def live(run: RunFolder, tell: Callable[[str], object]) -> None:
 
 PHASES = {
     "save": Phase(OLD, lambda run, number: save(run, 35 + number, is_big=True).name),
-    "first": Phase(NEW, lambda run, number: save_and_look(run, number)),
+    "first": Phase(NEW, save_and_look),
     "ranks": Phase(OLD, lambda run, number: save(run, 35 + number, world=2).name),
     "held": Phase(OLD, lambda run, number: save(run, 35 + number, is_held=True).name),
     "frozen": Phase(OLD, lambda run, number: save(run, 35 + number, has_frozen=True).name),

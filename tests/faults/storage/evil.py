@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tests.faults.storage import forge
+from tests.faults.storage.damage import make, memory
+from tests.faults.storage.driver import begin_attempt, load, save
+from tests.harness.audit import Guard
 
 from tasuki.checkpoint.lineage import find_latest
 from tasuki.checkpoint.weights import read_weights
 from tasuki.errors import TasukiError
 from tasuki.store.runs import RunFolder
-from tests.faults.storage import forge
-from tests.faults.storage.damage import make, memory
-from tests.faults.storage.driver import begin_attempt, load, save
-from tests.harness.audit import Guard
 
 _TREES: dict[str, Any] = {
     "tag that imports": {"$import": "os"},

@@ -91,8 +91,11 @@ def raw_tree(data: bytes) -> Evil:
 
 def header(text: bytes, data: bytes = b"", *, length: int | None = None) -> Evil:
     """A safetensors file with this header."""
-    size = len(text) if length is None else length
-    return replace(TENSORS, lambda _: struct.pack("<Q", size) + text + data)
+    return replace(TENSORS, lambda _: with_header(text, length=length) + data)
+
+
+def with_header(text: bytes, *, length: int | None = None) -> bytes:
+    return struct.pack("<Q", len(text) if length is None else length) + text
 
 
 def manifest(**changes: Any) -> Evil:

@@ -12,14 +12,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.faults.storage.damage import memory
+from tests.harness.audit import Guard
+
 from tasuki.actions.machine import Machine
 from tasuki.actions.plan import PlanRequest, choose_experiments, make_plan
 from tasuki.actions.run import RunRequest, open_runs, take_up, write_jobs
 from tasuki.clock import SystemClock
 from tasuki.errors import TasukiError
 from tasuki.spec.load import load_spec
-from tests.faults.storage.damage import memory
-from tests.harness.audit import Guard
 
 CANARY = "canary"
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,120}", re.ASCII)

@@ -17,10 +17,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from tasuki.store.runs import RunFolder
 from tests.faults.storage.driver import live
 from tests.faults.storage.pessimist import find_problems, tell
 from tests.harness.syscalls import Call, fork_watched
+
+from tasuki.store.runs import RunFolder
 
 _SIZE = 12 * 2**20
 _READS = (

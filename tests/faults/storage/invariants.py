@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tests.faults.storage.driver import KEEP, begin_attempt, load, save, state_at
 
 from tasuki.checkpoint.lineage import find_latest, list_checkpoints
 from tasuki.checkpoint.retention import prune
@@ -24,7 +25,6 @@ from tasuki.store.claims import highest_claim, list_claims
 from tasuki.store.control import everything_said
 from tasuki.store.runs import RunFolder
 from tasuki.supervisor.finish import finish_run
-from tests.faults.storage.driver import KEEP, begin_attempt, load, save, state_at
 
 _ALL = ["step-000000005.c1", "step-000000010.c1", "step-000000015.c2", "step-000000020.c2"]
 _NEWER = ["step-000000020.c2", "step-000000025.c3", "step-000000030.c3"]

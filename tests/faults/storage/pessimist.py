@@ -1,9 +1,10 @@
 """A disk that keeps only what it was told to keep: every power cut between two system calls.
 
-What POSIX promises, and no more: an fsync of a file keeps its bytes, an fsync of a folder its names.
-Of what was not synced, each folder shows any of the states it has had since, and each file is empty.
-A real disk is kinder (ext4 keeps the order of names), so `images` cuts one for real as well; this
-one misses no missing fsync. Independent of which calls are made: names are read from the folder.
+What POSIX promises, and no more: an fsync of a file keeps its bytes, an fsync of a folder its
+names. Of what was not synced, each folder shows any of the states it has had since, and each file
+is empty. A real disk is kinder (ext4 keeps the order of names), so `images` cuts one for real as
+well; this one misses no missing fsync. Independent of which calls are made: names are read from
+the folder.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tasuki.checkpoint.lineage import find_latest
-from tasuki.errors import TasukiError
-from tasuki.store.runs import RunFolder
 from tests.faults.storage.driver import live
 from tests.faults.storage.invariants import _of_checkpoint, _of_marker
 from tests.harness.syscalls import fork_watched
+
+from tasuki.checkpoint.lineage import find_latest
+from tasuki.errors import TasukiError
+from tasuki.store.runs import RunFolder
 
 Listing = dict[str, int]
 """Name → inode."""

@@ -22,13 +22,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasuki.errors import TasukiError
-from tasuki.store.runs import RunFolder
 from tests.faults.storage.driver import LONG, NEW, OLD, PHASES, RUNNING, make_run
 from tests.faults.storage.invariants import Outcome, find_violations
 from tests.harness.syscalls import SHORTENED, Call, Child, fork_watched
 
-_RANDOM = re.compile(r"-[0-9a-f]{8}(?=/|$)|\.\d+-[0-9a-f]{8}(?=\.tmp)|(?<=\.c\d)-[0-9a-f]{4}(?=/|$)")
+from tasuki.errors import TasukiError
+from tasuki.store.runs import RunFolder
+
+_RANDOM = re.compile(
+    r"-[0-9a-f]{8}(?=/|$)|\.\d+-[0-9a-f]{8}(?=\.tmp)|(?<=\.c\d)-[0-9a-f]{4}(?=/|$)"
+)
 _WRITES = {
     "write", "writev", "pwrite64", "pwritev", "pwritev2", "fsync", "fdatasync", "ftruncate",
     "truncate", "fallocate",
@@ -84,8 +87,8 @@ class Fault:
 def faults_for(place: Place) -> list[Fault]:
     """All that can go wrong at a call.
 
-    Reading calls meet what a sick disk does to them. A kill at one is the same as a kill at the next
-    writing call: nothing on disk changes in between.
+    Reading calls meet what a sick disk does to them. A kill at one is the same as a kill at the
+    next writing call: nothing on disk changes in between.
     """
     names = ["EIO", "ESTALE"]
     if place.is_write:
@@ -134,7 +137,9 @@ class Bench:
         if not is_hit:
             return [f"{phase}: {place} was not met again"]
         outcome = self.outcome(phase, place, fault)
-        return [f"{phase}: {fault.what} at {place}: {v}" for v in find_violations(self.run, outcome)]
+        return [
+            f"{phase}: {fault.what} at {place}: {v}" for v in find_violations(self.run, outcome)
+        ]
 
     def outcome(self, phase: str, place: Place | None, fault: Fault | None) -> Outcome:
         child = self._child
@@ -255,7 +260,7 @@ def _must_be_told(place: Place, fault: Fault) -> bool:
     return is_error and place.is_write and not is_quiet and not is_aside
 
 
-# -- called by the tests, in a process of their own -------------------------------------------------
+# -- called by the tests, in a process of their own -----------------------------------------------
 
 
 def check_points(phases: list[str], *, quick: bool) -> dict[str, Any]:

@@ -8,6 +8,7 @@ marker is looked at; afterwards the run must be what the claims say.
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import shutil
@@ -16,6 +17,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from tests.faults.storage.driver import KEEP, _train_stage, begin_attempt, save
+from tests.faults.storage.invariants import _of_checkpoint, _of_marker
+from tests.harness.syscalls import END, Call, Child, fork_watched
 
 from tasuki.checkpoint.lineage import find_latest, lineage, list_checkpoints
 from tasuki.checkpoint.manifest import parse_name
@@ -26,9 +31,6 @@ from tasuki.store.atomic import FORMAT, read_json, write_json
 from tasuki.store.claims import highest_claim, parent_of
 from tasuki.store.runs import RunFolder
 from tasuki.supervisor.finish import finish_run
-from tests.faults.storage.driver import KEEP, _train_stage, begin_attempt, save
-from tests.faults.storage.invariants import _of_checkpoint, _of_marker
-from tests.harness.syscalls import END, Call, Child, fork_watched
 
 _WRITERS = 4
 _SAVES = 2
@@ -50,7 +52,7 @@ def _write(run: RunFolder, orders: int, teller: int) -> None:
         except ClaimLost:
             tell("LOST .")
         except TasukiError as error:
-            # Whoever was overtaken may find its draft swept; the one who holds the run may not fail.
+            # Who was overtaken may find its draft swept; the one who holds the run may not fail.
             is_overtaken = held and highest_claim(run) > held[-1]
             tell("LOST ." if is_overtaken else f"ERROR {type(error).__name__} {error}")
         except BaseException as error:
@@ -63,7 +65,8 @@ def _attempt(run: RunFolder, tell: Callable[[str], None], held: list[int]) -> No
         return
     claim, latest = begin_attempt(run, on_claim=held.append)
     for _ in range(_SAVES):
-        step = (latest.manifest.position.step if latest else 0) + 5
+        # Earlier claims take larger steps: by number, what a zombie commits would be the latest.
+        step = (latest.manifest.position.step if latest else 0) + 50 - 10 * claim
         latest = save(run, step, claim=claim, parent=latest.name if latest else None)
         tell(f"ACK {claim} {latest.name}")
         prune(run, claim=claim, keep=KEEP)
@@ -218,8 +221,8 @@ class Track:
         self._orders: list[int] = []
         for _ in range(_WRITERS):
             orders, ours = os.pipe()
-            run = self.run
-            child = fork_watched(lambda teller, o=orders: _write(run, o, teller), run.path)
+            write = functools.partial(_write, self.run, orders)
+            child = fork_watched(write, self.run.path)
             self._writers.append(child)
             self._orders.append(ours)
             os.close(orders)

@@ -9,15 +9,16 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from tests.faults.storage.driver import begin_attempt, save
+from tests.faults.storage.invariants import leftovers
+from tests.faults.storage.pessimist import tell
+from tests.harness.syscalls import Child, fork_watched
+
 from tasuki.checkpoint.commit import Checkpoint
 from tasuki.checkpoint.lineage import lineage
 from tasuki.checkpoint.retention import prune
 from tasuki.checkpoint.verify import verify
 from tasuki.store.runs import RunFolder
-from tests.faults.storage.driver import begin_attempt, save
-from tests.faults.storage.invariants import leftovers
-from tests.faults.storage.pessimist import tell
-from tests.harness.syscalls import Child, fork_watched
 
 _SLACK = 64 * 1024
 """For manifests and claims."""

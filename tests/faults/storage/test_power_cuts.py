@@ -1,4 +1,4 @@
-"""R4: after a power cut everything acknowledged is there, and nothing half-written is taken for it."""
+"""R4: after a power cut all that was acknowledged is there, and nothing half-written is visible."""
 
 from __future__ import annotations
 

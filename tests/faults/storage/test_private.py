@@ -10,12 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.harness.project import RECIPES
 
 from tasuki.checkpoint.lineage import find_latest
 from tasuki.errors import TasukiError
 from tasuki.store.claims import take_claim
 from tasuki.store.runs import RunFolder
-from tests.harness.project import RECIPES
 
 SPEC = {
     "project": "t",

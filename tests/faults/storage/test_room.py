@@ -1,4 +1,4 @@
-"""R17: checkpoints take bounded room, and kills leave nothing that the next start does not sweep."""
+"""R17: checkpoints take bounded room, and what kills leave behind is swept by the next start."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from tests.harness.syscalls import KINDS
 
 POINTS = "tests.faults.storage.points:check_points"

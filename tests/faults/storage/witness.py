@@ -7,10 +7,11 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from tasuki.store.runs import RunFolder
 from tests.faults.storage.driver import PHASES, make_run
 from tests.harness.strace import calls_on
 from tests.harness.syscalls import fork_watched
+
+from tasuki.store.runs import RunFolder
 
 
 def compare() -> dict[str, list[dict[str, int]]]:
