@@ -10,7 +10,9 @@ SILENCE_S = 600.0
 _TIMES = 20.0
 _FEWEST_STEPS = 50
 """Before them, p99 says nothing: the first steps compile, allocate and open files."""
-_SAVE_MARGIN = 2.2
+_SAVE_MARGIN = 1.5
+_IN_FLIGHT = 0.7
+"""Of a save more: one may be half written when the last begins."""
 JITTER_S = 0.4
 """Our own reaction time and the scheduler's unevenness."""
 
@@ -43,6 +45,11 @@ def silence_limit_s(
 def time_for_saving_s(longest_save_s: float) -> float:
     """What must be left of a notice when a save begins."""
     return _SAVE_MARGIN * longest_save_s + JITTER_S
+
+
+def time_for_leaving_s(longest_save_s: float) -> float:
+    """What must be left of the job when its last step ends."""
+    return (_SAVE_MARGIN + _IN_FLIGHT) * longest_save_s + JITTER_S
 
 
 def should_publish(

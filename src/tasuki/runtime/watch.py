@@ -29,7 +29,7 @@ from tasuki.runtime.limits import (
     SILENCE_S,
     should_publish,
     silence_limit_s,
-    time_for_saving_s,
+    time_for_leaving_s,
 )
 from tasuki.signals import SignalPipe
 from tasuki.telemetry.wire import Wire
@@ -151,7 +151,7 @@ class Watch(threading.Thread):
     @property
     def lead_s(self) -> float:
         """How long before the end the last step must be over: one step, one save, and a bit."""
-        return self.p99_step_s + time_for_saving_s(self.longest_save_s)
+        return self.p99_step_s + time_for_leaving_s(self.longest_save_s)
 
     def remaining_s(self) -> float | None:
         return None if self._deadline is None else self._deadline - self._clock.monotonic()
