@@ -140,12 +140,15 @@ def finish_in_a_hurry(warm, project: Project) -> None:
     assert status == 0 and project.run.is_complete(), project.logs()
 
 
-def wait_for_training(project: Project, started, before: int) -> None:
-    """Until the attempt that was just started has restored its state, or is over."""
+def wait_for(project: Project, started, before: int, saves: int) -> None:
+    """Until the attempt that was just started has restored its state and then committed so often,
+    or is over. By what it says and not by time, so that a busy machine gets there too."""
     while Path(f"/proc/{started.pid}").exists():
         claims = list_claims(project.run)[before:]
-        told = [project.run.events / f"{claim}.0.rank0.jsonl" for claim in claims]
-        if any(path.exists() and '"restored"' in path.read_text() for path in told):
+        files = [project.run.events / f"{claim}.0.rank0.jsonl" for claim in claims]
+        told = "".join(path.read_text() for path in files if path.exists())
+        _, _, since = told.partition('"restored"')
+        if since and since.count('"committed"') >= saves:
             return
         time.sleep(0.002)
 
@@ -157,11 +160,10 @@ def kill_until_done(warm, project: Project, chance: random.Random, *, most: int)
     while kills < most and not project.run.is_complete():
         before = len(list_claims(project.run))
         started = warm.start(project.job.path)
-        if chance.random() < 0.25:
-            time.sleep(chance.uniform(0.0, 0.4))  # somewhere in its start
-        else:
-            wait_for_training(project, started, before)
-            time.sleep(chance.uniform(0.0, 0.15))
+        saves = chance.choice([-1, 0, 0, 1, 1, 2])
+        if saves >= 0:
+            wait_for(project, started, before, saves)
+        time.sleep(chance.uniform(0.0, 0.05 if saves >= 0 else 0.4))
         started.kill(signal.SIGKILL)
         kills += started.wait() != 0
         check_acknowledged(project.run)
@@ -191,7 +193,7 @@ def kill_many(warm, folder: Path, whole, *, wanted: dict[str, int]) -> None:
         "them, 0 lost, all ends bitwise equal"
     )
     assert kills == sum(wanted.values())
-    assert told > kills / 2, "the kills came too early to say anything"
+    assert told > kills / 4, "the kills came too early to say anything"
 
 
 @pytest.mark.parametrize(

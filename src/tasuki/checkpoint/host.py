@@ -97,6 +97,14 @@ class HostBuffer:
 
     def _take(self, size: int) -> Tensor:
         if self._memory.numel() < size + PAGE_BYTES:
-            self._memory = torch.empty(size + PAGE_BYTES, dtype=_BYTE, pin_memory=self._is_pinned)
+            self._memory = self._allocate(size + PAGE_BYTES)
         first = -self._memory.data_ptr() % PAGE_BYTES
         return self._memory[first : first + size]
+
+    def _allocate(self, size: int) -> Tensor:
+        if self._is_pinned:
+            try:
+                return torch.empty(size, dtype=_BYTE, pin_memory=True)
+            except RuntimeError:
+                self._is_pinned = False  # slower copies are better than no save
+        return torch.empty(size, dtype=_BYTE)

@@ -69,11 +69,13 @@ def read_part(
     *,
     records: Iterable[FileRecord] = (),
     frozen: Iterable[FileRecord] = (),
+    taken: set[int] | None = None,
 ) -> object:
     """One rank's state, in memory of its own.
 
     With the manifest's `files` as `records` every byte is checked on the way: what another host
-    verified, this one may still read wrongly. `frozen` are the manifest's too.
+    verified, this one may still read wrongly. `frozen` are the manifest's too; into `taken` go the
+    addresses of the memory that comes from those files.
     """
     known = {record.name: record for record in records}
     tree_name, tensors_name = part_files(part)
@@ -81,6 +83,8 @@ def read_part(
     shared: dict[str, Tensor] = {}
     for record in frozen if part == 0 else ():
         shared |= read_tensors(frozen_folder(folder.parent) / record.name, record=record)
+    if taken is not None:
+        taken |= {tensor.untyped_storage().data_ptr() for tensor in shared.values()}
     tensors = read_tensors(folder / tensors_name, record=known.get(tensors_name))
     return decode(tree, tensors, frozen=shared, is_own=True)
 

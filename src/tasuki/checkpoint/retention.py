@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tasuki.checkpoint.lineage import lineage, list_checkpoints
+from tasuki.checkpoint.manifest import parse_name
 from tasuki.checkpoint.verify import check_shape
 from tasuki.errors import DamagedCheckpoint, DiskFull
 from tasuki.failpoints import failpoint
@@ -48,13 +49,26 @@ def prune(run: RunFolder, *, claim: int, keep: int) -> list[str]:
         is_good=lambda name: _is_good(run.checkpoints / name),
     )
     doomed = [str(p) for p in committed if str(p) not in kept and p.claim <= claim]
-    if sum(_is_good(run.checkpoints / name) for name in kept) >= max(keep, MIN_KEEP):
-        # The lineage is whole again: what was put aside as damaged is of no use any more.
-        doomed += (path.name for path in list_folder(run.checkpoints, f"{QUARANTINE}*"))
+    good = [name for name in kept if _is_good(run.checkpoints / name)]
+    doomed += [
+        path.name
+        for path in list_folder(run.checkpoints, f"{QUARANTINE}*")
+        if _is_outlived(path.name, good)
+    ]
     for name in doomed:
         ensure_claim_holds(run, claim)
         _remove(run, name)
     return doomed
+
+
+def _is_outlived(aside: str, good: Sequence[str]) -> bool:
+    """What was put aside as damaged is of no use when two good ones have followed."""
+    damaged = parse_name(aside.removeprefix(QUARANTINE).rpartition("-")[0])
+    if damaged is None:
+        return False
+    parsed = [found for name in good if (found := parse_name(name)) is not None]
+    later = [p for p in parsed if (p.claim, p.order) > (damaged.claim, damaged.order)]
+    return len(later) >= MIN_KEEP
 
 
 def quarantine(run: RunFolder, name: str, *, claim: int) -> str:

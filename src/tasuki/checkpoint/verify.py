@@ -52,6 +52,8 @@ def verify_from_disk(path: Path) -> Manifest:
     with translated(path):
         for file in sorted(path.iterdir()):
             forget(file)
+    for record in read_manifest(path).frozen:
+        forget(frozen_folder(path.parent) / record.name)
     return verify(path)
 
 

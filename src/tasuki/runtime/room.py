@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from tasuki.clock import Clock
-from tasuki.errors import DiskFull
+from tasuki.errors import DiskFull, RunError
 
 T = TypeVar("T")
 WAIT_S = 600.0
@@ -27,7 +27,11 @@ def when_there_is_room(
         try:
             return act()
         except DiskFull as error:
-            if clock.monotonic() >= until or should_stop():
+            if should_stop():
+                # There may be room for the next attempt: a failure, no reason to hold the run.
+                words = f"there was no room until the end of this attempt: {error}"
+                raise RunError(words, hint=error.hint) from error
+            if clock.monotonic() >= until:
                 raise
             if not has_said:
                 say(f"WARNING: waiting for room (up to {WAIT_S / 60:.0f} min): {error}")

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import json
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,8 @@ class _Order:
     image: HostImage
     frozen: Mapping[str, Tensor]
     buffer: int
+    round: str
+    """Names the save between the ranks."""
     blocked_s: float
     begun_at: float
 
@@ -112,12 +115,18 @@ class Saver:
         """Of tensors by name; a state in which one of them is not finite is not committed."""
         self.news: Saved | None = None
         """The last save that ended, until somebody takes it."""
+        self.is_hurried: Callable[[], bool] = lambda: False
+        """The end is near: nothing is read back."""
+        self.committed: Saved | None = None
+        """The last one that is durable."""
         self._buffers = [HostBuffer(is_pinned=is_pinned) for _ in range(2)]
         self._held: deque[_Order] = deque(maxlen=2)
         self._thread: threading.Thread | None = None
         self._current: _Order | None = None
         self._count = 0
         self._has_read_back = False
+        self._lock = threading.Lock()
+        """Held by whoever fills or picks a buffer: the loop, or the watch that publishes."""
 
     # -- the training loop --------------------------------------------------------------------
 
@@ -138,13 +147,16 @@ class Saver:
         failpoint("save.begin")
         began = self._clock.monotonic()
         self._join()
-        order = self._copy(position, state, facts, used, began=began)
-        self._held.clear()
-        self._count += 1
+        with self._lock:
+            self._count += 1
+            name = str(self._count)
+            order = self._copy(position, state, facts, used, began=began, round_name=name)
+            self._held.clear()
+            self._current = order
         failpoint("save.copied")
-        self._current = order
-        name = f"tasuki-save-{self._count}"
-        self._thread = threading.Thread(target=self._work, args=(order,), name=name, daemon=True)
+        self._thread = threading.Thread(
+            target=self._work_aside, args=(order,), name=f"tasuki-save-{name}", daemon=True
+        )
         self._thread.start()
         return order.blocked_s
 
@@ -157,8 +169,10 @@ class Saver:
         used: Used | None = None,
     ) -> float:
         """Copy only: for `publish_held`. Returns the seconds it took."""
-        order = self._copy(position, state, facts, used, began=self._clock.monotonic())
-        self._held.append(order)
+        with self._lock:
+            now = self._clock.monotonic()
+            order = self._copy(position, state, facts, used, began=now, round_name="held")
+            self._held.append(order)
         return order.blocked_s
 
     def wait(self) -> Saved | None:
@@ -169,6 +183,12 @@ class Saver:
     def take_news(self) -> Saved | None:
         news, self.news = self.news, None
         return news
+
+    def wait_for(self, within_s: float) -> None:
+        """Until nothing is in flight, or so long: before leaving in a hurry."""
+        thread = self._thread
+        if thread is not None:
+            thread.join(max(0.0, within_s))
 
     def _join(self) -> None:
         if self._thread is not None:
@@ -184,6 +204,7 @@ class Saver:
         used: Used | None,
         *,
         began: float,
+        round_name: str,
     ) -> _Order:
         apart = self.frozen.addresses() if self.frozen is not None else frozenset()
         encoded = encode(state, frozen=apart)
@@ -197,6 +218,7 @@ class Saver:
             image=image,
             frozen=encoded.frozen,
             buffer=number,
+            round=round_name,
             blocked_s=now - began,
             begun_at=began,
         )
@@ -221,44 +243,53 @@ class Saver:
     def publish_held(self, *, within_s: float) -> Saved | None:
         """From the watch's thread, while a step runs: commit the last state that all ranks hold.
 
-        A save in flight is newer or as good: then that is waited for.
+        A save in flight is waited for first, and may be all that is needed. None: nothing new can
+        be made durable. The loop stands still meanwhile, should it come to a boundary.
         """
-        if self._thread is not None:
-            self._thread.join(within_s)
-            if self.news is not None and self.news.name is not None and not self._held:
-                return self.news
-        order = self._agree_on_held()
-        if order is None:
-            return None
-        self._count = -1  # a round of its own: the ranks may have begun different saves
-        self._work(order)
-        return self.news
+        with self._lock:
+            self.wait_for(within_s)
+            if self.is_busy:
+                return None
+            at = self._agree_on_held()
+            if at is None or (self.committed and at == self.committed.position.stage_step):
+                return self.committed
+            order = next(order for order in self._held if order.position.stage_step == at)
+            return self._work(order)
 
-    def _agree_on_held(self) -> _Order | None:
-        steps = [order.position.stage_step for order in self._held]
+    def _agree_on_held(self) -> int | None:
+        """The newest step that every rank holds, or that is committed."""
+        done = self.committed.position.stage_step if self.committed else None
+        steps = {order.position.stage_step for order in self._held}
+        steps |= {done} if done is not None else set()
         if self._store is None:
-            return self._held[-1] if self._held else None
-        self._store.set(f"tasuki/held/{self._rank}", json.dumps(steps))
+            return max(steps, default=None)
+        self._store.set(f"tasuki/held/{self._rank}", json.dumps(sorted(steps)))
         if self._rank == 0:
-            common = set(steps)
             try:
                 for rank in range(1, self._world):
                     self._store.wait([f"tasuki/held/{rank}"], _HELD_WITHIN)
-                    common &= set(json.loads(self._store.get(f"tasuki/held/{rank}")))
+                    steps &= set(json.loads(self._store.get(f"tasuki/held/{rank}")))
             except DistStoreError:
-                common = set()
-            self._store.set("tasuki/held/at", json.dumps(max(common, default=None)))
+                steps = set()
+            self._store.set("tasuki/held/at", json.dumps(max(steps, default=None)))
         self._store.wait(["tasuki/held/at"], _PARTS_WITHIN)
-        at = json.loads(self._store.get("tasuki/held/at"))
-        return next((o for o in self._held if o.position.stage_step == at), None)
+        at: int | None = json.loads(self._store.get("tasuki/held/at"))
+        return at
 
     # -- the thread ---------------------------------------------------------------------------
 
-    def _work(self, order: _Order) -> None:
+    def _work_aside(self, order: _Order) -> None:
+        self.news = self._work(order)
+
+    def _work(self, order: _Order) -> Saved:
+        checkpoint: Checkpoint | None = None
         name, error = None, None
         try:
-            checkpoint = self._lead(order) if self._rank == 0 else self._follow(order)
-            name = checkpoint if isinstance(checkpoint, str) else checkpoint.name
+            if self._rank == 0:
+                checkpoint = self._lead(order)
+                name = checkpoint.name
+            else:
+                name = self._follow(order)
         except BaseException as caught:  # told at the next step boundary, whatever it is
             error = caught
         saved = Saved(
@@ -270,27 +301,17 @@ class Saver:
             size=order.image.size,
         )
         if name is not None:
-            self.parent = name
-            if self._rank == 0:
-                assert isinstance(checkpoint, Checkpoint)
-                saved = self._finish(checkpoint, saved)
-        self.news = saved
+            self.parent, self.committed = name, saved
+        return saved if checkpoint is None else self._finish(checkpoint, saved)
 
     def _finish(self, checkpoint: Checkpoint, saved: Saved) -> Saved:
-        """Pruning and telling. What fails here does not undo the commit, unless the claim is
-        lost."""
+        """Pruning and telling. What fails here does not undo the commit; a lost claim ends us."""
         try:
             self.after(checkpoint, saved)
-        except StoreError:
-            return saved
-        except BaseException as error:
-            return Saved(
-                position=saved.position,
-                error=error,
-                blocked_s=saved.blocked_s,
-                total_s=saved.total_s,
-                size=saved.size,
-            )
+        except ClaimLost as error:
+            return replace(saved, name=None, error=error)
+        except Exception:
+            traceback.print_exc()
         return saved
 
     def _lead(self, order: _Order) -> Checkpoint:
@@ -301,14 +322,14 @@ class Saver:
             make_room(self._run, claim=self._claim, need=order.image.size)
             frozen = self._store_frozen(order)
             draft = open_draft(self._run, claim=self._claim, position=order.position)
-            self._tell("draft", {"name": draft.name})
+            self._tell(order, "draft", {"name": draft.name})
             with translated(draft):
                 failpoint("save.draft")
                 records = write_held(draft, 0, order.image)
                 failpoint("save.written")
             used = order.used
             for rank in range(1, self._world):
-                part, theirs = self._hear_part(rank)
+                part, theirs = self._hear_part(order, rank)
                 records += part
                 used = used + theirs if used is not None and theirs is not None else None
             facts = order.facts if used is None else {**order.facts, "used": used.to_json()}
@@ -317,10 +338,10 @@ class Saver:
         except BaseException as error:
             if draft is not None:
                 discard_draft(draft)
-            self._tell("draft", _failure(error))
-            self._tell("committed", _failure(error))
+            self._tell(order, "draft", _failure(error))
+            self._tell(order, "committed", _failure(error))
             raise
-        self._tell("committed", {"name": checkpoint.name})
+        self._tell(order, "committed", {"name": checkpoint.name})
         return checkpoint
 
     def _publish(
@@ -364,12 +385,13 @@ class Saver:
 
     def _read_back(self, checkpoint: Checkpoint) -> None:
         """The first save of an attempt is read again from the disk: a bad one shows now."""
-        if self._has_read_back:
+        if self._has_read_back or self.is_hurried():
             return
         try:
             verify_from_disk(checkpoint.path)
         except DamagedCheckpoint as error:
             quarantine(self._run, checkpoint.name, claim=self._claim)
+            self.frozen = None  # its file may be to blame: from now on all goes into the part
             raise StoreError(
                 f"{checkpoint.name} came back from the disk as something else: {error}",
                 hint="the disk or its file system loses what it was given; use another one",
@@ -377,40 +399,37 @@ class Saver:
         self._has_read_back = True
 
     def _follow(self, order: _Order) -> str:
-        draft = _checked(self._hear("draft"))
+        draft = _checked(self._hear(order, "draft"))
         try:
             self._refuse_not_finite(order)
             with translated(self._run.checkpoints):
                 records = write_held(self._run.checkpoints / draft["name"], self._rank, order.image)
                 failpoint("save.written")
         except BaseException as error:
-            self._tell(f"part/{self._rank}", _failure(error))
+            self._tell(order, f"part/{self._rank}", _failure(error))
             raise
         used = order.used.to_json() if order.used is not None else None
         told = {"records": [r.to_json() for r in records], "used": used}
-        self._tell(f"part/{self._rank}", told)
-        return str(_checked(self._hear("committed"))["name"])
+        self._tell(order, f"part/{self._rank}", told)
+        return str(_checked(self._hear(order, "committed"))["name"])
 
     # -- between the ranks --------------------------------------------------------------------
 
-    def _hear_part(self, rank: int) -> tuple[list[FileRecord], Used | None]:
-        value = _checked(self._hear(f"part/{rank}"))
+    def _hear_part(self, order: _Order, rank: int) -> tuple[list[FileRecord], Used | None]:
+        value = _checked(self._hear(order, f"part/{rank}"))
         records = [FileRecord.from_json(record) for record in value["records"]]
         return records, Used.from_json(value["used"]) if value["used"] is not None else None
 
-    def _tell(self, what: str, value: dict[str, Any]) -> None:
+    def _tell(self, order: _Order, what: str, value: dict[str, Any]) -> None:
         if self._store is not None:
-            self._store.set(self._key(what), json.dumps(value))
+            self._store.set(f"tasuki/save/{order.round}/{what}", json.dumps(value))
 
-    def _hear(self, what: str) -> dict[str, Any]:
+    def _hear(self, order: _Order, what: str) -> dict[str, Any]:
         assert self._store is not None
-        key = self._key(what)
+        key = f"tasuki/save/{order.round}/{what}"
         self._store.wait([key], _PARTS_WITHIN)
         value: dict[str, Any] = json.loads(self._store.get(key))
         return value
-
-    def _key(self, what: str) -> str:
-        return f"tasuki/save/{self._count}/{what}"
 
 
 _KINDS: dict[str, type[TasukiError]] = {
@@ -420,7 +439,9 @@ _KINDS: dict[str, type[TasukiError]] = {
 
 def _failure(error: BaseException) -> dict[str, Any]:
     if isinstance(error, TasukiError):
-        return {"error": type(error).__name__, "message": error.message, "hint": error.hint}
+        known = (kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _KINDS)
+        name = next(known, type(error).__name__)
+        return {"error": name, "message": error.message, "hint": error.hint}
     return {"error": "RunError", "message": f"{type(error).__name__}: {error}", "hint": ""}
 
 

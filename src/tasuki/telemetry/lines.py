@@ -54,9 +54,9 @@ class LineWriter:
         with self._lock:
             if self._waiting:
                 self._write()
-            if self._fd >= 0:
-                with translated(self.path):
-                    os.fsync(self._fd)
+        if self._fd >= 0:  # outside of the lock: nobody waits for the disk to write a line
+            with translated(self.path):
+                os.fsync(self._fd)
 
     def close(self) -> None:
         if self._fd >= 0:

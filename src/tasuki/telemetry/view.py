@@ -69,6 +69,16 @@ def read_losses(run: RunFolder) -> Losses:
     return Losses(lived_s=lived_s, kills=kills, preemptions=preemptions)
 
 
+def last_save_s(run: RunFolder, *, before: int) -> tuple[float, float] | None:
+    """How long training stood still for the last save of earlier attempts, and how long it took."""
+    for claim in range(before - 1, max(0, before - 6), -1):
+        for event in reversed(read_recent_events(run, claim)):
+            told = event.get("blocked_s"), event.get("total_s")
+            if event["kind"] == "committed" and all(isinstance(s, int | float) for s in told):
+                return float(told[0]), float(told[1])
+    return None
+
+
 def live_holder(run: RunFolder, *, now: float) -> Holder | None:
     """Who works on this run now. On another host a process cannot be looked at: its events tell."""
     claim = highest_claim(run)

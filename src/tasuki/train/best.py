@@ -14,7 +14,7 @@ from tasuki.checkpoint.weights import write_weights
 from tasuki.errors import CheckpointError, RecipeError
 from tasuki.failpoints import failpoint
 from tasuki.spec.resolved import ResolvedValidate
-from tasuki.store.atomic import fsync_folder, make_folder
+from tasuki.store.atomic import fsync_folder, list_folder, make_folder, translated
 from tasuki.store.claims import ensure_claim_holds
 from tasuki.store.runs import RunFolder
 from tasuki.train.task import Task
@@ -63,8 +63,9 @@ def keep_best(
     # Named by content, not by claim: the state of an interrupted run must equal an undisturbed one.
     path = folder.best(f"{step:09d}-{sha256[:12]}")
     failpoint("loop.best")
-    draft.replace(path)
-    fsync_folder(folder.path)
+    with translated(path):
+        draft.replace(path)
+        fsync_folder(folder.path)
     return Best(validate.metric, value, step, path.name)
 
 
@@ -77,8 +78,7 @@ def sweep_best(run: RunFolder, stage: str, *, claim: int, keep: Best | None, unt
 
     Called beside the training: what came after step `until` may be on its way in.
     """
-    folder = run.stage(stage).path
-    found = folder.glob("best-*.safetensors") if folder.is_dir() else ()
+    found = list_folder(run.stage(stage).path, "best-*.safetensors")
     files = {path for path in found if _is_older(path.name, until=until, claim=claim)}
     if len(files) < 2:
         return
@@ -93,7 +93,8 @@ def sweep_best(run: RunFolder, stage: str, *, claim: int, keep: Best | None, unt
     for path in files:
         if path.name not in needed:
             ensure_claim_holds(run, claim)
-            path.unlink(missing_ok=True)
+            with translated(path):
+                path.unlink(missing_ok=True)
 
 
 def _is_older(name: str, *, until: int, claim: int) -> bool:

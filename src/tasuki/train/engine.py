@@ -118,23 +118,28 @@ class StepEngine:
         if is_checked and not self._is_finite(norm, place):
             self._optimizer.zero_grad(set_to_none=True)
             self.window.drop_since(place)
-            for buffer, value in kept:
+            for module, name, buffer, value in kept:
                 buffer.copy_(value)
+                module._buffers[name] = buffer  # a forward pass may have put another in its place
             return False
         failpoint("step.optimizer")
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         return True
 
-    def _keep_buffers(self) -> list[tuple[Tensor, Tensor]]:
+    def _keep_buffers(self) -> list[tuple[nn.Module, str, Tensor, Tensor]]:
         """A forward pass moves running means, and NaN in them would stay."""
-        return [(buffer, buffer.clone()) for buffer in self._module.buffers()]
+        return [
+            (module, name, buffer, buffer.clone())
+            for module in self._module.modules()
+            for name, buffer in module._buffers.items()
+            if buffer is not None
+        ]
 
     def _is_finite(self, norm: Tensor | None, place: int) -> bool:
         """All ranks see the same gradient, but each its own loss: they agree."""
         if norm is None:
-            grads = [p.grad for p in self._parameters if p.grad is not None]
-            norm = nn.utils.get_total_norm(grads)
+            norm = nn.utils.clip_grad_norm_(self._parameters, float("inf"))  # changes nothing
         is_finite = norm.isfinite()
         for loss, _ in self.window.entries[place:]:
             is_finite = is_finite & loss.isfinite()

@@ -22,6 +22,8 @@ _STALL = 0.01
 """Of the time at the most is spent standing still for saves."""
 _SLOWER = 0.05
 """What a save in the background costs the steps beside it, as a share of its time."""
+_UNMEASURED_S = 60.0
+"""Until a save was measured."""
 _PRIOR_S = 86400.0
 """Before anything is observed: one loss a day."""
 
@@ -90,6 +92,8 @@ class SaveRhythm:
         self.is_auto = every.unit == "auto"
         self.interval_s = every.count if every.unit == "seconds" else NEVER
         """For `auto`: chosen by `choose_interval` as soon as a save was measured."""
+        if self.is_auto:
+            self.interval_s = _UNMEASURED_S
         self._saved_at = now
 
     def begun(self, now: float) -> None:

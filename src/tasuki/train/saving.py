@@ -38,6 +38,8 @@ _RETRY_S = 5.0
 _RETRY_AT_MOST_S = 60.0
 _NEWS_WORTH = 1.5
 """A new interval is told when it differs from the last by this factor."""
+_EARLIER = 0.7
+"""Other ranks begin to hold states at this part of what makes rank 0 begin."""
 _HOLD_STALL = 0.02
 """Of the time at the most is spent copying states that are only held."""
 
@@ -68,11 +70,13 @@ class Saving:
         self._retry_s = _RETRY_S
         self._need = self._num_missed = 0
         self._interval: Interval | None = None
-        self._cost: SaveCost | None = None
+        self.cost: SaveCost | None = None
+        """Of the last save."""
         self._hold_period = 0
         """In steps; 0: no states are held."""
         saver.before = metrics.sync  # a checkpoint counts on the lines of its steps
         saver.after = self._after
+        saver.is_hurried = lambda: task.watch.notice is not Cause.NONE
         parameters = {f"shared.model.{name}" for name, _ in setup.model.named_parameters()}
         saver.must_be_finite = lambda n: n in parameters or n.startswith("rank.window.")
         self._not_finite: NotFinite | None = None
@@ -150,14 +154,22 @@ class Saving:
         """Where a step outlasts the notice: keep a copy that the watch can commit."""
         if not self._hold_period:
             self._begin_holding()
-        if self._hold_period and self._progress.step % self._hold_period == 0:
+        step = self._progress.step
+        is_new = step != self._progress.saved_step
+        if self._hold_period and step % self._hold_period == 0 and is_new:
             with self._task.stopwatch.part("save"):
                 self._saver.hold(*self._state(is_end=False), **self._facts())
 
     def _begin_holding(self) -> None:
         """Once the last step and a save would not fit the notice, though a save alone would."""
-        notice_s, cost, step_s = self._task.grace_s, self._cost, self._task.watch.step_s[-1]
-        if notice_s is None or cost is None or step_s + cost.total_s < notice_s:
+        watch, cost = self._task.watch, self.cost
+        notice_s = watch.grace_s if watch.grace_s is not None else self._task.grace_s
+        if notice_s is None or cost is None:
+            return
+        step_s = watch.step_s[-1]
+        # Whenever rank 0 holds, all must; theirs are small.
+        margin = 1.0 if self._task.is_first else _EARLIER
+        if step_s + cost.total_s < margin * notice_s:
             return
         if cost.total_s >= notice_s:
             return
@@ -182,6 +194,7 @@ class Saving:
         words = f"Handing over at step {saved.position.stage_step} of stage {saved.position.stage}"
         task.say(f"{words} ({task.watch.notice}): the running step would not have ended in time")
         task.event("handed-over", checkpoint=saved.name, held_step=held)
+        task.ranks.say_goodbye()
         leave(task.watch, ending=Ending.HANDED_OVER, status=EXIT_RESUME_ME)
 
     # -- what a checkpoint holds ----------------------------------------------------------------
@@ -264,7 +277,10 @@ class Saving:
         self._task.event("save-failed", step=self._progress.step, reason=str(error))
 
     def _has_room(self) -> bool:
-        return free_bytes(self._task.run.checkpoints) > self._need
+        try:
+            return free_bytes(self._task.run.checkpoints) > self._need
+        except StoreError:
+            return False
 
     def _after(self, checkpoint: Checkpoint, saved: Saved) -> None:
         """In rank 0's saving thread, when a checkpoint is durable."""
@@ -323,10 +339,13 @@ class Saving:
 
     def _measured(self, cost: SaveCost) -> None:
         """A save was measured: choose the interval."""
-        self._cost = cost
+        self.cost = cost
         if not self.rhythm.is_auto or not self._task.is_first:
             return
-        losses = read_losses(self._task.run)
+        try:
+            losses = read_losses(self._task.run)
+        except StoreError:  # how often it saves is not worth an attempt
+            return
         step_s = self._task.watch.p99_step_s
         chosen = choose_interval(cost, losses, step_s=step_s, notice_s=self._task.grace_s)
         self.rhythm.interval_s = chosen.seconds

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from tasuki.checkpoint.commit import Checkpoint, sweep_drafts
 from tasuki.checkpoint.frozen import FrozenParameters, sweep_frozen_drafts
@@ -15,7 +18,7 @@ from tasuki.checkpoint.lineage import find_latest
 from tasuki.checkpoint.manifest import Manifest, Position
 from tasuki.checkpoint.parts import read_part
 from tasuki.checkpoint.records import check_file
-from tasuki.checkpoint.retention import prune, quarantine
+from tasuki.checkpoint.retention import make_room, prune, quarantine
 from tasuki.checkpoint.verify import check_shape, read_manifest, verify
 from tasuki.checkpoint.weights import check_weights
 from tasuki.clock import utc
@@ -24,7 +27,7 @@ from tasuki.data.fingerprint import Fingerprint
 from tasuki.data.order import Order
 from tasuki.data.shares import share_of_step
 from tasuki.data.used import NONE, Used, UsedSamples
-from tasuki.errors import CheckpointError, DamagedCheckpoint, DiskFull, StoreError
+from tasuki.errors import CheckpointError, DamagedCheckpoint, StoreError
 from tasuki.failpoints import failpoint
 from tasuki.runtime.room import when_there_is_room
 from tasuki.runtime.saver import Saved, Saver
@@ -32,7 +35,7 @@ from tasuki.runtime.state import State
 from tasuki.store.atomic import free_bytes, list_folder, read_json, read_json_or_none, sweep
 from tasuki.store.claims import parent_of, record_parent
 from tasuki.store.runs import RunFolder
-from tasuki.telemetry.view import count_preemptions
+from tasuki.telemetry.view import count_preemptions, last_save_s
 from tasuki.train.engine import StepEngine
 from tasuki.train.exact import describe, freeze, what_differs
 from tasuki.train.fingerprints import fingerprint_data, refuse_changed_data
@@ -64,7 +67,7 @@ class Begin:
     data: Fingerprint = field(default_factory=dict)
     """What the stage's data are; rank 0 alone knows."""
     start_cost: SaveCost | None = None
-    """Of the stage's first checkpoint, where this attempt committed it."""
+    """Of the stage's first checkpoint, or of the last save of an earlier attempt."""
 
     def position_at(
         self, step: int, *, samples: int, is_start: bool = False, is_end: bool = False
@@ -87,7 +90,7 @@ def begin_or_resume(task: Task, setup: Setup, engine: StepEngine, saver: Saver) 
         newest, is_resumed, loaded = _agree_on_checkpoint(task)
         failpoint("start.found")
         begin = _make_begin(task, setup)
-        name, cost = (newest, None) if is_resumed else (None, None)
+        name, cost = (newest, _cost_before(task)) if is_resumed else (None, None)
         if task.is_first:
             begin = replace(begin, data=fingerprint_data(task, setup))
         if name is None:
@@ -132,18 +135,34 @@ def restore_checkpoint(
     saver: Saver,
     name: str,
     *,
-    loaded: object = None,
+    loaded: Loaded | None = None,
 ) -> Restored:
     """Shared state from part 0 on every rank; each rank's own from its part."""
     path = task.run.checkpoints / name
     manifest = read_manifest(path)
-    progress, last_row = _restore(task, setup, engine, manifest, path, loaded)
+    taken: set[int] = set()
+    if loaded is None:
+        records, frozen = manifest.files, manifest.frozen
+        loaded = Loaded(read_part(path, 0, records=records, frozen=frozen, taken=taken), taken)
+    unchanged = loaded.names_of_frozen()  # before their memory is given away
+    progress, last_row = _restore(task, setup, engine, manifest, path, loaded.state)
     progress.checkpoint, progress.saved_step = name, progress.step
     saver.parent = name
-    saver.frozen = _frozen(task, setup, manifest)
+    saver.frozen = _frozen(task, setup, manifest, unchanged)
     told = manifest.facts.get("used")
     used = Used.from_json(told) if told and task.is_first else NONE
     return Restored(manifest, progress, last_row, UsedSamples(used))
+
+
+def _cost_before(task: Task) -> SaveCost | None:
+    """So that a resumed attempt knows how long a save takes before it makes one."""
+    told = None
+    with contextlib.suppress(StoreError):
+        told = last_save_s(task.run, before=task.orders.claim)
+    if told is None:
+        return None
+    task.watch.save_s.append(told[1])
+    return SaveCost(blocked_s=told[0], total_s=told[1])
 
 
 def _refuse_changed_data(task: Task, begin: Begin, name: str) -> None:
@@ -152,14 +171,23 @@ def _refuse_changed_data(task: Task, begin: Begin, name: str) -> None:
     refuse_changed_data(task, before, begin.data, written_by=manifest.claim)
 
 
-def _frozen(task: Task, setup: Setup, manifest: Manifest) -> FrozenParameters | None:
-    """What no step changes is stored once; its file is known from the checkpoint."""
-    if not task.is_first:
+def _frozen(
+    task: Task, setup: Setup, manifest: Manifest, unchanged: set[str]
+) -> FrozenParameters | None:
+    """What no step changes is stored once. Its file is known from the checkpoint, and holds what
+    this checkpoint took from it: a parameter that moved since then is in the part, and stays there.
+    """
+    record = next(iter(manifest.frozen), None)
+    if not task.is_first or record is None:
         return None
-    trained = (p for group in setup.tracked.optimizer.param_groups for p in group["params"])
-    frozen = FrozenParameters(setup.model.parameters(), trained)
-    frozen.record = next(iter(manifest.frozen), None)
+    found = [p for name, p in setup.model.named_parameters() if name in unchanged]
+    frozen = FrozenParameters(found, _trained(setup))
+    frozen.record = record
     return frozen
+
+
+def _trained(setup: Setup) -> Iterator[Tensor]:
+    return (p for group in setup.tracked.optimizer.param_groups for p in group["params"])
 
 
 def _make_begin(task: Task, setup: Setup) -> Begin:
@@ -177,7 +205,24 @@ def _make_begin(task: Task, setup: Setup) -> Begin:
     )
 
 
-def _agree_on_checkpoint(task: Task) -> tuple[str | None, bool, object]:
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Part 0 of a checkpoint, as it was read."""
+
+    state: Any
+    taken: set[int]
+    """Addresses of the memory that comes from files of frozen parameters."""
+
+    def names_of_frozen(self) -> set[str]:
+        model = self.state["shared"]["model"] if "shared" in self.state else {}
+        return {
+            name
+            for name, value in model.items()
+            if isinstance(value, Tensor) and value.untyped_storage().data_ptr() in self.taken
+        }
+
+
+def _agree_on_checkpoint(task: Task) -> tuple[str | None, bool, Loaded | None]:
     """(the newest good one, is it of this stage, its state where it was read on the way).
 
     Rank 0 looks; the others take its word.
@@ -194,10 +239,10 @@ def _agree_on_checkpoint(task: Task) -> tuple[str | None, bool, object]:
     return name, is_resumed, None
 
 
-def _find_checkpoint(task: Task) -> tuple[str | None, bool, object]:
+def _find_checkpoint(task: Task) -> tuple[str | None, bool, Loaded | None]:
     """Verifies, falls back aloud, and records what this claim goes on from."""
     damaged: list[str] = []
-    states: dict[str, object] = {}
+    states: dict[str, Loaded] = {}
 
     def report(name: str, error: DamagedCheckpoint) -> None:
         damaged.append(name)
@@ -209,7 +254,10 @@ def _find_checkpoint(task: Task) -> tuple[str | None, bool, object]:
         if manifest.position.stage != task.stage.name:
             return verify(path)
         # One pass over the bytes: they are checked while they are read.
-        states[path.name] = read_part(path, 0, records=manifest.files, frozen=manifest.frozen)
+        taken: set[int] = set()
+        records, frozen = manifest.files, manifest.frozen
+        state = read_part(path, 0, records=records, frozen=frozen, taken=taken)
+        states[path.name] = Loaded(state, taken)
         for record in manifest.files[2:]:
             check_file(path / record.name, record)
         return manifest
@@ -308,8 +356,7 @@ def _save_start(task: Task, setup: Setup, engine: StepEngine, saver: Saver, begi
     rank, state = task.ranks.rank, begin.progress
     if task.is_first:
         _refuse_full_disk(task, setup)
-        trained = (p for group in setup.tracked.optimizer.param_groups for p in group["params"])
-        saver.frozen = FrozenParameters(setup.model.parameters(), trained)
+        saver.frozen = FrozenParameters(setup.model.parameters(), _trained(setup))
     saver.begin(
         begin.position_at(0, samples=0, is_start=True),
         capture_all(setup, engine, state, rank=rank, last_row={}),
@@ -330,14 +377,9 @@ def _refuse_full_disk(task: Task, setup: Setup) -> None:
     groups = setup.tracked.optimizer.param_groups
     trained = sum(p.numel() * p.itemsize for group in groups for p in group["params"])
     size = model + 2 * trained
+    make_room(task.run, claim=task.orders.claim, need=size)
     free = free_bytes(task.run.path)
     room = free // max(1, size)
-    if room < 1:
-        raise DiskFull(
-            f"a checkpoint in {task.run.checkpoints} needs about {format_bytes(size)}, "
-            f"{format_bytes(free)} free",
-            hint="make room there, or move `runs` to another disk",
-        )
     wanted = task.stage.save.keep + 2
     if room < wanted:
         task.say(
@@ -356,11 +398,8 @@ def _settle_buckets(task: Task, setup: Setup, engine: StepEngine) -> None:
 
 
 def _restore(
-    task: Task, setup: Setup, engine: StepEngine, manifest: Manifest, path: Path, loaded: object
+    task: Task, setup: Setup, engine: StepEngine, manifest: Manifest, path: Path, shared: Any
 ) -> tuple[Progress, dict[str, Any]]:
-    shared: Any = loaded
-    if shared is None:
-        shared = read_part(path, 0, records=manifest.files, frozen=manifest.frozen)
     progress, last_row = restore_shared(setup, shared)
     facts = describe(threads=task.threads, world=task.ranks.world, device=task.device)
     if task.is_first:

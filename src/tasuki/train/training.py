@@ -6,6 +6,7 @@ checkpoint, the first one included; every step boundary may be the last.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from statistics import median
 from typing import Any, TypeVar
@@ -41,6 +42,9 @@ T = TypeVar("T")
 _TELL_OFTEN_S = 1.0
 _TELL_SELDOM_S = 10.0
 _OFTEN_FOR_S = 60.0
+_FLIGHT_S = 300.0
+_FLIGHT_WITH_OTHERS_S = 3.0
+"""How long a rank that fails waits for its save; others may be gone, and then it never ends."""
 _MOST_SKIPPED = 10
 """Steps without a finite gradient, if they are also half of all: then the run is broken."""
 
@@ -73,17 +77,30 @@ def run_training(task: Task) -> None:
         clock=task.clock,
         is_pinned=task.device.type == "cuda",
     )
-    with memory_advice(task, setup) as place:
+    with memory_advice(task, setup) as place, finishing_saves(task, saver):
         engine = build_engine(task, setup)
         begin = begin_or_resume(task, setup, engine, saver)
         place.begin(begin.progress)
         training = Training(task, setup, engine, saver, begin)
         while not training.run_or_roll_back():
             begin = roll_back(task, setup, engine, saver, training)
+            until = training.progress.step
             training = Training(
-                task, setup, engine, saver, begin, suspect_until=training.progress.step
+                task, setup, engine, saver, begin, suspect_until=until, metrics=training.metrics
             )
         training.finish()
+
+
+@contextlib.contextmanager
+def finishing_saves(task: Task, saver: Saver) -> Iterator[None]:
+    """An error does not throw away a save that is in flight."""
+    try:
+        yield
+    except BaseException:
+        left = task.watch.notice_remaining_s()
+        longest = _FLIGHT_S if task.ranks.world == 1 else _FLIGHT_WITH_OTHERS_S
+        saver.wait_for(longest if left is None else min(longest, left - 1.0))
+        raise
 
 
 def roll_back(
@@ -107,7 +124,7 @@ def roll_back(
         to_step=restored.progress.step,
         checkpoint=name,
     )
-    return restored.begin(training.begin)
+    return restored.begin(training.begin, start_cost=training.saving.cost)
 
 
 class Training:
@@ -122,6 +139,7 @@ class Training:
         begin: Begin,
         *,
         suspect_until: int = 0,
+        metrics: MetricLog | None = None,
     ) -> None:
         self.task, self.setup, self.engine = task, setup, engine
         stage, order = task.stage, setup.order
@@ -129,7 +147,7 @@ class Training:
         self.progress: Progress = begin.progress
         self._first_step = begin.progress.step
         self._suspect_until = setup.total_steps if stage.on_nan == "skip" else suspect_until
-        self.metrics = MetricLog(task.run, claim=task.orders.claim, clock=task.clock)
+        self.metrics = metrics or MetricLog(task.run, claim=task.orders.claim, clock=task.clock)
         self.last_row: dict[str, Any] = begin.last_row
         per_epoch = order.steps_per_epoch
         self._log_period = period_in_steps(stage.log_every, per_epoch)
@@ -327,6 +345,7 @@ class Training:
                 ),
                 say=self.task.say,
                 clock=self.task.clock,
+                should_stop=lambda: self.task.watch.notice is not Cause.NONE,
             )
         self.task.watch.enter("train")
 
@@ -349,7 +368,7 @@ class Training:
                 f"the loss or a weight became {total} in {where}; the last good checkpoint is "
                 f"{self.progress.checkpoint}",
                 hint="look at the data (`tasuki data check FILE` finds NaN), or lower `lr`; then "
-                "`tasuki resume`",
+                "`tasuki resume`. `on_nan: skip` or `roll_back` leaves such steps out",
             )
 
     def _tell(self, now: float) -> None:

@@ -153,6 +153,7 @@ def _set_allocator(orders: Orders, run: RunFolder, job: JobFolder) -> str:
 
 def _fail(watch: Watch, error: BaseException, *, world: int) -> None:
     """Translate an exception into an ending; a traceback goes to the .err log for our eyes only."""
+    watch.begin_handover()  # where a held state is being published, that is the end
     ending = _ending_of(error)
     if isinstance(error, TasukiError):
         hint = f"\nhint: {error.hint}" if error.hint else ""

@@ -10,7 +10,12 @@ CUTS = (f"{_HERE}/test_power_cuts.py",)
 DAMAGE = (f"{_HERE}/test_damage.py",)
 RACES = (f"{_HERE}/test_races.py",)
 ROOM = (f"{_HERE}/test_room.py",)
-HOSTILE = (f"{_HERE}/test_hostile.py",)
+EVIL = (f"{_HERE}/test_hostile.py::test_no_evil_checkpoint_executes_is_believed_or_hangs",)
+NAMES = (
+    f"{_HERE}/test_hostile.py::test_hostile_names_and_values_neither_execute_nor_leave_the_folder",
+)
+BOMBS = (f"{_HERE}/test_hostile.py::test_no_file_makes_us_use_much_memory_or_hang",)
+FUZZ = (f"{_HERE}/test_hostile.py::test_parsers_answer_or_raise_their_one_documented_exception",)
 
 BUGS = [
     Planted(
@@ -220,20 +225,20 @@ BUGS = [
         "checkpoint/codec.py",
         "    if not isinstance(dtype, torch.dtype):\n",
         "    if dtype is None:\n",
-        HOSTILE,
+        EVIL,
     ),
     Planted(
         "a checkpoint may be a link to elsewhere",
         "checkpoint/verify.py",
         "        if path.is_symlink():\n",
         "        if path.is_symlink() and not path.exists():\n",
-        HOSTILE,
+        EVIL,
     ),
     Planted(
         "names may be paths",
         "spec/names.py",
         '    if not _NAME.fullmatch(name) or name.endswith(".tmp"):\n',
         '    if "\\n" in name:\n',
-        HOSTILE,
+        NAMES,
     ),
 ]

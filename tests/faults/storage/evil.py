@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import encodings.cp437  # noqa: F401 (zipfile imports it when it meets an old archive)
+import pickle
 import shutil
 import signal
 import tempfile
@@ -173,7 +174,7 @@ def take_up_all() -> dict[str, Any]:
 
 
 def _try(run: RunFolder) -> list[str]:
-    signal.alarm(10)
+    signal.alarm(60)
     try:
         latest = _take_up(run)
         return ["it was believed"] if latest == forge.newest(run).name else []
@@ -215,6 +216,21 @@ def _read_evil_weights(guard: Guard, folder: Path, canary: Path) -> list[str]:
             problems.append(f"weights: {name}: executed")
             canary.unlink()
     return problems
+
+
+def be_careless() -> list[str]:
+    """What the guard says about somebody who does everything that may not be done."""
+    with tempfile.TemporaryDirectory() as name:
+        inside, canary = Path(name) / "inside", Path(name) / "canary"
+        inside.mkdir()
+        pickled = pickle.dumps(forge.Payload(canary))
+        with Guard().armed(inside) as seen:
+            pickle.loads(pickled)
+            exec("1 + 1")
+            (Path(name) / "outside").write_bytes(b"")
+            (inside / "a").write_bytes(b"")
+        assert canary.exists()
+    return [event.split()[0] for event in seen]
 
 
 def _hang(*_: object) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+pytestmark = pytest.mark.timeout(600)  # a busy machine is no failure
 DAMAGE = "tests.faults.storage.damage:damage_all"
 
 

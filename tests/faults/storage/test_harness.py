@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.harness import strace, syscalls
 
+pytestmark = pytest.mark.timeout(600)  # a busy machine is no failure
+
 
 @pytest.mark.skipif(strace.why_not() is not None, reason=strace.why_not() or "")
 @pytest.mark.usefixtures("held_calls")
@@ -28,3 +30,9 @@ def test_a_kind_of_call_that_nobody_has_thought_of_is_an_error(tmp_path):
     with pytest.raises(syscalls.Uncovered, match="system call 40"):
         child.run()
     os.close(fd)
+
+
+def test_code_that_is_executed_from_data_and_files_outside_are_noticed(bench):
+    seen = bench.do("tests.faults.storage.evil:be_careless")
+    assert {"pickle.find_class", "os.system", "exec", "open"} <= set(seen)
+    assert seen.count("open") == 1

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+pytestmark = pytest.mark.timeout(600)  # a busy machine is no failure
+
 
 def test_no_evil_checkpoint_executes_is_believed_or_hangs(bench):
     done = bench.do("tests.faults.storage.evil:take_up_all")

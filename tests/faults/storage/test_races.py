@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 RACE = "tests.faults.storage.races:race_all"
-pytestmark = pytest.mark.usefixtures("held_calls")
+pytestmark = [pytest.mark.usefixtures("held_calls"), pytest.mark.timeout(600)]
 
 
 def race(bench, *, races: int, seed: int) -> dict:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 ROOM = "tests.faults.storage.room:watch_room"
-pytestmark = pytest.mark.usefixtures("held_calls")
+pytestmark = [pytest.mark.usefixtures("held_calls"), pytest.mark.timeout(600)]
 
 
 def watch(bench, *, keep: int, kills: int, seed: int) -> list[str]:

@@ -7,7 +7,7 @@ from tests.harness.syscalls import KINDS
 
 POINTS = "tests.faults.storage.points:check_points"
 _ALONE = [["prune"], ["resume"], ["fallback"]]
-pytestmark = pytest.mark.usefixtures("held_calls")
+pytestmark = [pytest.mark.usefixtures("held_calls"), pytest.mark.timeout(600)]
 
 
 def test_a_fault_at_any_writing_call_of_save_prune_resume_and_completion_loses_nothing(bench):
