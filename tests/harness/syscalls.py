@@ -24,7 +24,7 @@ import struct
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -69,7 +69,7 @@ _ALLOW, _NOTIFY = 0x7FFF0000, 0x7FC00000
 _RECEIVE, _SEND = 0xC0502100, 0xC0182101
 _CONTINUE = 1
 _NOTIFICATION = struct.Struct("=QIIiIQ6Q")
-_PIDFD_OPEN, _PIDFD_GETFD, _SECCOMP = 434, 438, 317
+_PIDFD_GETFD, _SECCOMP = 438, 317
 
 
 class Uncovered(AssertionError):
@@ -111,9 +111,26 @@ class Call:
 
     def signal(self, number: int) -> None:
         """It waits while the call is done, but for SIGKILL: then the call is not done."""
-        os.kill(self.child.pid, number)
+        self.child.signal(number)
         if number != signal.SIGKILL:
             self.go_on()
+
+    def fail_late(self, number: int) -> None:
+        """Do it in the child's name and say that it failed: a server whose answer was lost."""
+        kind, paths = self.kind.removesuffix("2").removesuffix("at"), self.paths
+        try:
+            if kind in ("rename", "link"):
+                getattr(os, kind)(*paths)
+            elif kind == "mkdir":
+                os.mkdir(paths[0], 0o700)  # noqa: PTH102
+            elif kind == "unlink":
+                is_folder = self.kind == "unlinkat" and self.arguments[2]
+                os.rmdir(paths[0]) if is_folder else os.unlink(paths[0])  # noqa: PTH106, PTH108
+            elif kind == "rmdir":
+                os.rmdir(paths[0])  # noqa: PTH106
+        except OSError as error:
+            number = error.errno or number
+        self.fail(number)
 
     def shorten(self) -> None:
         """Do a part of a read or write in the child's name, and say so."""
@@ -150,6 +167,8 @@ class Call:
             raise ProcessLookupError(failure.errno, "the call is gone") from None
 
 
+LATE = {"rename", "renameat", "renameat2", "link", "linkat", "mkdir", "mkdirat", "unlink",
+        "unlinkat", "rmdir"}  # fmt: skip
 END = b"\n.\n"
 """A child that says this has done what it was told, and waits for the next order."""
 SHORTENED = {
@@ -169,7 +188,7 @@ class Child:
     said: bytes = b""
     status: int | None = None
     _memory: int = -1
-    _open: dict[int, str] = field(default_factory=dict)
+    _pidfd: int = -1
 
     def next(self, *, timeout_s: float = 60.0) -> Call | None:
         """The next call on the folder. None when the child has ended, or has said END and waits.
@@ -196,9 +215,14 @@ class Child:
                 call.go_on()
 
     def kill(self) -> None:
-        with suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
+        self.signal(signal.SIGKILL)
         self._end()
+
+    def signal(self, number: int) -> None:
+        """By descriptor: a number may be another process's by now."""
+        if self._pidfd >= 0:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, number)
 
     @property
     def lines(self) -> list[str]:
@@ -213,14 +237,9 @@ class Child:
 
     def borrow(self, fd: int) -> int:
         """Our own descriptor of the same open file."""
-        pidfd = _libc.syscall(_PIDFD_OPEN, self.pid, 0)
-        _check(pidfd)
-        try:
-            ours: int = _libc.syscall(_PIDFD_GETFD, pidfd, ctypes.c_int(fd & 0xFFFFFFFF), 0)
-            _check(ours)
-            return ours
-        finally:
-            os.close(pidfd)
+        ours: int = _libc.syscall(_PIDFD_GETFD, self._pidfd, ctypes.c_int(fd & 0xFFFFFFFF), 0)
+        _check(ours)
+        return ours
 
     def peek(self, address: int, size: int) -> bytes:
         return os.pread(self._mem(), size, address)
@@ -326,9 +345,10 @@ class Child:
         self.status = os.waitstatus_to_exitcode(status)
         while more := os.read(self.output, 65536):
             self.said += more
-        for fd in (self.listener, self.output, self._memory):
+        for fd in (self.listener, self.output, self._memory, self._pidfd):
             if fd >= 0:
                 os.close(fd)
+        self._pidfd = -1
 
 
 def fork_watched(act: Callable[[int], None], root: Path) -> Child:
@@ -363,7 +383,7 @@ def fork_watched(act: Callable[[int], None], root: Path) -> Child:
         os.waitpid(pid, 0)
         raise OSError("the child could not watch its system calls")
     (listener,) = struct.unpack("i", rights[0][2][:4])
-    return Child(os.path.realpath(root), pid, listener, output)
+    return Child(os.path.realpath(root), pid, listener, output, _pidfd=os.pidfd_open(pid))
 
 
 def _fd_name(value: int) -> str:

@@ -48,7 +48,8 @@ def test_a_period_in_time_is_kept_whatever_the_step():
 
 def test_auto_is_due_when_the_chosen_interval_is_over():
     rhythm = SaveRhythm(AUTO, steps_per_epoch=10, now=0.0)
-    assert not rhythm.is_due_by_time(1e9)  # nothing was measured yet
+    assert not rhythm.is_due_by_time(59.0)  # nothing was measured yet: after a minute
+    assert rhythm.is_due_by_time(60.0)
     rhythm.interval_s = 40.0
     assert not rhythm.is_due_by_time(39.0)
     assert rhythm.is_due_by_time(40.0)

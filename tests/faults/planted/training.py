@@ -70,7 +70,7 @@ BUGS = [
     Planted(
         "no time is kept free before the limit",
         "runtime/watch.py",
-        "        return self.p99_step_s + time_for_saving_s(self.longest_save_s)\n",
+        "        return self.p99_step_s + time_for_leaving_s(self.longest_save_s)\n",
         "        return 0.0\n",
         (EARLY,),
     ),
@@ -86,8 +86,8 @@ BUGS = [
     Planted(
         "a second save does not wait for the first",
         "runtime/saver.py",
-        "        self._join()\n        order = self._copy(",
-        "        order = self._copy(",
+        "        self._join()\n        with self._lock:\n",
+        "        with self._lock:\n",
         (f"{SAVES}::test_a_second_save_waits_for_the_first_and_follows_it_in_the_lineage",),
     ),
     Planted(
@@ -100,8 +100,8 @@ BUGS = [
     Planted(
         "a checkpoint does not know its parent",
         "runtime/saver.py",
-        "        if name is not None:\n            self.parent = name\n",
-        "        if name is not None:\n",
+        "            self.parent, self.committed = name, saved\n",
+        "            self.committed = saved\n",
         (f"{SAVES}::test_a_second_save_waits_for_the_first_and_follows_it_in_the_lineage",),
     ),
     Planted(
@@ -164,7 +164,7 @@ BUGS = [
     Planted(
         "a step that is left out leaves its mark in running means",
         "train/engine.py",
-        "            for buffer, value in kept:\n                buffer.copy_(value)\n",
+        "                buffer.copy_(value)\n",
         "",
         LEFT_OUT,
     ),

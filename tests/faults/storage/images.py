@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,7 @@ def _cut_held(folder: Path, chosen: set[int], done: dict[str, Any]) -> None:
                     place = f"held at {call.kind}({', '.join(call.paths)})"
                     _cut(folder, image, child.lines, place, done)
             call.go_on()
+        _cut(folder, image, child.lines, "at the end", done)
 
 
 def _cut_running(folder: Path, chance: random.Random, cuts: int, done: dict[str, Any]) -> None:
@@ -131,8 +133,7 @@ def _cut_running(folder: Path, chance: random.Random, cuts: int, done: dict[str,
         while runner.is_alive() and done["cuts"] < cuts:
             runner.join(chance.uniform(0.001, 0.05))
             _cut(folder, image, child.lines, "running", done)
-        with suppress(ProcessLookupError):
-            os.kill(child.pid, 9)
+        child.signal(signal.SIGKILL)
         runner.join()
 
 

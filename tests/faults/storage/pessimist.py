@@ -127,32 +127,45 @@ def cut_everywhere() -> dict[str, Any]:
     """Live through a run; before each of its calls, look at every state a cut could leave."""
     memory = Path("/dev/shm")  # inode numbers are not used again there
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as name:
-        runs, after = Path(name) / "runs", Path(name) / "after"
+        runs = Path(name) / "runs"
         runs.mkdir()
         run = RunFolder(runs / "exp")
         disk = Disk(runs.stat().st_ino)
-        seen: set[int] = set()
-        problems: list[str] = []
+        cuts = _Cuts(disk, Path(name) / "after")
         calls = 0
         child = fork_watched(lambda teller: live(run, lambda t: tell(teller, t)), runs)
         while (call := child.next()) is not None:
             calls += 1
             disk.look(runs)
-            told = child.lines
-            for cut in disk.cuts():
-                shape = disk.shape(cut)
-                if (key := hash((shape, tuple(told)))) not in seen:
-                    seen.add(key)
-                    _write(shape, after)
-                    place = f"before call {calls}, {call.kind}({', '.join(call.paths)})"
-                    found = find_problems(RunFolder(after / "exp"), told)
-                    problems += [f"{place}: {text}" for text in found]
-                    shutil.rmtree(after)
+            place = f"before call {calls}, {call.kind}({', '.join(call.paths)})"
+            cuts.look(place, child.lines)
             call.go_on()
             if call.kind in _SYNCS:
                 disk.sync(Path(call.paths[0]))
         assert child.status == 0 and child.lines[-1] == "marker", child.lines
-    return {"calls": calls, "cuts": len(seen), "problems": problems}
+        disk.look(runs)
+        cuts.look("at the end", child.lines)
+    return {"calls": calls, "cuts": len(cuts.seen), "problems": cuts.problems}
+
+
+class _Cuts:
+    """Power cuts so far; two that leave the same are one."""
+
+    def __init__(self, disk: Disk, after: Path) -> None:
+        self._disk, self._after = disk, after
+        self.seen: set[int] = set()
+        self.problems: list[str] = []
+
+    def look(self, place: str, told: list[str]) -> None:
+        for cut in self._disk.cuts():
+            shape = self._disk.shape(cut)
+            if (key := hash((shape, tuple(told)))) in self.seen:
+                continue
+            self.seen.add(key)
+            _write(shape, self._after)
+            found = find_problems(RunFolder(self._after / "exp"), told)
+            self.problems += [f"{place}: {text}" for text in found]
+            shutil.rmtree(self._after)
 
 
 def tell(teller: int, text: str) -> None:

@@ -24,7 +24,7 @@ from typing import Any
 
 from tests.faults.storage.driver import LONG, NEW, OLD, PHASES, RUNNING, make_run
 from tests.faults.storage.invariants import Outcome, find_violations
-from tests.harness.syscalls import SHORTENED, Call, Child, fork_watched
+from tests.harness.syscalls import LATE, SHORTENED, Call, Child, fork_watched
 
 from tasuki.errors import TasukiError
 from tasuki.store.runs import RunFolder
@@ -63,20 +63,28 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What happens there: an errno once (`EIO`) or from there on (`EIO+`), `short`, a signal."""
+    """What happens there: an errno once (`EIO`), from there on (`EIO+`) or although the call was
+    done (`EIO-late`), `short`, a signal."""
 
     what: str
 
     @property
     def errno(self) -> int | None:
-        return getattr(errno, self.what.rstrip("+"), None)
+        return getattr(errno, self.name, None)
+
+    @property
+    def name(self) -> str:
+        return self.what.removesuffix("+").removesuffix("-late")
 
     @property
     def lasts(self) -> bool:
         return self.what.endswith("+")
 
     def hit(self, call: Call) -> None:
-        if self.errno is not None:
+        if self.what.endswith("-late"):
+            assert self.errno is not None
+            call.fail_late(self.errno)
+        elif self.errno is not None:
             call.fail(self.errno)
         elif self.what == "short":
             call.shorten()
@@ -97,6 +105,8 @@ def faults_for(place: Place) -> list[Fault]:
         names.append("EINTR")
     if place.kind in SHORTENED:
         names.append("short")
+    if place.kind in LATE:
+        names.append("EIO-late")
     return [Fault(name) for name in names]
 
 
@@ -156,7 +166,7 @@ class Bench:
             bug=said.get("BUG"),
             # A close that fails has closed all the same; one that we fail has not.
             leak=None if place and place.kind == "close" else said.get("LEAK"),
-            errno=fault.what.rstrip("+") if fault and fault.errno else None,
+            errno=fault.name if fault and fault.errno else None,
             must_be_told=place is not None and fault is not None and _must_be_told(place, fault),
             must_succeed=fault is not None and fault.what in ("EINTR", "short", "SIGTERM"),
             is_killed=fault is not None and fault.what == "SIGKILL",
