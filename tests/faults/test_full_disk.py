@@ -31,7 +31,7 @@ from tests.harness.project import Project, differences
 
 from tasuki.checkpoint.lineage import lineage, list_checkpoints
 from tasuki.checkpoint.verify import verify
-from tasuki.errors import DiskFull
+from tasuki.errors import DiskFull, RunError
 from tasuki.runtime.room import when_there_is_room
 from tasuki.store.control import last_said
 from tasuki.testing import FakeClock
@@ -296,7 +296,7 @@ def test_waiting_for_room_says_so_once_looks_again_and_gives_up_after_ten_minute
         when_there_is_room(never, say=said.append, clock=clock)
     assert 600 <= clock.monotonic() - began <= 605
     began = clock.monotonic()
-    with pytest.raises(DiskFull):
+    with pytest.raises(RunError, match="no room"):  # a failure of this attempt, no reason to hold
         when_there_is_room(never, say=said.append, clock=clock, should_stop=lambda: True)
     assert clock.monotonic() == began
 
@@ -307,7 +307,7 @@ def test_full_at_the_start_it_waits_for_room_and_goes_on_when_there_is_some(warm
     disk.fill(leave=MB // 2)
     started = warm.start(project.job.path)
     wait_until(lambda: "waiting for room" in project.logs(), project)
-    assert " needs about " in project.logs() and " free" in project.logs()
+    assert " needs " in project.logs() and " free" in project.logs()
     disk.make_room()
     assert started.wait() == 0, project.logs()
     check_unharmed(project, whole("short"))

@@ -241,6 +241,8 @@ def stop_late(warm, folder: Path, whole: Project, place: str, rank: int) -> None
     count = {"step": LATE, "save": LATE // 4, "loop": LATE // 16, "finish": 1}[kind]
     if place in ("step.forward", "step.loss"):
         count *= 2  # two micro-batches a step
+    if place == "loop.log":
+        count = LATE // 3  # a line every three steps
     order = {"at": place, "do": "stop", "rank": rank, "count": count, "claim": 1}
     status = warm.start(project.job.path, **armed(order), **STEP_LIMIT).wait()
     assert status == 0, project.logs()

@@ -35,7 +35,7 @@ class Copy:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        for name in ("src", "tests"):
+        for name in ("src", "tests", "examples"):  # templates link to examples
             ignored = shutil.ignore_patterns("__pycache__")
             shutil.copytree(ROOT / name, folder / name, ignore=ignored)
         for name in ("pyproject.toml", "README.md"):
