@@ -68,6 +68,7 @@ def test_a_rank_that_is_stopped_is_found_among_those_that_wait_for_it(warm, tmp_
     assert differences(whole, project) == []
 
 
+@pytest.mark.long
 def test_a_validation_may_take_longer_than_any_step_on_all_ranks(warm, tmp_path):
     """Rank 0 validates, rank 1 waits for it: both are silent for longer than a step may be."""
     stages = [{"name": "one", "data": "d", "epochs": 50, "validate": {"every": "290 steps"}}]

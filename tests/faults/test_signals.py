@@ -263,7 +263,7 @@ def rank_pids(supervisor: int) -> list[int]:
     return [int(word) for word in path.read_text().split()]
 
 
-@pytest.mark.parametrize("target", ["group", "rank"])
+@pytest.mark.parametrize("target", ["group", pytest.param("rank", marks=pytest.mark.long)])
 def test_a_thousand_mixed_signals_in_a_second_are_one_notice_and_lose_nothing(
     warm, tmp_path, undisturbed, target
 ):
@@ -302,7 +302,7 @@ def test_a_thousand_mixed_signals_in_a_second_are_one_notice_and_lose_nothing(
 # -- loaders that a recipe brings --------------------------------------------------------------
 
 
-@pytest.mark.parametrize("loader", ["eager", "lazy"])
+@pytest.mark.parametrize("loader", ["lazy", pytest.param("eager", marks=pytest.mark.long)])
 def test_workers_of_a_loader_that_the_recipe_brings_survive_a_signal_to_the_group(
     warm, tmp_path, undisturbed, loader
 ):

@@ -120,6 +120,11 @@ class Watch(threading.Thread):
         where a snapshot is being published, as that leaves."""
         self._last_act.acquire()
 
+    def end_handover(self) -> None:
+        """It was not the last boundary after all: the stage rolls back."""
+        with contextlib.suppress(RuntimeError):  # it had not begun
+            self._last_act.release()
+
     def tell(self, kind: str, **facts: Any) -> None:
         if self._wire is not None:
             self._wire.send(kind, **facts)

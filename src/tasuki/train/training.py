@@ -182,6 +182,7 @@ class Training:
             self.saving.abandon()
             self._loader.stop()
             self._agreement.close()
+            self.task.watch.end_handover()
             return False
         return True
 

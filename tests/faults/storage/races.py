@@ -66,7 +66,7 @@ def _attempt(run: RunFolder, tell: Callable[[str], None], held: list[int]) -> No
     claim, latest = begin_attempt(run, on_claim=held.append)
     for _ in range(_SAVES):
         # Earlier claims take larger steps: by number, what a zombie commits would be the latest.
-        step = (latest.manifest.position.step if latest else 0) + 50 - 10 * claim
+        step = (latest.manifest.position.step if latest else 0) + 10 ** max(0, 4 - claim)
         latest = save(run, step, claim=claim, parent=latest.name if latest else None)
         tell(f"ACK {claim} {latest.name}")
         prune(run, claim=claim, keep=KEEP)
@@ -150,12 +150,11 @@ class Race:
     def _note_parent(self, path: Path) -> None:
         value = read_json(path)
         claim, parent = value["claim"], value["parent"]
-        if parent in self.stale:
-            self.violations.append(f"claim {claim} went on from the stale {parent}")
-        safe = self.safe[claim]
-        if safe and (parent is None or _step(parent) < max(map(_step, safe))):
-            self.violations.append(f"claim {claim} went on from {parent}, not from {safe[-1]}")
         self.parents[claim] = parent
+        # What was acknowledged last before it was taken, or what the same or a later one added.
+        for last in self.safe[claim][-1:]:
+            if parent is None or _order(parent) < _order(last):
+                self.violations.append(f"claim {claim} went on from {parent}, not from {last}")
 
     def hear(self, line: str) -> None:
         word, _, rest = line.partition(" ")
@@ -169,6 +168,16 @@ class Race:
         elif word == "ERROR":
             self.violations.append(f"the one who held the run failed: {rest}")
 
+    def _is_bypassed(self, name: str) -> bool:
+        """Somebody went on from an earlier one of the same claim, and committed."""
+        claims = {_claim(other) for other in self.appeared}
+        return any(
+            other > _claim(name)
+            and other in claims
+            and (parent is None or (_claim(parent) == _claim(name) and _step(parent) < _step(name)))
+            for other, parent in self.parents.items()
+        )
+
     def _claims(self) -> list[int]:
         folder = self.run.claims
         return [int(name) for name in os.listdir(folder)] if folder.is_dir() else []
@@ -179,7 +188,11 @@ class Race:
         latest = find_latest(self.run, lambda name, error: damaged.append(str(error)))
         self.violations += [f"partial: {text}" for text in damaged]
         names = lineage(self.run)
-        self.violations += [f"{name} is stale, and chosen" for name in names if name in self.stale]
+        self.violations += [f"{n} is stale, and chosen" for n in names if self._is_bypassed(n)]
+        for _, name in self.acknowledged:
+            is_there = (self.run.checkpoints / name).is_dir()
+            if is_there and name not in self.late and name not in names:
+                self.violations.append(f"{name} was acknowledged, but nobody sees it")
         for parsed in list_checkpoints(self.run):
             self.violations += _of_checkpoint(self.run.checkpoints / str(parsed))
         highest = max(self._claims(), default=0)
@@ -203,6 +216,10 @@ def _claim(name: str) -> int:
 
 def _step(name: str) -> int:
     return int(name[5:14])
+
+
+def _order(name: str) -> tuple[int, int]:
+    return _claim(name), _step(name)
 
 
 class Track:
@@ -241,7 +258,7 @@ class Track:
             child.said = b""
             os.write(self._orders[number], b".")
             self._fetch(number, pending, race)
-        sleeps = _Sleeps(chance, race)
+        sleeps = _Sleeps(chance, race, is_classic=seed % 4 == 0)
         for number in sleeps.turns(pending):
             call = pending.pop(number)
             race.before(call)
@@ -281,13 +298,20 @@ def _place(call: Call) -> str | None:
 class _Sleeps:
     """Whose turn it is: bursts of one writer, and zombies that sleep until a successor commits."""
 
-    def __init__(self, chance: random.Random, race: Race) -> None:
-        self._chance, self._race = chance, race
+    def __init__(self, chance: random.Random, race: Race, *, is_classic: bool) -> None:
+        """The classic: the first falls asleep in the middle of its commit, and wakes when another
+        has taken over, but has not yet swept what lies about."""
+        self._chance, self._race, self._is_classic = chance, race, is_classic
         zombies = chance.sample(range(_WRITERS), chance.randint(2, _WRITERS - 1))
         places = [*_PLACES, "commit", "commit", "commit", str(chance.randrange(20, 330))]
         self._falls_asleep = {number: chance.choice(places) for number in zombies}
-        self._asleep = {n: (chance.randint(0, 3), 0) for n in range(1, _WRITERS)}
-        """Writer → how many commits and parents it sleeps for. Most begin when others have."""
+        if is_classic:
+            self._falls_asleep = {0: "commit"}
+        self._asleep: dict[int, tuple[int, int]] = {}
+        """Writer → how many commits and parents it sleeps for."""
+        waits = [_WRITERS * _SAVES] * _WRITERS if is_classic else [0, 0, 1, 2, 3]
+        self._begins = {number: chance.choice(waits) for number in range(1, _WRITERS)}
+        """Writer → after how many commits it begins, if there is anybody else to do them."""
         self._turns = [0] * _WRITERS
 
     def turns(self, pending: dict[int, Call]) -> Iterator[int]:
@@ -306,8 +330,13 @@ class _Sleeps:
             del self._asleep[number]
             if number in pending:
                 return number
-        awake = [number for number in pending if number not in self._asleep]
-        if not awake:
+        commits = len(self._race.acknowledged)
+        self._begins = {n: after for n, after in self._begins.items() if after > commits}
+        awake = [n for n in pending if n not in self._asleep and n not in self._begins]
+        if not awake and self._begins:
+            awake = [self._chance.choice(list(self._begins))]
+            del self._begins[awake[0]]
+        elif not awake:
             self._asleep.clear()
             awake = list(pending)
         return self._chance.choice(awake)
@@ -320,7 +349,7 @@ class _Sleeps:
         # Until a successor has committed; or only until it has written down what it goes on from,
         # when it has not yet swept the drafts of those before.
         commits, parents = len(self._race.acknowledged), len(self._race.parents)
-        is_early = self._chance.random() < 0.5
+        is_early = self._is_classic or self._chance.random() < 0.5
         self._asleep[number] = (commits, parents + 1) if is_early else (commits + 1, parents)
         self._race.num_zombies += 1
         return True
