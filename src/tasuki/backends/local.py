@@ -22,7 +22,6 @@ from tasuki.errors import EXIT_FAILED, EXIT_RESUME_ME, RunError
 from tasuki.relay.decide import MAX_FAILURES, next_action
 from tasuki.relay.values import Cause, Ending, HandOver, Hold, PhaseEnded, Retry, Verdict
 from tasuki.scheduler.local import give_cause, set_deadline
-from tasuki.signals import deaf
 from tasuki.store.atomic import FILE_MODE
 from tasuki.store.attempts import read_attempt_end, read_holder, write_attempt_end
 from tasuki.store.claims import highest_claim
@@ -203,16 +202,15 @@ class LocalBackend:
         reader, job.leash = os.pipe()
         log = os.open(folder.log(job.start), os.O_WRONLY | os.O_CREAT | os.O_APPEND, FILE_MODE)
         try:
-            with deaf():  # until it has its handlers: a notice in its first moments is not lost
-                job.process = subprocess.Popen(
-                    [*self._command, str(folder.path), "--leash", str(reader)],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    env=self._environment_of(job),
-                    pass_fds=[reader],
-                    start_new_session=True,
-                )
+            job.process = subprocess.Popen(
+                [*self._command, str(folder.path), "--leash", str(reader)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self._environment_of(job),
+                pass_fds=[reader],
+                start_new_session=True,
+            )
         except OSError as error:
             os.close(job.leash)
             raise RunError(

@@ -60,7 +60,6 @@ _TREES: dict[str, Any] = {
     "bytes that are none": {"$bytes": "!"},
     "key that is a list": {"$dict": [[{"$tuple": [[]]}, 1]]},
     "attributes": {"$ordered": {}, "__class__": "os.system"},
-    "no state": None,
 }
 _RAW: dict[str, bytes] = {
     "200,000 brackets": b"[" * 200_000,
@@ -130,7 +129,7 @@ def all_evil() -> Iterator[tuple[str, forge.Evil]]:
     for name, make_bytes in forge.pickles():
         yield f"tensors: {name}", forge.replace(forge.TENSORS, make_bytes)
         yield f"tree: {name}", forge.replace(forge.TREE, make_bytes)
-    yield from ((f"tree: {name}", forge.tree({"x": value})) for name, value in _TREES.items())
+    yield from ((f"tree: {name}", forge.tree(value)) for name, value in _TREES.items())
     yield from ((f"tree: {name}", forge.raw_tree(data)) for name, data in _RAW.items())
     for name, (text, length) in _HEADERS.items():
         yield f"header: {name}", forge.header(text, length=length)

@@ -80,9 +80,17 @@ def replace(name: str, make: Callable[[Path], bytes]) -> Evil:
     return act
 
 
-def tree(state: Any) -> Evil:
-    text = json.dumps({"format": 1, "part": 0, "state": state}, separators=(",", ":"))
-    return replace(TREE, lambda _: text.encode() + b"\n")
+def tree(value: Any) -> Evil:
+    """Something evil in a state that is good but for it."""
+
+    def act(run: RunFolder, _: Path) -> None:
+        path = newest(run) / TREE
+        good = json.loads(path.read_bytes())
+        good["state"]["evil"] = value
+        path.write_bytes(json.dumps(good, separators=(",", ":")).encode() + b"\n")
+        seal(run)
+
+    return act
 
 
 def raw_tree(data: bytes) -> Evil:

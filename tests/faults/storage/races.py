@@ -258,7 +258,7 @@ class Track:
             child.said = b""
             os.write(self._orders[number], b".")
             self._fetch(number, pending, race)
-        sleeps = _Sleeps(chance, race, is_classic=seed % 4 == 0)
+        sleeps = _Sleeps(chance, race, classic=_CLASSIC.get(seed % 6))
         for number in sleeps.turns(pending):
             call = pending.pop(number)
             race.before(call)
@@ -280,7 +280,9 @@ class Track:
             race.violations.append(f"a writer died with {child.status}")
 
 
-_PLACES = ("commit", "prune", "parent", "marker")
+_PLACES = ("claim", "commit", "prune", "parent", "marker")
+_CLASSIC = {0: "commit", 1: "claim", 2: "prune"}
+"""By a race's number: what its zombie does; the others' zombies are drawn."""
 
 
 def _place(call: Call) -> str | None:
@@ -292,24 +294,26 @@ def _place(call: Call) -> str | None:
         if parse_name(names[0]):
             return "prune"
         return "parent" if names[-1] == "parent.json" else None
+    if call.kind.startswith("mkdir") and call.paths[0].rpartition("/")[0].endswith("/claims"):
+        return "claim"
     return "marker" if call.kind.startswith("link") else None
 
 
 class _Sleeps:
     """Whose turn it is: bursts of one writer, and zombies that sleep until a successor commits."""
 
-    def __init__(self, chance: random.Random, race: Race, *, is_classic: bool) -> None:
-        """The classic: the first falls asleep in the middle of its commit, and wakes when another
+    def __init__(self, chance: random.Random, race: Race, *, classic: str | None) -> None:
+        """The classic: the first falls asleep in the middle of something, and wakes when another
         has taken over, but has not yet swept what lies about."""
-        self._chance, self._race, self._is_classic = chance, race, is_classic
+        self._chance, self._race, self._is_classic = chance, race, classic is not None
         zombies = chance.sample(range(_WRITERS), chance.randint(2, _WRITERS - 1))
         places = [*_PLACES, "commit", "commit", "commit", str(chance.randrange(20, 330))]
         self._falls_asleep = {number: chance.choice(places) for number in zombies}
-        if is_classic:
-            self._falls_asleep = {0: "commit"}
+        if classic is not None:
+            self._falls_asleep = {0: classic}
         self._asleep: dict[int, tuple[int, int]] = {}
         """Writer → how many commits and parents it sleeps for."""
-        waits = [_WRITERS * _SAVES] * _WRITERS if is_classic else [0, 0, 1, 2, 3]
+        waits = [0, 0, 1, 2, 3] if classic is None else [_WRITERS * _SAVES]
         self._begins = {number: chance.choice(waits) for number in range(1, _WRITERS)}
         """Writer → after how many commits it begins, if there is anybody else to do them."""
         self._turns = [0] * _WRITERS
