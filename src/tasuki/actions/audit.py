@@ -42,7 +42,7 @@ def audit_run(
     verdicts = {told["verdict"] for told in found["stages"]}
     return {
         "format": FORMAT,
-        "experiment": run.experiment.name,
+        "experiment": run.folder.name,
         "run": str(run.folder.path),
         "is_proven": "proven" in verdicts and verdicts <= {"proven", "not begun"},
         **found,

@@ -88,7 +88,7 @@ def find_changes(
     run: RunFolder, experiment: ResolvedExperiment, *, accepted: Sequence[str]
 ) -> list[Difference]:
     """What the spec says differently now; refused where the run would give another result."""
-    changed = differences(read_json(run.spec)["spec"], to_plain(experiment))
+    changed = _differences(run, experiment)
     refused = [d for d in changed if not d.harmless and not _is_accepted(d.key, accepted)]
     fixed = [d for d in changed if _is_fixed(d.key)]
     if (refused or fixed) and has_committed(run):
@@ -100,6 +100,16 @@ def find_changes(
             + ("" if fixed else f", or go on with the change: {accept}"),
         )
     return changed
+
+
+def _differences(run: RunFolder, experiment: ResolvedExperiment) -> list[Difference]:
+    try:
+        return differences(read_json(run.spec)["spec"], to_plain(experiment))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunError(
+            f"{run.spec} was written by another version of tasuki and cannot be compared",
+            hint="use the tasuki that began the run, or start anew with `--new`",
+        ) from error
 
 
 def _is_fixed(key: str) -> bool:

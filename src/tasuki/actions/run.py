@@ -75,6 +75,8 @@ def run_here(request: RunRequest) -> RunResult:
     plan = make_plan(replace(request.plan, folders=folders))
     request.on_plan(plan)
     notes = take_up(folders, request)
+    for note in notes:
+        request.on_event("note", note)
     jobs = write_jobs(plan, folders, request)
     backend = LocalBackend(
         clock=request.clock,

@@ -127,6 +127,15 @@ def _jobs_of(run: RunFolder) -> list[str]:
     return list(dict.fromkeys(holder.job for holder in holders if holder is not None))
 
 
+def _notable(run: RunFolder, claim: int, events: list[dict[str, Any]]) -> list[str]:
+    """What a person who watches should read: warnings, and how the attempt before failed."""
+    told = [f"attempt {claim}: {e.get('text')}" for e in events if e["kind"] == "warning"]
+    before = read_attempt_end(run, claim - 1) if claim > 1 else None
+    if before is not None and before.get("ending") == "failed" and before.get("message"):
+        told.insert(0, f"attempt {claim - 1} failed: {before['message']}")
+    return told
+
+
 def brief_run(run: RunFolder, *, now: float) -> dict[str, Any]:
     """What a live view shows, several times a second: no ledger, no history."""
     claim = highest_claim(run)
@@ -145,5 +154,6 @@ def brief_run(run: RunFolder, *, now: float) -> dict[str, Any]:
         "eta_s": _eta(progress),
         "phase": phase.get("phase"),
         "phase_stage": phase.get("stage"),
+        "notable": _notable(run, claim, events),
         **{key: progress.get(key) for key in _PROGRESS},
     }

@@ -17,7 +17,7 @@ from tasuki.errors import EXIT_DONE, EXIT_FAILED, UsageError
 Example:  tasuki checkpoint show sine
           tasuki checkpoint show sine@1200 --entries '*.weight'
           tasuki checkpoint verify sine
-          tasuki checkpoint diff sine@latest sine-2@latest
+          tasuki checkpoint diff runs/sine runs/sine-2
           tasuki checkpoint prune sine --keep 2
 """
 )
@@ -88,7 +88,7 @@ def verify(what: str | None, is_all: bool, runs: Path | None, as_json: bool) -> 
     return EXIT_DONE if told["ok"] else EXIT_FAILED
 
 
-@command.command("diff", epilog="Example:  tasuki checkpoint diff sine@latest sine-2@latest")
+@command.command("diff", epilog="Example:  tasuki checkpoint diff runs/sine runs/sine-2")
 @click.argument("a", metavar="CKPT")
 @click.argument("b", metavar="CKPT")
 @runs_option
@@ -109,6 +109,12 @@ def diff(a: str, b: str, runs: Path | None, as_json: bool) -> int:
             python=sys.executable, environment=dict(os.environ), on_progress=waiting
         )
         told = diff_checkpoints(a, b, runs=runs_folder(runs), now=clock.wall(), asking=asking)
+    if told["a"]["folder"] == told["b"]["folder"]:
+        click.echo(
+            f"warning: both mean {told['a']['folder']}; an experiment's name means its newest run, "
+            "an earlier one is meant by its folder: `runs/sine`",
+            err=True,
+        )
     if as_json:
         print_json(told)
     else:

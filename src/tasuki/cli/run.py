@@ -121,8 +121,6 @@ def run_and_show(
     else:
         from tasuki.views.status import show_results
 
-        for note in result.notes:
-            click.echo(note, err=True)
         show_results(values)
     return result.exit_code
 

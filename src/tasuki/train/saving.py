@@ -35,6 +35,7 @@ from tasuki.train.start import Begin
 from tasuki.train.task import Task
 
 _RETRY_S = 5.0
+_SETTLE_S = 60.0
 _RETRY_AT_MOST_S = 60.0
 _NEWS_WORTH = 1.5
 """A new interval is told when it differs from the last by this factor."""
@@ -42,6 +43,13 @@ _EARLIER = 0.7
 """Other ranks begin to hold states at this part of what makes rank 0 begin."""
 _HOLD_STALL = 0.02
 """Of the time at the most is spent copying states that are only held."""
+
+
+NAN_HINT = (
+    "look at the data (`tasuki data check FILE` finds NaN); or lower `lr` in the spec and go on "
+    "with `tasuki run --accept-change lr`; `on_nan: skip` or `roll_back` (--accept-change on_nan) "
+    "leaves such steps out"
+)
 
 
 class Saving:
@@ -129,6 +137,12 @@ class Saving:
             clock=self._task.clock,
             should_stop=lambda: watch.notice is not Cause.NONE,
         )
+
+    def settle(self) -> None:
+        """Before an error is told: what is in flight may still be the last good checkpoint."""
+        self._saver.wait_for(_SETTLE_S)
+        if self._saver.committed is not None:
+            self._progress.checkpoint = self._saver.committed.name
 
     def abandon(self) -> None:
         """Before a roll-back: wait for what is in flight, whatever became of it."""
@@ -255,8 +269,7 @@ class Saving:
     def _explained(self, error: NotFinite) -> NotFinite:
         return NotFinite(
             f"{error.message}; the last good checkpoint is {self._progress.checkpoint}",
-            hint="look at the data (`tasuki data check FILE` finds NaN), or lower `lr`; then "
-            "`tasuki resume`. `on_nan: skip` or `roll_back` leaves such steps out",
+            hint=NAN_HINT,
         )
 
     def _miss(self, error: StoreError, *, size: int | None = None) -> None:

@@ -21,6 +21,8 @@ from tasuki.telemetry.events import EventLog
 from tasuki.train.orders import Orders
 from tasuki.train.ranks import Ranks
 
+_WARNING = "WARNING: "
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
@@ -52,8 +54,11 @@ class Task:
         return self.ranks.rank == 0
 
     def say(self, text: str) -> None:
-        """A line for people, in the attempt's log; from rank 0 alone."""
+        """A line for people, in the attempt's log; from rank 0 alone. A warning is an event too,
+        which `tasuki run` shows."""
         if self.is_first:
+            if text.startswith(_WARNING):
+                self.events.add("warning", text=text.removeprefix(_WARNING))
             with contextlib.suppress(OSError):  # a full disk under the log must not end the run
                 os.write(1, f"{text}\n".encode())
 

@@ -32,7 +32,7 @@ from tasuki.train.finish import finish_stage
 from tasuki.train.pace import Pace, first_settings
 from tasuki.train.prepare import Setup, build_engine, prepare
 from tasuki.train.rhythm import next_multiple, period_in_steps
-from tasuki.train.saving import Saving
+from tasuki.train.saving import NAN_HINT, Saving
 from tasuki.train.snapshot import Progress
 from tasuki.train.start import Begin, begin_or_resume, restore_checkpoint
 from tasuki.train.task import Task
@@ -364,12 +364,12 @@ class Training:
 
     def _refuse_nan(self, total: float) -> None:
         if total - total != 0.0:  # true for NaN and for infinities
+            self.saving.settle()
             where = f"stage `{self.task.stage.name}` at or before step {self.progress.step}"
             raise NotFinite(
                 f"the loss or a weight became {total} in {where}; the last good checkpoint is "
                 f"{self.progress.checkpoint}",
-                hint="look at the data (`tasuki data check FILE` finds NaN), or lower `lr`; then "
-                "`tasuki resume`. `on_nan: skip` or `roll_back` leaves such steps out",
+                hint=NAN_HINT,
             )
 
     def _tell(self, now: float) -> None:

@@ -3,6 +3,7 @@ file. Fed with the values of `--json`."""
 
 from __future__ import annotations
 
+import shutil
 import textwrap
 from collections.abc import Iterator
 from typing import Any
@@ -175,7 +176,7 @@ def _wrapped(name: str, text: str, second: str = "") -> list[str]:
     head = f"  {name:<{_NAME}}{second}"
     return textwrap.wrap(
         text,
-        _WIDTH,
+        min(_WIDTH, shutil.get_terminal_size((_WIDTH, 24)).columns),
         initial_indent=head,
         subsequent_indent=" " * len(head),
         break_long_words=False,

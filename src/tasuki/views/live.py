@@ -13,7 +13,7 @@ from rich.text import Text
 from tasuki.clock import Clock
 from tasuki.units import format_seconds
 from tasuki.views.status import bar
-from tasuki.views.text import count, number
+from tasuki.views.text import count, neutral, number
 
 _EVERY_S = 0.5
 _PLAIN_EVERY_S = 10.0
@@ -35,6 +35,7 @@ class LiveView:
         self._live: Live | None = None
         self._next = 0.0
         self._told: dict[str, tuple[str, str]] = {}
+        self._noted: set[tuple[str, str]] = set()
 
     def __enter__(self) -> LiveView:
         if self.console.is_terminal:
@@ -67,10 +68,20 @@ class LiveView:
             return
         self._next = now + (_EVERY_S if self._live else _PLAIN_EVERY_S / 20)
         runs = self._look()
+        for run in runs:
+            self._tell_notable(run)
         if self._live is not None:
             self._live.update(Group(*(Text.from_markup(line(run)) for run in runs)))
         else:
             self._tell_changes(runs, now)
+
+    def _tell_notable(self, run: dict[str, Any]) -> None:
+        """Each once: what went wrong belongs to whoever watches, not to the log alone."""
+        for text in run.get("notable", ()):
+            key = (run["experiment"], text)
+            if key not in self._noted:
+                self._noted.add(key)
+                self.say("warning", f"{run['experiment']}  {neutral(text)}")
 
     def _tell_changes(self, runs: list[dict[str, Any]], now: float) -> None:
         """Without a terminal: a line when a stage begins or ends, and one every ten seconds."""

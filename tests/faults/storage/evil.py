@@ -33,7 +33,7 @@ _TREES: dict[str, Any] = {
     "dtype with a dot": {"$dtype": "float32.__class__"},
     "dtype of builtins": {"$dtype": "__builtins__"},
     "device with code": {"$device": "cuda:0;import os"},
-    "device that loads a module": {"$device": "privateuseone:0"},
+    "device that is a path": {"$device": "../../dev/sda"},
     "factory that evaluates": {"$defaultdict": {}, "factory": "eval"},
     "factory by name": {"$defaultdict": {}, "factory": "os.system"},
     "factory that is a list": {"$defaultdict": {}, "factory": ["list"]},
