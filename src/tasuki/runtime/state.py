@@ -49,6 +49,8 @@ def capture(tracked: Tracked) -> State:
 
 def restore(tracked: Tracked, state: State) -> None:
     """Put the shared state back, then capture it again and compare: nothing may be cast or lost."""
+    for name, value in [*state["model"].items(), *state["buffers"].items()]:
+        _fit_buffer(tracked.model, name, value)
     tracked.model.load_state_dict(state["model"], strict=True)
     buffers = _unsaved_buffers(tracked.model)
     for name, value in state["buffers"].items():
@@ -65,6 +67,24 @@ def restore(tracked: Tracked, state: State) -> None:
             hint="its `load_state_dict` must take what its `state_dict` gave; mend that, then "
             "`tasuki resume`",
         )
+
+
+def _fit_buffer(model: nn.Module, name: str, value: object) -> None:
+    """A buffer that grew, changed its dtype or was filled since the model was built takes the
+    memory of what was saved: caches of rotary embeddings do all of that."""
+    path, _, leaf = name.rpartition(".")
+    try:
+        module = model.get_submodule(path)
+    except AttributeError:
+        return
+    if not isinstance(value, torch.Tensor) or leaf not in module._buffers:
+        return
+    held = module._buffers[leaf]
+    if held is not None and held.shape == value.shape and held.dtype == value.dtype:
+        if 0 not in held.stride() or held.numel() < 2:
+            return  # it can be copied into
+    device = held.device if held is not None else next(model.parameters(), value).device
+    module._buffers[leaf] = value.detach().clone().contiguous().to(device)
 
 
 def _undo_casts(optimizer: Optimizer, state: State) -> None:

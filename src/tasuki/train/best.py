@@ -27,6 +27,8 @@ class Best:
     step: int
     """In the stage."""
     file: str
+    sha256: str = ""
+    """Of that file: it is checked before it becomes the stage's weights."""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -66,7 +68,7 @@ def keep_best(
     with translated(path):
         draft.replace(path)
         fsync_folder(folder.path)
-    return Best(validate.metric, value, step, path.name)
+    return Best(validate.metric, value, step, path.name, sha256)
 
 
 def _is_better(value: float, than: float, mode: str) -> bool:

@@ -30,7 +30,7 @@ def finish_stage(
     folder = task.run.stage(task.stage.name)
     make_folder(folder.path)
     if best is not None:
-        weights = read_weights(folder.path / best.file)
+        weights = read_weights(folder.path / best.file, sha256=best.sha256 or None)
     else:
         weights = setup.model.state_dict()
     step = best.step if best else setup.total_steps

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from tasuki.data.fetch import seed_everything
 from tasuki.data.foreign import ForeignOrder
@@ -91,6 +91,7 @@ def build_optimizer(
         optimizer = own_optimizer(model)
         if not hasattr(optimizer, "param_groups"):
             raise RecipeError("build_optimizer did not return an optimizer", hint="return it")
+        _refuse_unsaved(model, optimizer)
     else:
         optimizer = default_optimizer(model, lr=stage.lr, weight_decay=stage.weight_decay)
     own_schedule = optional(recipe, "build_schedule")
@@ -100,6 +101,26 @@ def build_optimizer(
     warmup = warmup_steps(stage.warmup, total)
     factor = schedule_factor(stage.schedule, total=total, warmup=warmup)
     return Tracked(model, optimizer, None), PureSchedule(optimizer, factor)
+
+
+def _refuse_unsaved(model: nn.Module, optimizer: Any) -> None:
+    """What is trained must be in a checkpoint: a resume would lose it without a word."""
+    saved = model.state_dict()
+    kept = {v.untyped_storage().data_ptr() for v in saved.values() if isinstance(v, Tensor)}
+    kept |= {
+        p.untyped_storage().data_ptr() for name, p in model.named_parameters() if name in saved
+    }
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.numel() and parameter.untyped_storage().data_ptr() not in kept:
+                names = [name for name, p in model.named_parameters() if p is parameter]
+                what = f"`{names[0]}`" if names else f"of shape {list(parameter.shape)}"
+                raise RecipeError(
+                    f"the optimizer trains a parameter {what} that the model's state_dict does not "
+                    "hold: a resume would lose it",
+                    hint="make it part of the model (and of its state_dict), or leave it out of "
+                    "the optimizer",
+                )
 
 
 def build_engine(task: Task, setup: Setup) -> StepEngine:

@@ -146,12 +146,25 @@ def restore_checkpoint(
         loaded = Loaded(read_part(path, 0, records=records, frozen=frozen, taken=taken), taken)
     unchanged = loaded.names_of_frozen()  # before their memory is given away
     progress, last_row = _restore(task, setup, engine, manifest, path, loaded.state)
+    _refuse_lost_best(task, progress)
     progress.checkpoint, progress.saved_step = name, progress.step
     saver.parent = name
     saver.frozen = _frozen(task, setup, manifest, unchanged)
     told = manifest.facts.get("used")
     used = Used.from_json(told) if told and task.is_first else NONE
     return Restored(manifest, progress, last_row, UsedSamples(used))
+
+
+def _refuse_lost_best(task: Task, progress: Progress) -> None:
+    """Now, not when the stage is done."""
+    if not task.is_first or progress.best is None:
+        return
+    path = task.run.stage(task.stage.name).path / progress.best.file
+    if not path.is_file():
+        raise CheckpointError(
+            f"the best weights so far are gone: {path}",
+            hint="put the file back from a copy, or start anew with `--new`",
+        )
 
 
 def _cost_before(task: Task) -> SaveCost | None:
