@@ -80,9 +80,9 @@ def _fit_buffer(model: nn.Module, name: str, value: object) -> None:
     if not isinstance(value, torch.Tensor) or leaf not in module._buffers:
         return
     held = module._buffers[leaf]
-    if held is not None and held.shape == value.shape and held.dtype == value.dtype:
-        if 0 not in held.stride() or held.numel() < 2:
-            return  # it can be copied into
+    is_same = held is not None and held.shape == value.shape and held.dtype == value.dtype
+    if held is not None and is_same and (0 not in held.stride() or held.numel() < 2):
+        return  # it can be copied into
     device = held.device if held is not None else next(model.parameters(), value).device
     module._buffers[leaf] = value.detach().clone().contiguous().to(device)
 
