@@ -35,7 +35,7 @@ def test_a_resumed_attempt_with_automatic_saves_knows_how_often_to_save(warm, tm
     order = [{"at": "step.begin", "do": "term", "count": 9, "claim": 1}]
     assert warm.start(project.job.path, TASUKI_FAILPOINTS=json.dumps(order)).wait() == 75
     assert warm.start(project.job.path).wait() == 0, project.logs()
-    (chosen,) = events_of(project, "interval", claim=2)
+    chosen, *_ = events_of(project, "interval", claim=2)
     assert 5.0 <= chosen["seconds"] <= 1800.0
 
 

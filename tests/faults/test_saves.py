@@ -681,5 +681,5 @@ def test_measured_over_a_minute_saves_stall_less_than_one_percent_of_the_run(war
     allowed, measured = stall(project)
     num = len(events(project, "committed"))
     print(f"R10: {num} saves: allowed {allowed:.2%}, measured {measured:.3%} of the run")
-    assert num > 4
-    assert measured <= 0.01
+    assert num >= 3  # the first, the last, and one that tasuki chose
+    assert allowed <= 0.01 and measured <= 0.01

@@ -48,8 +48,8 @@ def undisturbed(warm, tmp_path_factory):
 @pytest.mark.parametrize(
     ("number", "workers"),
     [
-        (signal.SIGKILL, 2),
         (signal.SIGTERM, 0),
+        pytest.param(signal.SIGKILL, 2, marks=pytest.mark.long),
         pytest.param(signal.SIGKILL, 0, marks=pytest.mark.long),
         pytest.param(signal.SIGTERM, 2, marks=pytest.mark.long),
     ],

@@ -63,7 +63,11 @@ class Sleeper:
     """A process that does nothing, in the place of a rank."""
 
     def __init__(self) -> None:
-        self._process = subprocess.Popen(["sleep", "600"])
+        self._process = subprocess.Popen(
+            ["sleep", "600"],
+            # Whoever starts the tests in the background may have SIGQUIT ignored.
+            preexec_fn=lambda: signal.signal(signal.SIGQUIT, signal.SIG_DFL),  # noqa: PLW1509
+        )
         self.pid = self._process.pid
 
     def poll(self) -> int | None:

@@ -72,6 +72,8 @@ class FileRecord:
             raise DamagedCheckpoint("a file record lacks its name or checksums")
         if not all(type(number) is int for number in [*sizes, *sums]):
             raise DamagedCheckpoint(f"the record of {name[:80]!r} holds no numbers")
+        if sizes[1] < PAGE_BYTES:  # type: ignore[operator]
+            raise DamagedCheckpoint(f"the record of {name[:80]!r} has impossibly small chunks")
         return cls(name=name, size=sizes[0], chunk_bytes=sizes[1], crc32=tuple(sums))  # type: ignore[arg-type]
 
 

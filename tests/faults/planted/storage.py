@@ -15,6 +15,8 @@ NAMES = (
     f"{_HERE}/test_hostile.py::test_hostile_names_and_values_neither_execute_nor_leave_the_folder",
 )
 BOMBS = (f"{_HERE}/test_hostile.py::test_no_file_makes_us_use_much_memory_or_hang",)
+PRIVATE = (f"{_HERE}/test_private.py::test_a_linked_or_foreign_folder_is_not_written_to",)
+OPEN = (f"{_HERE}/test_private.py::test_a_whole_run_is_private_under_umask_000",)
 FUZZ = (f"{_HERE}/test_hostile.py::test_parsers_answer_or_raise_their_one_documented_exception",)
 
 BUGS = [
@@ -240,5 +242,40 @@ BUGS = [
         '    if not _NAME.fullmatch(name) or name.endswith(".tmp"):\n',
         '    if "\\n" in name:\n',
         NAMES,
+    ),
+    Planted(
+        "a file of ours may have any size",
+        "store/atomic.py",
+        "            if not stat.S_ISREG(found.st_mode) or found.st_size > limit:\n",
+        "            if not stat.S_ISREG(found.st_mode):\n",
+        BOMBS,
+    ),
+    Planted(
+        "a manifest's parts are counted out before they are compared",
+        "checkpoint/manifest.py",
+        "        if len(self.files) != 2 * self.parts:\n",
+        "        if not self.files:\n",
+        BOMBS,
+    ),
+    Planted(
+        "a number out of place in a file of ours is nobody's error",
+        "store/atomic.py",
+        "    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError)",
+        "    except (KeyError, AttributeError, IndexError)",
+        FUZZ,
+    ),
+    Planted(
+        "a run may be a link to elsewhere",
+        "store/atomic.py",
+        "    if stat.S_ISLNK(found.st_mode):\n",
+        "    if stat.S_ISFIFO(found.st_mode):\n",
+        PRIVATE,
+    ),
+    Planted(
+        "files are open to everybody",
+        "store/atomic.py",
+        "FILE_MODE = 0o600\n",
+        "FILE_MODE = 0o644\n",
+        OPEN,
     ),
 ]

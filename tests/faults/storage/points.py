@@ -167,7 +167,7 @@ class Bench:
             # A close that fails has closed all the same; one that we fail has not.
             leak=None if place and place.kind == "close" else said.get("LEAK"),
             errno=fault.name if fault and fault.errno else None,
-            must_be_told=place is not None and fault is not None and _must_be_told(place, fault),
+            must_be_told=bool(place and fault and _must_be_told(phase, place, fault)),
             must_succeed=fault is not None and fault.what in ("EINTR", "short", "SIGTERM"),
             is_killed=fault is not None and fault.what == "SIGKILL",
         )
@@ -259,13 +259,14 @@ def _persists(fault: Fault, call: Call, place: Place) -> bool:
     return place.is_write or fault.what.startswith("EIO")
 
 
-def _must_be_told(place: Place, fault: Fault) -> bool:
+def _must_be_told(phase: str, place: Place, fault: Fault) -> bool:
     """An operation during which this failed may not be acknowledged.
 
     Removing and putting aside are not among them (what stays is swept later), nor is reserving.
     """
     is_quiet = place.kind in ("unlink", "unlinkat", "rmdir", "fallocate")
     is_aside = place.paths[-1].startswith(("checkpoints/.trash-", "checkpoints/quarantine-"))
+    is_aside |= phase == "fallback" and place.paths == ("checkpoints",)  # syncs such a rename
     is_error = fault.errno is not None and fault.what != "EINTR"
     return is_error and place.is_write and not is_quiet and not is_aside
 
