@@ -105,15 +105,19 @@ def read_tensors(path: Path, *, record: FileRecord | None = None) -> dict[str, T
 def _read_header(path: Path, fd: int) -> bytes:
     """With its length in front."""
     size = os.fstat(fd).st_size
-    prefix = os.pread(fd, 8, 0)
+    prefix = _read_up_to(fd, 8)
     length = int.from_bytes(prefix, "little")
     if len(prefix) < 8 or length > min(_MAX_HEADER, size - 8):
         raise damage(path, f"is no safetensors file of ours: a header of {length} bytes")
-    header = bytearray(8 + length)
-    at = 0
-    while at < len(header) and (count := os.preadv(fd, [memoryview(header)[at:]], at)):
-        at += count
-    return bytes(header)
+    return _read_up_to(fd, 8 + length)
+
+
+def _read_up_to(fd: int, count: int) -> bytes:
+    """From the start; a single read may be short."""
+    data, at = bytearray(count), 0
+    while at < count and (more := os.preadv(fd, [memoryview(data)[at:]], at)):
+        at += more
+    return bytes(data[:at])
 
 
 def _memory(size: int) -> Tensor:

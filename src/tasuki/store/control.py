@@ -16,6 +16,7 @@ from tasuki.store.atomic import (
     list_folder,
     make_folder,
     read_json,
+    shaped,
     to_json,
 )
 from tasuki.store.runs import RunFolder
@@ -74,15 +75,16 @@ def everything_said(run: RunFolder) -> list[Said]:
         known = {"word", "reason", "hint", "claim", "format"}
         if str(value.get("word")) not in set(Word):
             raise StoreError(f"{path} is damaged: there is no word {value.get('word')!r}")
-        said.append(
-            Said(
-                word=Word(value["word"]),
-                reason=str(value.get("reason", "")),
-                hint=str(value.get("hint", "")),
-                claim=int(value.get("claim", 0)),
-                facts={k: v for k, v in value.items() if k not in known},
+        with shaped(path):
+            said.append(
+                Said(
+                    word=Word(value["word"]),
+                    reason=str(value.get("reason", "")),
+                    hint=str(value.get("hint", "")),
+                    claim=int(value.get("claim", 0)),
+                    facts={k: v for k, v in value.items() if k not in known},
+                )
             )
-        )
     return said
 
 

@@ -306,7 +306,7 @@ def _sweep(task: Task, damaged: list[str]) -> None:
 def _sweep_temps(run: RunFolder, *, claim: int) -> None:
     """What killed attempts left half-written. A zombie's rename then fails: good."""
     earlier = (run.claims / str(number) for number in range(1, claim))
-    for folder in [run.path, *list_folder(run.stages), *earlier]:
+    for folder in [run.path, run.control, *list_folder(run.stages), *earlier]:
         sweep(folder, ".*.tmp")
 
 

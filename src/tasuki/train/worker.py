@@ -39,7 +39,10 @@ if TYPE_CHECKING:
     from tasuki.train.task import Task
 
 
-_LOST_PEER = ("Connection closed by peer", "Connection reset", "Broken pipe", "gloo", "NCCL")
+_LOST_PEER = (
+    *("Connection closed by peer", "Connection reset", "Broken pipe", "gloo", "NCCL"),
+    *("Failed to recv", "Connection was likely closed", "Socket Timeout", "socketPoll"),
+)
 """What torch says when another rank is gone: a consequence, not the cause."""
 
 
