@@ -58,6 +58,8 @@ class _Use:
     tag: str
     name: str
     tensor: Tensor
+    storage: tuple[torch.device, int, int]
+    """Device, address and bytes."""
     itemsize: int
     start: int
     stop: int
@@ -101,9 +103,11 @@ class BlobCollector:
     def _use(self, node: Node, tag: str, name: str, tensor: Tensor, itemsize: int) -> None:
         start = int(tensor.storage_offset()) * tensor.itemsize
         stop = start + _span(list(tensor.shape), list(tensor.stride())) * tensor.itemsize
-        if stop > tensor.untyped_storage().nbytes():
+        memory = tensor.untyped_storage()
+        storage = (tensor.device, memory.data_ptr(), memory.nbytes())
+        if stop > storage[2]:
             raise NotABlob("a tensor whose memory was freed or shrunk")
-        self._uses.append(_Use(node, tag, name, tensor, itemsize, start, stop))
+        self._uses.append(_Use(node, tag, name, tensor, storage, itemsize, start, stop))
 
     def finish(self, frozen: Collection[int]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The blobs by name, and apart from them those whose storages are frozen.
@@ -119,8 +123,7 @@ class BlobCollector:
             low = min(use.start for use in group)
             # Aligned for the largest item, so that every user's offset is whole in its own items.
             low -= low % step
-            is_frozen = group[0].tensor.untyped_storage().data_ptr() in frozen
-            into = frozen_blobs if is_frozen else blobs
+            into = frozen_blobs if group[0].storage[1] in frozen else blobs
             into[name] = _cut(group[0], low, max(use.stop for use in group))
             for use in group:
                 use.node[use.tag] = name
@@ -242,9 +245,7 @@ def _groups(uses: list[_Use]) -> list[list[_Use]]:
     """Uses whose memory overlaps, each group and the groups in the order of the state."""
     storages: dict[tuple[torch.device, int, int], list[int]] = {}
     for index, use in enumerate(uses):
-        storage = use.tensor.untyped_storage()
-        key = (use.tensor.device, storage.data_ptr(), storage.nbytes())
-        storages.setdefault(key, []).append(index)
+        storages.setdefault(use.storage, []).append(index)
     groups: list[list[int]] = []
     for members in storages.values():
         stop = -1
@@ -259,6 +260,9 @@ def _groups(uses: list[_Use]) -> list[list[_Use]]:
 def _cut(first: _Use, low: int, high: int) -> Tensor:
     """Bytes [low, high) of a storage; in the first user's dtype and shape where they are that."""
     tensor = first.tensor
+    is_whole = low == first.start and high == first.stop and tensor.is_contiguous()
+    if is_whole and tensor.dtype in _READABLE:
+        return tensor  # nearly all are so: nothing is to be cut
     memory = torch.empty(0, dtype=torch.uint8, device=tensor.device)
     memory.set_(tensor.untyped_storage(), low, (high - low,), (1,))
     if tensor.dtype not in _READABLE or low % tensor.itemsize or (high - low) % tensor.itemsize:

@@ -24,8 +24,10 @@ def describe_place(path: Sequence[object]) -> str:
 
 def tensor_name(path: Sequence[object]) -> str:
     """`model.layer1.weight`: printable, and never a name that safetensors keeps for itself."""
-    joined = ".".join(str(key) for key in path)
-    name = "".join(char if char.isprintable() else "_" for char in joined)[:MAX_NAME]
+    name = ".".join(map(str, path))
+    if not name.isprintable():
+        name = "".join(char if char.isprintable() else "_" for char in name)
+    name = name[:MAX_NAME]
     return "tensor" if name in ("", "__metadata__") else name
 
 

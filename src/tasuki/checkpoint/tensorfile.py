@@ -9,11 +9,12 @@ reader opens the file. Called by `parts`, `host` and `frozen`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,7 +91,8 @@ def read_tensors(path: Path, *, record: FileRecord | None = None) -> dict[str, T
         header = _read_header(path, fd)
         available = os.fstat(fd).st_size - len(header)
         entries = _parse(path, header[8:], available)
-        memory = [_memory(size) for *_, size in entries]
+        with _unfilled():
+            memory = [_memory(size) for *_, size in entries]
         # The header is read again with the rest: what was parsed is what the checksums cover.
         again = bytearray(len(header))
         fill(path, fd, [memoryview(again), *(view_bytes(m) for m in memory if m.numel())], record)
@@ -118,6 +120,19 @@ def _read_up_to(fd: int, count: int) -> bytes:
     while at < count and (more := os.preadv(fd, [memoryview(data)[at:]], at)):
         at += more
     return bytes(data[:at])
+
+
+@contextlib.contextmanager
+def _unfilled() -> Iterator[None]:
+    """Where only deterministic algorithms are allowed torch fills new memory, to be sure that
+    nobody reads what was there. Here every byte is read from a file, or an error is raised."""
+    switch: Any = torch.utils.deterministic
+    before = switch.fill_uninitialized_memory
+    switch.fill_uninitialized_memory = False
+    try:
+        yield
+    finally:
+        switch.fill_uninitialized_memory = before
 
 
 def _memory(size: int) -> Tensor:

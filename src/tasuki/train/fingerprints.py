@@ -20,9 +20,7 @@ from tasuki.data.fingerprint import (
     Fingerprint,
     compare,
     fingerprint_files,
-    fingerprint_samples,
 )
-from tasuki.data.order import Order
 from tasuki.errors import DataError, RecipeError
 from tasuki.store.accepted import DATA, is_accepted
 from tasuki.store.atomic import read_json, shaped
@@ -35,8 +33,8 @@ from tasuki.train.task import Task
 def fingerprint_data(task: Task, setup: Setup) -> Fingerprint:
     """Of the stage's data as they are now."""
     stage, samples = task.stage, None
-    if isinstance(setup.order, Order):
-        looked = fingerprint_samples(setup.data.fetcher, setup.order)
+    if setup.look is not None:
+        looked = setup.look.result()
         samples = looked.digest
         if looked.reason:
             task.say(

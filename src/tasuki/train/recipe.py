@@ -18,6 +18,7 @@ from tasuki.data.hdf5.dataset import Hdf5Dataset
 from tasuki.data.hdf5.files import is_hdf5
 from tasuki.errors import DataError, RecipeError, TasukiError
 from tasuki.train.advice import explain_missing_data
+from tasuki.train.importing import importing
 
 REQUIRED = ("build_model", "build_dataset", "loss")
 T = TypeVar("T")
@@ -49,7 +50,8 @@ def load_recipe(name: str, params: dict[str, Any], *, paths: list[Path]) -> Any:
 
 def _find_class(module_name: str, class_name: str, name: str) -> Any:
     try:
-        module = importlib.import_module(module_name)
+        with importing():
+            module = importlib.import_module(module_name)
     except Exception as error:
         raise RecipeError(
             f"recipe `{name}` cannot be imported: {where(error)}",

@@ -8,6 +8,7 @@ import os
 import socket
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,7 @@ from tasuki.store.jobs import JobFolder
 from tasuki.store.runs import RunFolder
 from tasuki.telemetry.events import EventLog
 from tasuki.telemetry.wire import Wire
+from tasuki.train.importing import importing
 from tasuki.train.orders import Orders
 
 if TYPE_CHECKING:
@@ -73,30 +75,38 @@ def _work(orders: Orders, watch: Watch, clock: Clock) -> None:
     stopwatch.add("start", age)
     with stopwatch.part("start"):
         task = _make_task(orders, watch, stopwatch, clock)
-    from tasuki.train.advice import setup_advice
+        with importing():
+            from tasuki.train.advice import setup_advice
 
+            run = _import_phase(orders.phase)
     with setup_advice(task.stage):
-        if orders.phase == "evaluate":
-            from tasuki.train.evaluate import run_evaluation
-
-            run_evaluation(task)
-        else:
-            from tasuki.train.training import run_training
-
-            run_training(task)
+        run(task)
     task.ranks.say_goodbye()
+
+
+def _import_phase(phase: str) -> Callable[[Task], None]:
+    if phase == "evaluate":
+        from tasuki.train.evaluate import run_evaluation
+
+        return run_evaluation
+    import torch._dynamo  # noqa: F401  (the first optimizer imports it)
+
+    from tasuki.train.training import run_training
+
+    return run_training
 
 
 def _make_task(orders: Orders, watch: Watch, stopwatch: Stopwatch, clock: Clock) -> Task:
     run, job = RunFolder(orders.run), JobFolder(orders.job)
     note = _set_allocator(orders, run, job)  # torch reads it when it is imported
-    from tasuki.data.tempo import share_cpus
-    from tasuki.spec.export import parse_export
-    from tasuki.train.drilled import read_order
-    from tasuki.train.exact import apply_settings, frozen_threads
-    from tasuki.train.fingerprints import refuse_edited_code
-    from tasuki.train.ranks import join_ranks
-    from tasuki.train.task import Task, choose_device, cpus_of_rank, read_experiment
+    with importing():
+        from tasuki.data.tempo import share_cpus
+        from tasuki.spec.export import parse_export
+        from tasuki.train.drilled import read_order
+        from tasuki.train.exact import apply_settings, frozen_threads
+        from tasuki.train.fingerprints import refuse_edited_code
+        from tasuki.train.ranks import join_ranks
+        from tasuki.train.task import Task, choose_device, cpus_of_rank, read_experiment
 
     read_order(os.environ)
     if orders.rank == 0:
