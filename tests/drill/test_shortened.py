@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from tasuki.data.buckets import plan_buckets
 from tasuki.train.drilled import VARIABLE, ShortLoader, fewer_batches, fewer_samples, read_order
@@ -109,7 +109,11 @@ def test_a_loader_without_a_length_or_with_a_state_of_its_own_is_left_alone(in_a
         def __iter__(self):
             return itertools.count()
 
-    for loader in (Endless(), Stateful()):
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return itertools.count()
+
+    for loader in (Endless(), Stateful(), DataLoader(Stream())):
         assert fewer_batches(loader) is loader
 
 

@@ -9,6 +9,8 @@ import time
 import pytest
 from tests.harness.project import differences, make_project
 
+from tasuki.telemetry.metrics import read_metrics
+
 CODE = '''
 class Stuck(Learner):
     """The first step takes 4.2 s, the second ten minutes, in the attempt that is told so."""
@@ -21,6 +23,20 @@ class Stuck(Learner):
             open(os.environ["STUCK"], "w").close()
             time.sleep(600)
         return super().loss(model, batch)
+
+
+class SlowlyValidated(Learner):
+    """The validation of step 0 takes 4.2 s, that of step 4 ten minutes, in the attempt that is told
+    so."""
+
+    def evaluate(self, model, dataset):
+        first = int(os.environ.get("FIRST", "-8"))
+        if self.calls == first:
+            time.sleep(4.2)
+        if self.calls == first + 4:
+            open(os.environ["STUCK"], "w").close()
+            time.sleep(600)
+        return {"loss": float(sum(p.sum() for p in model.parameters()))}
 '''
 
 
@@ -62,3 +78,42 @@ def test_the_last_copied_state_is_committed_when_the_running_step_outlasts_the_n
     twin = make_project(tmp_path / "twin", **shape)
     assert warm.start(twin.job.path).wait() == 0, twin.logs()
     assert differences(project, twin) == []
+
+
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_no_step_is_lost_when_a_validation_outlasts_the_notice_and_it_is_made_up_for(
+    warm, tmp_path, ranks
+):
+    shape = {
+        "recipe": "SlowlyValidated",
+        "params": {"norm": "layer"},
+        "code": CODE,
+        "ranks": ranks,
+        "stages": [{"name": "one", "data": "d", "epochs": 1}],
+        "defaults": {
+            "save": {"every": "1000 steps"},
+            "validate": {"every": "2 steps"},
+            "log_every": "1 step",
+        },
+        "cluster": {"grace": "4s"},
+    }
+    project = make_project(tmp_path / "p", **shape)
+    stuck = tmp_path / "stuck"
+    # With several ranks two calls settle DDP's buckets before the first step.
+    first = "0" if ranks == 1 else "2"
+    started = warm.start(project.job.path, STUCK=str(stuck), FIRST=first)
+    while not stuck.exists():
+        time.sleep(0.05)
+    started.kill(signal.SIGTERM)
+    assert started.wait() == 75, project.logs()
+    (left,) = events_of(project, "handed-over")
+    assert left["checkpoint"] == "step-000000004.c1", project.logs()
+    assert "the running validation would not have ended in time" in project.logs()
+    assert warm.start(project.job.path).wait() == 0, project.logs()
+    assert "Resuming from epoch 0 step 4 (sample 32)" in project.logs()
+    twin = make_project(tmp_path / "twin", **shape)
+    assert warm.start(twin.job.path).wait() == 0, twin.logs()
+    assert differences(project, twin) == []
+    steps = [row["step"] for row in read_metrics(project.run) if row["split"] == "val"]
+    assert steps == [row["step"] for row in read_metrics(twin.run) if row["split"] == "val"]
+    assert steps == [0, 2, 4, 6]

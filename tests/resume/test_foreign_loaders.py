@@ -33,6 +33,8 @@ class Bringer(Learner):
         if self.kind == "stateful stream":
             from torchdata.stateful_dataloader import StatefulDataLoader
             return StatefulDataLoader(Stream(self.samples), batch_size=4)
+        if self.kind == "lengthless stream":
+            return DataLoader(Lengthless(self.samples), batch_size=4)
         if self.kind == "persistent":
             more = {"num_workers": 1, "persistent_workers": True}
             return DataLoader(Noisy(self.samples), batch_size=4, shuffle=True, **more)
@@ -54,6 +56,16 @@ class Stream(torch.utils.data.IterableDataset):
     def __iter__(self):
         for i in torch.randperm(len(self.noisy)).tolist():
             yield self.noisy[i]
+
+
+class Lengthless(torch.utils.data.IterableDataset):
+    """The usual stream: `len` of its DataLoader is a TypeError."""
+
+    def __init__(self, n):
+        self.noisy = Noisy(n)
+
+    def __iter__(self):
+        return (self.noisy[i] for i in torch.randperm(len(self.noisy)).tolist())
 
 
 class Endless:
@@ -111,6 +123,7 @@ def interrupt_after_a_commit(warm, project, name, number):
         ("workers", signal.SIGTERM),  # to the whole group, its workers too
         ("endless", signal.SIGKILL),
         ("stateful stream", signal.SIGKILL),
+        ("lengthless stream", signal.SIGKILL),
         ("persistent", signal.SIGKILL),
         pytest.param("plain", signal.SIGTERM, marks=pytest.mark.long),
         pytest.param("workers", signal.SIGKILL, marks=pytest.mark.long),
@@ -120,7 +133,7 @@ def interrupt_after_a_commit(warm, project, name, number):
 def test_a_run_on_its_own_loader_ends_bit_for_bit_the_same_after_an_interruption(
     warm, tmp_path, kind, number
 ):
-    stage = ENDLESS if kind == "endless" else STAGE
+    stage = ENDLESS if kind in ("endless", "lengthless stream") else STAGE
     whole = make(tmp_path / "whole", kind, stage=stage)
     finish(warm, whole)
     broken = make(tmp_path / "broken", kind, stage=stage, pause=0.02)

@@ -11,7 +11,7 @@ from torch import nn
 
 from tasuki.checkpoint.codec import first_difference
 from tasuki.checkpoint.parts import read_part, write_part
-from tasuki.errors import CheckpointError
+from tasuki.errors import CheckpointError, StateNotStorable
 from tasuki.runtime.state import Tracked, capture, capture_random, restore, restore_random
 
 
@@ -86,6 +86,14 @@ def test_a_schedule_that_loses_state_is_refused_when_it_is_first_restored(tmp_pa
     saved = through_files(tmp_path, saved)
     with pytest.raises(CheckpointError, match="schedule"):
         restore(Tracked(tracked.model, tracked.optimizer, Forgetful()), saved)
+
+
+def test_parameter_groups_that_a_resume_would_not_have_are_refused_when_they_are_saved():
+    tracked = make()
+    capture(tracked)
+    tracked.optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
+    with pytest.raises(StateNotStorable, match="further parameter groups"):
+        capture(tracked)
 
 
 def test_random_numbers_go_on_where_they_stopped(tmp_path):

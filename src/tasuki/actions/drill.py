@@ -197,7 +197,9 @@ class _Drill:
             attempts=len(list_claims(run)),
             replayed=replayed(traces),
             once=is_each_sample_once(traces, steps_per_epoch=self._shape.steps_per_epoch),
-            comparison=compare_runs(run, twin, [self._stage.name]),
+            comparison=compare_runs(
+                run, twin, [self._stage.name], is_same_state=self._ground.is_same_state
+            ),
             finding=self._failed(run) or self._not_struck(scenario, run, traces),
         )
         if result.is_equal:

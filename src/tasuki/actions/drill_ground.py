@@ -21,6 +21,7 @@ from tasuki.actions.freeze import freeze_run
 from tasuki.actions.machine import cpus_for, device_for
 from tasuki.actions.plan import PlanRequest, make_plan
 from tasuki.actions.run import RunRequest, write_jobs
+from tasuki.answers import ask
 from tasuki.backends.local import LocalBackend
 from tasuki.checkpoint.lineage import lineage
 from tasuki.clock import Clock
@@ -115,7 +116,7 @@ class Ground:
             environment=request.environment,
             devices=request.machine.devices if self._is_on_gpus() else (),
             on_tick=lambda: self.on_tick(list(folders.values())),
-            on_event=lambda kind, text: self._between(kind, text, named, on_end),
+            on_event=lambda kind, text: self._between(kind, text, named, on_end, backend),
         )
         own = [replace(job, environment=self._environment(named[job.folder.name])) for job in jobs]
         if backend.run(own) == EXIT_RESUME_ME:
@@ -148,17 +149,32 @@ class Ground:
         return max(room, min(_SIDE_BY_SIDE, machine.cpus)) * (self.stage.gpus or cluster.gpus)
 
     def _between(
-        self, kind: str, text: str, named: dict[str, Disturbance], on_end: Callable[[str], None]
+        self,
+        kind: str,
+        text: str,
+        named: dict[str, Disturbance],
+        on_end: Callable[[str], None],
+        backend: LocalBackend,
     ) -> None:
         """Between two starts of a job nobody looks at its checkpoints: the time to damage one."""
         self.on_event(kind, text)
         one = next((named[word] for word in text.split() if word in named), None)
         if one is None:
             return
-        if kind == "job-ended":
+        if kind == "job-ended" and not backend.is_interrupted:
             on_end(one.name)
         if kind == "job-requeued" and one.is_damaged and one.name not in self.damaged:
             self.damaged[one.name] = damage_newest(self.run_folder(one.name))
+
+    def is_same_state(self, one: Path, other: Path) -> bool:
+        """Of two checkpoints: asked of a child process, which reads them."""
+        told = ask(
+            "tasuki.checkpoint.compare",
+            {"a": str(one), "b": str(other)},
+            python=self.request.spec.cluster.python or self.request.python,
+            environment=self.request.environment,
+        )
+        return bool(told["equal"])
 
     def remove(self, name: str) -> None:
         """A run that was found equal: large checkpoints must not pile up."""

@@ -115,7 +115,8 @@ class LocalBackend:
         self._jobs: list[_Running] = []
         self._began_at = clock.monotonic()
         self._has_preempted_once = False
-        self._is_interrupted = False
+        self.is_interrupted = False
+        """Somebody wants this to end: jobs hand over, and none is started again."""
 
     def run(self, jobs: Sequence[LocalJob]) -> int:
         """Until all jobs have ended; the exit code is the gravest one's."""
@@ -166,7 +167,7 @@ class LocalBackend:
         self._on_tick()
 
     def _may_start(self, job: _Running) -> bool:
-        if self._is_interrupted:
+        if self.is_interrupted:
             job.state, job.exit_code = JobState.ENDED, EXIT_RESUME_ME
             return False
         if self._is_stopped(job):
@@ -284,7 +285,7 @@ class LocalBackend:
             verdict, job.exit_code = self._bury(job, returncode)
         else:
             verdict, job.exit_code = Verdict(outcome["verdict"]), int(outcome["exit_code"])
-        if verdict is not Verdict.END and not self._is_interrupted:
+        if verdict is not Verdict.END and not self.is_interrupted:
             # The plan of a job's smaller successor is `plan`'s business; here the job comes back.
             job.state = JobState.WAITING
             self._on_event("job-requeued", f"job {job.job.folder.name} requeued")
@@ -349,12 +350,12 @@ class LocalBackend:
 
     def _interrupt(self) -> None:
         """Ctrl-C: hand over; a second one kills."""
-        if self._is_interrupted:
+        if self.is_interrupted:
             for job in self._jobs:
                 if job.process is not None and job.state is JobState.RUNNING:
                     _kill_group(job.process.pid)
             return
-        self._is_interrupted = True
+        self.is_interrupted = True
         self._on_event("interrupted", "handing over (Ctrl-C again to kill)")
         for job in self._jobs:
             if job.process is not None and job.state is JobState.RUNNING:

@@ -53,6 +53,15 @@ def is_loader(data: Any) -> bool:
     return hasattr(data, "__iter__") and not hasattr(data, "__getitem__")
 
 
+def num_batches(loader: Any) -> int | None:
+    """Of a pass; None where it does not say. A DataLoader over a stream has a length by its looks
+    only."""
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):
+        return None
+
+
 def samples_in(batch: Any) -> int:
     """How many samples a batch has: the length of its first tensor, or what it says itself."""
     if isinstance(batch, Tensor) and batch.ndim:
@@ -129,7 +138,7 @@ class ForeignOrder:
         self.seed, self.stage, self.accumulation = seed, stage, accumulation
         self.effective_batch = 0
         """Unknown: the loader decides."""
-        batches = len(loader) if hasattr(loader, "__len__") else None
+        batches = num_batches(loader)
         if batches == 0:
             raise DataError("the loader has no batches", hint="check `data:` and `split:`")
         if batches is None and length_steps is None:

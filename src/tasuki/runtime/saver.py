@@ -175,6 +175,12 @@ class Saver:
             self._held.append(order)
         return order.blocked_s
 
+    def drop_held(self) -> None:
+        """What was held is no longer what may be committed. Does not come back while the watch
+        publishes it."""
+        with self._lock:
+            self._held.clear()
+
     def wait(self) -> Saved | None:
         """Until nothing is in flight; how the last save ended, if nobody took that yet."""
         self._join()

@@ -6,7 +6,7 @@ Shared by all ranks: model, optimizer, schedule, progress. Each rank's own: rand
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from tasuki.checkpoint.codec import first_difference
-from tasuki.errors import CheckpointError
+from tasuki.errors import CheckpointError, StateNotStorable
 
 State = dict[str, Any]
 
@@ -33,10 +33,22 @@ class Tracked:
     optimizer: Optimizer
     schedule: Stateful | None
     """None: the schedule is a pure function of the step."""
+    num_groups: int = field(init=False)
+    """Of the optimizer's parameters, when it was built."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "num_groups", len(self.optimizer.param_groups))
 
 
 def capture(tracked: Tracked) -> State:
     """The shared state. Tensors are the live ones: write them before the next step."""
+    if len(tracked.optimizer.param_groups) != tracked.num_groups:
+        raise StateNotStorable(
+            "the optimizer was given further parameter groups while it trained: a resume builds it "
+            "without them, and could not put their state back",
+            hint="give it all groups in build_optimizer (with `lr` 0 until they are wanted), or "
+            "make two stages of it",
+        )
     state: State = {
         "model": tracked.model.state_dict(),
         "buffers": _unsaved_buffers(tracked.model),

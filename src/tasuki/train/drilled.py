@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from tasuki.data.buckets import Bucket, BucketPlan
+from tasuki.data.foreign import num_batches
 
 VARIABLE = "TASUKI_DRILL"
 
@@ -74,20 +75,20 @@ def _spread(available: int, wanted: int) -> list[int]:
 
 
 def fewer_batches(loader: Any, *, accumulation: int = 1) -> Any:
-    """In a drill: a loader of the user's own that ends its passes early; otherwise as it is."""
+    """In a drill: a loader of the user's own that ends its passes early; otherwise as it is. One
+    that does not say how long a pass is goes on until the stage ends."""
     order = drill_order()
-    if order is None or not _may_be_left_early(loader):
+    batches = num_batches(loader)
+    if order is None or batches is None or not _may_be_left_early(loader):
         return loader
-    return ShortLoader(loader, min(len(loader), order.steps_per_epoch * accumulation))
+    return ShortLoader(loader, min(batches, order.steps_per_epoch * accumulation))
 
 
 def _may_be_left_early(loader: Any) -> bool:
-    """Not one that does not say how long a pass is: it goes on until the stage ends. And not one
-    with a state of its own, which may begin its next pass where the last one was left; torchdata's
-    begins anew."""
+    """Not one with a state of its own, which may begin its next pass where the last one was left;
+    torchdata's begins anew."""
     is_torchdatas = type(loader).__module__.partition(".")[0] == "torchdata"
-    has_own_state = hasattr(loader, "state_dict") and not is_torchdatas
-    return hasattr(loader, "__len__") and not has_own_state
+    return is_torchdatas or not hasattr(loader, "state_dict")
 
 
 class ShortLoader:

@@ -82,6 +82,9 @@ class Saving:
         """Of the last save."""
         self._hold_period = 0
         """In steps; 0: no states are held."""
+        self._validation_s: float | None = None
+        """How long the longest one took."""
+        self._is_validating = False
         saver.before = metrics.sync  # a checkpoint counts on the lines of its steps
         saver.after = self._after
         saver.is_hurried = lambda: task.watch.notice is not Cause.NONE
@@ -198,6 +201,30 @@ class Saving:
         )
         self._task.event("holding", step_s=step_s, save_s=cost.total_s, notice_s=notice_s)
 
+    def hold_before_validation(self) -> None:
+        """Where it may outlast what is left: keep a copy that the watch can commit. It says that
+        the validation is still to be done."""
+        watch, cost = self._task.watch, self.cost
+        known = [watch.grace_s if watch.grace_s is not None else self._task.grace_s]
+        shortest = min((s for s in [*known, watch.remaining_s()] if s is not None), default=None)
+        if self._progress.saved_step == self._progress.step or shortest is None:
+            return
+        if self._task.is_first:  # whenever it holds, all must; theirs are small
+            save_s = cost.total_s if cost is not None else 0.0
+            if self._validation_s is not None and self._validation_s + save_s < shortest:
+                return
+        self._is_validating = self._task.is_first
+        with self._task.stopwatch.part("save"):
+            self._saver.hold(*self._state(is_end=False), **self._facts())
+        watch.publish = self.publish
+
+    def validated(self, seconds: float) -> None:
+        """What was held before it is out of date: the result belongs to this step."""
+        self._validation_s = max(seconds, self._validation_s or 0.0)
+        if self._is_validating:
+            self._saver.drop_held()
+            self._is_validating = False
+
     def publish(self, remaining_s: float | None) -> None:
         """In the watch's thread, when the running step will not end in time: commit the state that
         was held last, and leave. Comes back where that cannot be."""
@@ -206,7 +233,8 @@ class Saving:
         if saved is None or saved.name is None:
             return
         words = f"Handing over at step {saved.position.stage_step} of stage {saved.position.stage}"
-        task.say(f"{words} ({task.watch.notice}): the running step would not have ended in time")
+        what = "validation" if self._is_validating else "step"
+        task.say(f"{words} ({task.watch.notice}): the running {what} would not have ended in time")
         task.event("handed-over", checkpoint=saved.name, held_step=held)
         task.ranks.say_goodbye()
         leave(task.watch, ending=Ending.HANDED_OVER, status=EXIT_RESUME_ME)

@@ -24,6 +24,8 @@ class Progress:
     checkpoint: str | None = None
     """The last committed one: the parent of the next."""
     saved_step: int = -1
+    validated_step: int = -1
+    """Where the last validation was, if one is due there; it may be cut short by the end."""
     loader: dict[str, Any] | None = None
     """Where a loader of the user's own stands; ours stands where the step is."""
     skipped: int = 0
@@ -48,6 +50,7 @@ def capture_all(
             "last_row": last_row,
             "loader": progress.loader,
             "skipped": progress.skipped,
+            "validated_step": progress.validated_step,
         }
     return state
 
@@ -75,6 +78,7 @@ def restore_shared(setup: Setup, state: State) -> tuple[Progress, dict[str, Any]
         best,
         loader=told.get("loader"),
         skipped=told.get("skipped", 0),
+        validated_step=told.get("validated_step", told["step"]),
     )
     return progress, told["last_row"]
 

@@ -35,6 +35,7 @@ from tasuki.runtime.state import State
 from tasuki.store.atomic import free_bytes, list_folder, read_json, read_json_or_none, sweep
 from tasuki.store.claims import parent_of, record_parent
 from tasuki.store.runs import RunFolder
+from tasuki.telemetry.events import read_events
 from tasuki.telemetry.view import count_preemptions, last_save_s
 from tasuki.train.engine import StepEngine
 from tasuki.train.exact import describe, freeze, what_differs
@@ -312,10 +313,10 @@ def _sweep_temps(run: RunFolder, *, claim: int) -> None:
 
 def _refuse_lost(task: Task, latest: Checkpoint | None) -> None:
     """A run that ever committed never starts over by itself."""
-    told = read_json_or_none(task.run.training_state) or {}
-    if latest is None and told.get("last_checkpoint"):
+    lost = _last_told(task.run) if latest is None else None
+    if lost is not None:
         raise CheckpointError(
-            f"checkpoint {told['last_checkpoint']} of {task.run.path} is gone, and all others too",
+            f"checkpoint {lost} of {task.run.path} is gone, and all others too",
             hint="put `checkpoints` back, or start anew with `tasuki run --new`",
         )
     if latest is not None and latest.manifest.position.stage_number > task.stage_number:
@@ -324,6 +325,14 @@ def _refuse_lost(task: Task, latest: Checkpoint | None) -> None:
             f"stage `{latest.manifest.position.stage}`",
             hint=f"put stages/{task.stage.name}/metrics.json back, or start anew with `--new`",
         )
+
+
+def _last_told(run: RunFolder) -> str | None:
+    """The last checkpoint that anything in the run's folder tells of."""
+    state = read_json_or_none(run.training_state) or {}
+    events = (e.get("checkpoint") for e in read_events(run) if e["kind"] == "committed")
+    told = [name for name in [state.get("last_checkpoint"), *events] if isinstance(name, str)]
+    return told[-1] if told else None
 
 
 def _starting_line(task: Task) -> str:

@@ -22,6 +22,7 @@ from tasuki.runtime.agreement import Agreement, Decision, SoloAgreement, StoreAg
 from tasuki.runtime.room import when_there_is_room
 from tasuki.runtime.saver import Saver
 from tasuki.runtime.watch import leave
+from tasuki.spec.resolved import ResolvedValidate
 from tasuki.telemetry.metrics import MetricLog
 from tasuki.train.advice import memory_advice
 from tasuki.train.best import keep_best
@@ -193,8 +194,8 @@ class Training:
         agreement = self._agreement = self._make_agreement()
         if self.task.is_first:
             self.metrics.resume(stage=self.task.stage.name, step=self.progress.step)
-        if self.progress.step == 0:
-            self._validate_if_due(0)
+        if self.progress.validated_step < self.progress.step:  # at the start, or cut short
+            self._validate_if_due(self.progress.step)
         self.task.watch.before_leaving = loader.stop
         self.task.watch.knows_every_bucket = loader.has_seen_every_bucket
         self.task.watch.hold_on()
@@ -324,31 +325,37 @@ class Training:
     def _validate_if_due(self, step: int) -> None:
         """Also before the first step: what a stage starts from may stay the best."""
         validate = self.task.stage.validate
-        if validate is None or not self.task.is_first:
+        if validate is None or (step % self._validate_period and step != self.setup.total_steps):
             return
-        if step % self._validate_period and step != self.setup.total_steps:
-            return
-        failpoint("loop.validate")
-        self.task.watch.enter("validate")
-        with self.task.stopwatch.part("validate"):
-            found = evaluate_model(
-                self.setup.recipe,
-                self.setup.model,
-                self.setup.validation,
-                stage=self.task.stage,
-                device=self.task.device,
-                sizes=self.task.stage.size if validate.data is None else None,
-            )
-            self.metrics.add(self._row("val") | _named(found))
-            self.progress.best = when_there_is_room(
-                lambda: keep_best(
-                    self.task, self.setup.model, found, validate, self.progress.best, step=step
-                ),
-                say=self.task.say,
-                clock=self.task.clock,
-                should_stop=lambda: self.task.watch.notice is not Cause.NONE,
-            )
-        self.task.watch.enter("train")
+        self.saving.hold_before_validation()
+        if self.task.is_first:
+            failpoint("loop.validate")
+            self.task.watch.enter("validate")
+            with self.task.stopwatch.part("validate"):
+                self._validate(validate, step)
+            self.task.watch.enter("train")
+        self.progress.validated_step = step
+
+    def _validate(self, validate: ResolvedValidate, step: int) -> None:
+        began = self.task.clock.monotonic()
+        found = evaluate_model(
+            self.setup.recipe,
+            self.setup.model,
+            self.setup.validation,
+            stage=self.task.stage,
+            device=self.task.device,
+            sizes=self.task.stage.size if validate.data is None else None,
+        )
+        self.saving.validated(self.task.clock.monotonic() - began)
+        self.metrics.add(self._row("val") | _named(found))
+        self.progress.best = when_there_is_room(
+            lambda: keep_best(
+                self.task, self.setup.model, found, validate, self.progress.best, step=step
+            ),
+            say=self.task.say,
+            clock=self.task.clock,
+            should_stop=lambda: self.task.watch.notice is not Cause.NONE,
+        )
 
     def _row(self, split: str) -> dict[str, Any]:
         return {
