@@ -313,6 +313,7 @@ def test_full_at_the_start_it_waits_for_room_and_goes_on_when_there_is_some(warm
     check_unharmed(project, whole("short"))
 
 
+@pytest.mark.long
 def test_full_at_a_stages_end_it_waits_for_room_and_goes_on(warm, make_disk, tmp_path, whole):
     """All steps are done: nothing is left but to wait for the last checkpoint and the weights."""
     disk, beat = make_disk(), tmp_path / "beat"
@@ -344,6 +345,7 @@ def test_full_when_a_stages_weights_are_written_it_waits_for_room_and_goes_on(
     check_unharmed(project, whole("short"))
 
 
+@pytest.mark.long
 def test_full_while_the_best_weights_are_written_it_waits_for_room_and_goes_on(
     warm, make_disk, tmp_path, whole
 ):

@@ -376,6 +376,7 @@ def test_a_handover_waits_for_the_save_in_flight_and_commits_its_own_step(warm, 
     assert differences(reference, project) == []
 
 
+@pytest.mark.long
 def test_an_attempt_stops_so_early_that_even_a_slow_save_is_done_before_the_limit(
     warm, tmp_path, made
 ):

@@ -7,6 +7,7 @@ Run as `python -m tests.harness.warm SOCKET`.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -88,6 +89,8 @@ def serve(path: str) -> None:
     import tasuki.train.training
     import tasuki.train.worker  # noqa: F401
 
+    gc.collect()
+    gc.freeze()  # a collection in a child would write to, and so copy, all that it shares with us
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
     listener.listen()

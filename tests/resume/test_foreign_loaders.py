@@ -117,14 +117,14 @@ def interrupt_after_a_commit(warm, project, name, number):
     ("kind", "number"),
     [
         ("plain", signal.SIGKILL),
-        ("generator", signal.SIGKILL),
+        pytest.param("generator", signal.SIGKILL, marks=pytest.mark.long),
         ("stateful", signal.SIGKILL),
-        ("stateful", signal.SIGTERM),
+        pytest.param("stateful", signal.SIGTERM, marks=pytest.mark.long),
         ("workers", signal.SIGTERM),  # to the whole group, its workers too
         ("endless", signal.SIGKILL),
         ("stateful stream", signal.SIGKILL),
         ("lengthless stream", signal.SIGKILL),
-        ("persistent", signal.SIGKILL),
+        pytest.param("persistent", signal.SIGKILL, marks=pytest.mark.long),
         pytest.param("plain", signal.SIGTERM, marks=pytest.mark.long),
         pytest.param("workers", signal.SIGKILL, marks=pytest.mark.long),
         pytest.param("endless", signal.SIGTERM, marks=pytest.mark.long),
@@ -187,7 +187,7 @@ def test_a_loader_of_ones_own_is_refused_on_several_ranks(warm, tmp_path):
     assert "works on one rank only" in project.logs()
 
 
-@pytest.mark.parametrize("kind", ["generator", "persistent"])
+@pytest.mark.parametrize("kind", ["generator", pytest.param("persistent", marks=pytest.mark.long)])
 def test_validation_on_its_own_loader_gives_the_same_numbers_after_an_interruption(
     warm, tmp_path, kind
 ):

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.harness.project import Project, differences, make_project
 
 from tasuki.telemetry.events import read_events
@@ -58,6 +59,7 @@ def words(project: Project) -> list[str]:
     return [line for line in project.logs().splitlines() if line.startswith("Data: ")]
 
 
+@pytest.mark.long
 def test_workers_are_raised_kept_by_the_next_attempt_and_change_nothing_that_is_learnt(
     warm, tmp_path
 ):

@@ -111,7 +111,7 @@ def test_a_notice_during_evaluation_drops_it_and_the_next_attempt_repeats_it(war
 def test_an_attempt_ends_on_its_own_clock_before_the_limit_and_the_next_goes_on(
     warm, tmp_path, three
 ):
-    project = make_project(tmp_path / "p", stages=THREE, defaults=WATCHED, params={"pause": 0.09})
+    project = make_project(tmp_path / "p", stages=THREE, defaults=WATCHED, params={"pause": 0.05})
     lanes = read_json(project.job.lanes)
     project.job.lanes.write_text(json.dumps({**lanes, "limit_s": 2.5}))
     codes = []
