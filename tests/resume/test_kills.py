@@ -210,3 +210,17 @@ def test_killed_again_and_again_nothing_acknowledged_is_lost(warm, tmp_path, who
 def test_1000_kills_200_of_them_on_four_ranks_lose_nothing_acknowledged(warm, tmp_path, whole):
     wanted = {"plain": 300, "workers": 150, "best": 150, "frozen": 200, "four": 200}
     kill_many(warm, tmp_path, whole, wanted=wanted)
+
+
+def test_what_a_kill_leaves_half_written_as_a_run_is_finished_goes_with_the_next_start(
+    warm, tmp_path
+):
+    project = make_project(tmp_path / "p", stages=[{"name": "one", "data": "d", "epochs": 1}])
+    finish(warm, project)
+    half = project.run.path / ".metrics_history.jsonl.1-a.tmp"
+    for is_marked in (False, True):
+        half.write_text("half")
+        if not is_marked:  # all is trained; only the marker is to be set
+            project.run.marker.unlink()
+        finish(warm, project)
+        assert leftovers(project.run) == []

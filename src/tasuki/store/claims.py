@@ -17,9 +17,11 @@ from tasuki.store.atomic import (
     FOLDER_MODE,
     FORMAT,
     fsync_folder,
+    list_folder,
     make_folder,
     read_json_or_none,
     refuse_foreign,
+    sweep,
     translated,
     write_json,
 )
@@ -68,6 +70,15 @@ def ensure_claim_holds(run: RunFolder, claim: int) -> None:
             f"attempt {highest} has taken {run.path}; attempt {claim} must not write any more",
             hint="nothing to do: the newer attempt goes on",
         )
+
+
+def sweep_temps(run: RunFolder, *, claim: int) -> None:
+    """What attempts before this one left half-written. A zombie's rename then fails: good."""
+    if highest_claim(run) > claim:
+        return  # we are the zombie
+    earlier = (run.claims / str(number) for number in range(1, claim))
+    for folder in [run.path, run.control, *list_folder(run.stages), *earlier]:
+        sweep(folder, ".*.tmp")
 
 
 def record_parent(run: RunFolder, claim: int, *, parent: str | None, facts: dict[str, Any]) -> None:

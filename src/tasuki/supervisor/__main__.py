@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from tasuki.errors import EXIT_DONE, EXIT_USAGE, TasukiError
 from tasuki.signals import NOTICES
+from tasuki.store.atomic import sweep
 from tasuki.store.jobs import begin_start, write_outcome
 from tasuki.supervisor.job import JobOrder, read_job
 
@@ -42,6 +43,9 @@ def _is_finished(job: JobOrder) -> bool:
 
 def _end_at_once(job: JobOrder) -> int:
     """A start of a finished job, as after a requeue that came too late: no need for anything."""
+    for lane in job.lanes:
+        for item in lane.items:
+            sweep(item.run.path, ".*.tmp")  # of the attempt that was killed as it finished
     lanes = [{"action": "leave", "state": "complete"} for _ in job.lanes]
     value = {"verdict": "end", "exit_code": EXIT_DONE, "lanes": lanes}
     write_outcome(job.folder, begin_start(job.folder), value)

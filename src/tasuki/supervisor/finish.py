@@ -7,12 +7,14 @@ from typing import Any
 from tasuki.clock import Clock, utc
 from tasuki.store.atomic import FORMAT, create_exclusive, read_json, read_json_or_none, to_json
 from tasuki.store.atomic import write_json as write
+from tasuki.store.claims import sweep_temps
 from tasuki.store.runs import RunFolder
 from tasuki.telemetry.metrics import write_metrics_history
 
 
 def finish_run(run: RunFolder, *, claim: int, clock: Clock) -> None:
     """Idempotent: an attempt that was killed in here is repeated by the next one."""
+    sweep_temps(run, claim=claim)  # of one that was: no rank starts any more
     spec = read_json(run.spec)
     stages = [stage["name"] for stage in spec["stages"]]
     trained = {name: read_json(run.stage(name).metrics) for name in stages}

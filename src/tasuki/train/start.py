@@ -32,8 +32,8 @@ from tasuki.failpoints import failpoint
 from tasuki.runtime.room import when_there_is_room
 from tasuki.runtime.saver import Saved, Saver
 from tasuki.runtime.state import State
-from tasuki.store.atomic import free_bytes, list_folder, read_json, read_json_or_none, sweep
-from tasuki.store.claims import parent_of, record_parent
+from tasuki.store.atomic import free_bytes, read_json, read_json_or_none
+from tasuki.store.claims import parent_of, record_parent, sweep_temps
 from tasuki.store.runs import RunFolder
 from tasuki.telemetry.events import read_events
 from tasuki.telemetry.view import count_preemptions, last_save_s
@@ -295,20 +295,13 @@ def _sweep(task: Task, damaged: list[str]) -> None:
     run, claim = task.run, task.orders.claim
     sweep_drafts(run, claim=claim)
     sweep_frozen_drafts(run, claim=claim)
-    _sweep_temps(run, claim=claim)
+    sweep_temps(run, claim=claim)
     for name in damaged:
         with contextlib.suppress(StoreError):  # gone or not to be moved: it is passed over anyway
             aside = quarantine(run, name, claim=claim)
             task.say(f"WARNING: the damaged checkpoint is kept aside as {aside}")
     with contextlib.suppress(StoreError):  # an attempt that was killed before its own prune
         prune(run, claim=claim, keep=task.stage.save.keep)
-
-
-def _sweep_temps(run: RunFolder, *, claim: int) -> None:
-    """What killed attempts left half-written. A zombie's rename then fails: good."""
-    earlier = (run.claims / str(number) for number in range(1, claim))
-    for folder in [run.path, run.control, *list_folder(run.stages), *earlier]:
-        sweep(folder, ".*.tmp")
 
 
 def _refuse_lost(task: Task, latest: Checkpoint | None) -> None:

@@ -28,11 +28,10 @@ from tasuki.clock import SystemClock
 from tasuki.errors import StoreError, TasukiError
 from tasuki.store.atomic import FORMAT, make_folder, write_bytes, write_json
 from tasuki.store.attempts import write_attempt_end, write_holder
-from tasuki.store.claims import highest_claim, record_parent, take_claim
+from tasuki.store.claims import highest_claim, record_parent, sweep_temps, take_claim
 from tasuki.store.control import Word, say
 from tasuki.store.runs import RunFolder
 from tasuki.supervisor.finish import finish_run
-from tasuki.train.start import _sweep_temps  # what an attempt sweeps at its start
 
 KEEP = 2
 torch.set_num_threads(1)  # a forked child would wait for ever for its parent's threads
@@ -126,7 +125,7 @@ def begin_attempt(
     record_parent(run, claim, parent=latest.name if latest else None, facts={"job": "job-01"})
     sweep_drafts(run, claim=claim)
     sweep_frozen_drafts(run, claim=claim)
-    _sweep_temps(run, claim=claim)
+    sweep_temps(run, claim=claim)
     with contextlib.suppress(StoreError):  # what stays is passed over, or swept later
         for name in damaged:
             quarantine(run, name, claim=claim)
