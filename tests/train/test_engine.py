@@ -110,3 +110,24 @@ def test_unread_losses_are_folded_so_that_they_never_pile_up():
     for _ in range(1000):
         engine.window.add(torch.tensor(2.0), 1.0)
     assert engine.window.sums(torch.device("cpu")).tolist() == [2000.0, 1000.0]
+
+
+@pytest.mark.parametrize("clip", [1.0, None])
+def test_a_sparse_gradient_is_used_or_refused_in_words(clip):
+    model = nn.Embedding(4, 2, sparse=True)
+    before = model.weight.detach().clone()
+    engine = StepEngine(
+        LossModule(model, lambda m, batch: m(batch).sum()),
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        device=torch.device("cpu"),
+        clip=clip,
+        world=1,
+    )
+    batch = iter([MicroBatch(torch.tensor([1, 2]), 2)])
+    if clip is None:
+        engine.step(batch, 2)
+        assert not torch.equal(before[1:3], model.weight[1:3])
+        assert torch.equal(before[[0, 3]], model.weight[[0, 3]])
+    else:
+        with pytest.raises(RecipeError, match="sparse"):
+            engine.step(batch, 2)

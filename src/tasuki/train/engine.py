@@ -114,7 +114,7 @@ class StepEngine:
             return True
         norm = None
         if self._clip is not None:
-            norm = nn.utils.clip_grad_norm_(self._parameters, self._clip)
+            norm = self._clip_gradients(self._clip)
         if is_checked and not self._is_finite(norm, place):
             self._optimizer.zero_grad(set_to_none=True)
             self.window.drop_since(place)
@@ -139,7 +139,7 @@ class StepEngine:
     def _is_finite(self, norm: Tensor | None, place: int) -> bool:
         """All ranks see the same gradient, but each its own loss: they agree."""
         if norm is None:
-            norm = nn.utils.clip_grad_norm_(self._parameters, float("inf"))  # changes nothing
+            norm = self._clip_gradients(float("inf"))  # changes nothing
         is_finite = norm.isfinite()
         for loss, _ in self.window.entries[place:]:
             is_finite = is_finite & loss.isfinite()
@@ -148,6 +148,19 @@ class StepEngine:
             dist.all_reduce(flag, op=dist.ReduceOp.MIN)
             return bool(flag)
         return bool(is_finite)
+
+    def _clip_gradients(self, limit: float) -> Tensor:
+        """Their norm before."""
+        try:
+            return nn.utils.clip_grad_norm_(self._parameters, limit)
+        except (RuntimeError, NotImplementedError) as error:
+            if any(p.grad is not None and p.grad.is_sparse for p in self._parameters):
+                raise RecipeError(
+                    "a gradient is sparse, as `nn.Embedding(sparse=True)` makes it: its norm "
+                    "cannot be taken",
+                    hint="write sparse=False; or `clip: 0` and `on_nan: stop`, which need no norm",
+                ) from error
+            raise
 
     def throw_away(self, batch: Any) -> None:
         """Forward, backward, forward: DDP settles its gradient buckets now, not after a resume."""
