@@ -3,7 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-SYSTEM_PACKAGES := strace tmux
+# program:Debian package
+SYSTEM := strace:strace tmux:tmux slurmctld:slurmctld slurmd:slurmd sbatch:slurm-client munged:munge
 PYTEST := $(BIN)/pytest -n 2 --dist worksteal
 
 .PHONY: demo test test-full check format bench system setup clean
@@ -22,7 +23,8 @@ demo: $(READY)
 
 # The real parts that tests use. Root on Debian or Ubuntu; elsewhere the tests that need them skip.
 system:
-	@missing=""; for p in $(SYSTEM_PACKAGES); do command -v $$p >/dev/null || missing="$$missing $$p"; done; \
+	@PATH="$$PATH:/usr/sbin:/sbin"; missing=""; \
+	for p in $(SYSTEM); do command -v $${p%%:*} >/dev/null || missing="$$missing $${p#*:}"; done; \
 	if [ -z "$$missing" ]; then :; \
 	elif [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
 	  echo "missing:$$missing (the tests that need them skip; install them by hand)"; \

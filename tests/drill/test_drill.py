@@ -45,7 +45,7 @@ MORE_BUGS = {
     "LeakySchedule": ("hidden", "schedule._count", "optimizer.group0.lr", "state_dict"),
     "Closure": ("unseen", "", "loss", "beside the model and the batch"),
     "Guesser": ("validation", "", "loss", "model and the data alone"),
-    "BadLoad": ("failed", "", "", "--err"),
+    "BadLoad": ("failed", "", "", "`load_state_dict` must take"),
 }
 
 
