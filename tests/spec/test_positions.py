@@ -94,6 +94,11 @@ def test_a_syntax_error_names_file_line_column_and_the_problem(
     assert words in error.message
 
 
+def test_two_halves_of_a_character_are_one_and_a_single_half_is_refused() -> None:
+    assert read(r'"\ud83d\ude00": "\uD800\uDC00"') == {"\U0001f600": "\U00010000"}
+    assert "s.yaml:2: half a character" in refuse('a: 1\nb: "\\ud800x"').message
+
+
 def test_a_duplicate_key_is_refused_with_both_lines() -> None:
     error = refuse("a: 1\nb: 2\na: 3\n")
     assert error.message == "s.yaml:3: `a` is written twice (first in line 1)"

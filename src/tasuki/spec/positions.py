@@ -28,6 +28,7 @@ MAX_CHARACTERS = 1_000_000
 Scalar: TypeAlias = bool | int | float | str | None
 Path: TypeAlias = tuple[str | int, ...]
 
+_HALF = re.compile("[\ud800-\udfff]")
 _TAG = "tag:yaml.org,2002:"
 _TEXT_TAGS = {_TAG + kind for kind in ("str", "timestamp", "value", "merge")}
 
@@ -91,10 +92,12 @@ def locate(value: object, *, at: Callable[[Path], Mark], path: Path = ()) -> Nod
     mark = at(path)
     if isinstance(value, Mapping):
         entries = {str(key): locate(v, at=at, path=(*path, str(key))) for key, v in value.items()}
-        return Node(entries, mark)
+        return Node({_whole(key, mark): child for key, child in entries.items()}, mark)
     if isinstance(value, list | tuple):
         return Node(tuple(locate(v, at=at, path=(*path, i)) for i, v in enumerate(value)), mark)
-    if value is None or isinstance(value, bool | int | float | str):
+    if isinstance(value, str):
+        return Node(_whole(value, mark), mark)
+    if value is None or isinstance(value, bool | int | float):
         return Node(value, mark)
     raise SpecError(
         f"{mark}: a {type(value).__name__} cannot be part of a spec",
@@ -139,6 +142,20 @@ def _too_many(where: object) -> SpecError:
     return SpecError(
         f"{where}: the file expands to more than {MAX_NODES:,} values", hint=_SPLIT_HINT
     )
+
+
+def _whole(text: str, mark: Mark) -> str:
+    """Text whose characters exist. YAML and JSON let one write half of a character as `\\ud83d`;
+    two halves are one, as other readers take them."""
+    if not _HALF.search(text):
+        return text
+    try:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16")
+    except UnicodeDecodeError as error:
+        raise SpecError(
+            f"{mark}: half a character in {ascii(text)[:80]}",
+            hint="write the character itself instead of `\\u…`",
+        ) from error
 
 
 class _Unbounded(Exception):
@@ -236,7 +253,7 @@ class _Builder:
             if key_node.tag == _TAG + "merge":
                 merged = {**self._merged(node, key_mark), **merged}
                 continue
-            key = str(key_node.value)
+            key = _whole(str(key_node.value), key_mark)
             if key in own:
                 raise SpecError(
                     f"{key_mark}: `{key}` is written twice (first in line {own[key].mark.line})",
@@ -265,7 +282,7 @@ class _Builder:
             )
 
     def _scalar(self, yaml: ScalarNode, mark: Mark) -> Node:
-        text = str(yaml.value)
+        text = _whole(str(yaml.value), mark)
         value = _read_scalar(str(yaml.tag), text)
         if value is _UNKNOWN:
             self._refuse_tag(yaml, "str", mark)
