@@ -140,6 +140,23 @@ def test_what_is_held_is_never_mixed_with_a_later_step(tmp_path: Path) -> None:
     assert state["step"] == 3 and state["w"].tolist() == [3.0] * 9
 
 
+def test_of_what_is_held_only_the_step_that_is_dropped_is_gone(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "r")
+    run.path.mkdir()
+    saver = Saver(run, claim=take_claim(run), clock=SystemClock())
+    for step, value in ((8, 1.0), (10, 2.0)):
+        saver.hold(position(step), {"w": torch.full((9,), value)}, facts={})
+    saver.drop_held(10)
+    assert saver.held_step == 8
+    saver.hold(position(8), {"w": torch.full((9,), 3.0)}, facts={})  # the same step once more
+    saved = saver.publish_held(within_s=1.0)
+    assert saved is not None and saved.name == "step-000000008.c1"
+    state: Any = read_part(run.checkpoints / saved.name, 0)
+    assert state["w"].tolist() == [3.0] * 9
+    saver.drop_held()
+    assert saver.held_step is None
+
+
 def test_where_the_last_commit_is_as_new_as_what_is_held_that_is_the_end(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "r")
     run.path.mkdir()

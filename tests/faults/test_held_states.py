@@ -80,9 +80,16 @@ def test_the_last_copied_state_is_committed_when_the_running_step_outlasts_the_n
     assert differences(project, twin) == []
 
 
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("ranks", "save_every"),
+    [
+        (1, "1000 steps"),
+        pytest.param(2, "1000 steps", marks=pytest.mark.long),
+        pytest.param(2, "2 steps", marks=pytest.mark.long),  # a save is due where it validates
+    ],
+)
 def test_no_step_is_lost_when_a_validation_outlasts_the_notice_and_it_is_made_up_for(
-    warm, tmp_path, ranks
+    warm, tmp_path, ranks, save_every
 ):
     shape = {
         "recipe": "SlowlyValidated",
@@ -91,7 +98,7 @@ def test_no_step_is_lost_when_a_validation_outlasts_the_notice_and_it_is_made_up
         "ranks": ranks,
         "stages": [{"name": "one", "data": "d", "epochs": 1}],
         "defaults": {
-            "save": {"every": "1000 steps"},
+            "save": {"every": save_every},
             "validate": {"every": "2 steps"},
             "log_every": "1 step",
         },

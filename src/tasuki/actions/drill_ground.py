@@ -25,7 +25,7 @@ from tasuki.answers import ask
 from tasuki.backends.local import LocalBackend
 from tasuki.checkpoint.lineage import lineage
 from tasuki.clock import Clock
-from tasuki.errors import EXIT_RESUME_ME, RunError
+from tasuki.errors import EXIT_RESUME_ME, RunError, TasukiError
 from tasuki.failpoints import VARIABLE as FAILPOINTS
 from tasuki.spec.resolved import (
     ResolvedExperiment,
@@ -168,12 +168,15 @@ class Ground:
 
     def is_same_state(self, one: Path, other: Path) -> bool:
         """Of two checkpoints: asked of a child process, which reads them."""
-        told = ask(
-            "tasuki.checkpoint.compare",
-            {"a": str(one), "b": str(other)},
-            python=self.request.spec.cluster.python or self.request.python,
-            environment=self.request.environment,
-        )
+        try:
+            told = ask(
+                "tasuki.checkpoint.compare",
+                {"a": str(one), "b": str(other)},
+                python=self.request.spec.cluster.python or self.request.python,
+                environment=self.request.environment,
+            )
+        except TasukiError:  # damaged, or too large to be compared: not known to be equal
+            return False
         return bool(told["equal"])
 
     def remove(self, name: str) -> None:

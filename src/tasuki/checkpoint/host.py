@@ -111,7 +111,10 @@ class HostBuffer:
                 return torch.empty(size, dtype=_BYTE, pin_memory=True)
             except RuntimeError:
                 self._is_pinned = False  # slower copies are better than no save
-        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        try:
+            memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except OSError as error:
+            raise MemoryError(f"{size} bytes of host memory: {error.strerror}") from error
         # Loader workers are forked: were it shared with them, the next copy would first have to
         # take every page back, which takes twice as long as the copy.
         with contextlib.suppress(OSError):

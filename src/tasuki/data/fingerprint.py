@@ -25,7 +25,6 @@ import multiprocessing
 import os
 import signal
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -151,45 +150,27 @@ class Looked(NamedTuple):
 
 
 def fingerprint_samples(fetcher: Fetcher, order: Order, *, within_s: float = _WITHIN_S) -> Looked:
-    return SampleLook(fetcher, order, within_s=within_s).result()
-
-
-class SampleLook:
-    """Some samples are read in a child process, from now until somebody asks for the result.
-
-    What reading leaves behind in the data set (open files, counters, random numbers) must not reach
-    the training or its workers. Best begun before the process is large: a fork makes every page
-    that is written next dearer.
-    """
-
-    def __init__(self, fetcher: Fetcher, order: Order, *, within_s: float = _WITHIN_S) -> None:
-        requests = _requests(order)
-        self._too_slow = f"reading {len(requests)} of them takes longer than {within_s:g} s"
-        self._until = time.monotonic() + within_s
-        self._found: Looked | None = None
-        context = multiprocessing.get_context("fork")
-        self._reader, writer = context.Pipe(duplex=False)
-        arguments = (fetcher, requests, writer, os.getpid())
-        self._child = context.Process(target=_look, args=arguments, daemon=True)
-        with deaf():  # a notice to the whole process group is for the rank
-            self._child.start()
-        writer.close()
-
-    def result(self) -> Looked:
-        if self._found is None:
-            self._found = self._wait()
-            self._child.kill()
-            self._child.join()
-            self._reader.close()
-        return self._found
-
-    def _wait(self) -> Looked:
-        try:
-            if not self._reader.poll(max(0.0, self._until - time.monotonic())):
-                return Looked(None, self._too_slow)
-            return Looked(*self._reader.recv())
-        except EOFError:
-            return Looked(None, "the process that read some of them died")
+    """In a child process: what reading leaves behind in the data set (open files, counters, random
+    numbers) must not reach the training or its workers. It shares the place in open files with us,
+    so we stand still meanwhile. Best asked before this process is large: a fork makes every page
+    that is written next dearer."""
+    requests = _requests(order)
+    context = multiprocessing.get_context("fork")
+    reader, writer = context.Pipe(duplex=False)
+    child = context.Process(target=_look, args=(fetcher, requests, writer, os.getpid()))
+    with deaf():  # a notice to the whole process group is for the rank
+        child.start()
+    writer.close()
+    try:
+        if not reader.poll(within_s):
+            return Looked(None, f"reading {len(requests)} of them takes longer than {within_s:g} s")
+        return Looked(*reader.recv())
+    except EOFError:
+        return Looked(None, "the process that read some of them died")
+    finally:
+        child.kill()
+        child.join()
+        reader.close()
 
 
 def _requests(order: Order) -> list[Request]:

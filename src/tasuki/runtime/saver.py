@@ -50,6 +50,7 @@ from tasuki.store.runs import RunFolder
 
 _PARTS_WITHIN = timedelta(minutes=30)
 _HELD_WITHIN = timedelta(seconds=2)
+_HELD_AT_WITHIN = timedelta(seconds=8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,11 +176,12 @@ class Saver:
             self._held.append(order)
         return order.blocked_s
 
-    def drop_held(self) -> None:
-        """What was held is no longer what may be committed. Does not come back while the watch
-        publishes it."""
+    def drop_held(self, step: int | None = None) -> None:
+        """What was held at this step (None: at any) is no longer what may be committed. Does not
+        come back while the watch publishes it."""
         with self._lock:
-            self._held.clear()
+            kept = [o for o in self._held if step is not None and o.position.stage_step != step]
+            self._held = deque(kept, maxlen=2)
 
     def wait(self) -> Saved | None:
         """Until nothing is in flight; how the last save ended, if nobody took that yet."""
@@ -259,7 +261,7 @@ class Saver:
             at = self._agree_on_held()
             if at is None or (self.committed and at == self.committed.position.stage_step):
                 return self.committed
-            order = next(order for order in self._held if order.position.stage_step == at)
+            order = next(o for o in reversed(self._held) if o.position.stage_step == at)
             return self._work(order)
 
     def _agree_on_held(self) -> int | None:
@@ -278,7 +280,10 @@ class Saver:
             except DistStoreError:
                 steps = set()
             self._store.set("tasuki/held/at", json.dumps(max(steps, default=None)))
-        self._store.wait(["tasuki/held/at"], _PARTS_WITHIN)
+        try:
+            self._store.wait(["tasuki/held/at"], _HELD_AT_WITHIN)
+        except DistStoreError:
+            return None
         at: int | None = json.loads(self._store.get("tasuki/held/at"))
         return at
 

@@ -78,8 +78,10 @@ def fewer_batches(loader: Any, *, accumulation: int = 1) -> Any:
     """In a drill: a loader of the user's own that ends its passes early; otherwise as it is. One
     that does not say how long a pass is goes on until the stage ends."""
     order = drill_order()
+    if order is None or not _may_be_left_early(loader):
+        return loader
     batches = num_batches(loader)
-    if order is None or batches is None or not _may_be_left_early(loader):
+    if batches is None:
         return loader
     return ShortLoader(loader, min(batches, order.steps_per_epoch * accumulation))
 

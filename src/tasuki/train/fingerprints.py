@@ -33,8 +33,7 @@ from tasuki.train.task import Task
 def fingerprint_data(task: Task, setup: Setup) -> Fingerprint:
     """Of the stage's data as they are now."""
     stage, samples = task.stage, None
-    if setup.look is not None:
-        looked = setup.look.result()
+    if (looked := setup.looked) is not None:
         samples = looked.digest
         if looked.reason:
             task.say(

@@ -14,11 +14,11 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    was_enabled = gc.isenabled()
-    gc.disable()
+    before = gc.get_threshold()
+    gc.set_threshold(0)
     try:
         yield
     finally:
         gc.freeze()
-        if was_enabled:
-            gc.enable()
+        if gc.get_threshold()[0] == 0:  # else what was imported has chosen its own
+            gc.set_threshold(*before)

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from tasuki.data.fetch import seed_everything
-from tasuki.data.fingerprint import SampleLook
+from tasuki.data.fingerprint import Looked, fingerprint_samples
 from tasuki.data.foreign import ForeignOrder
 from tasuki.data.order import Order, sample_seed
 from tasuki.data.split import Batch
@@ -36,8 +36,8 @@ class Setup:
     schedule: PureSchedule | None
     """Ours; None where the recipe builds its own, which is tracked instead."""
     validation: Any | None
-    look: SampleLook | None = None
-    """At some samples, to tell whether the data are what they were; rank 0 alone looks."""
+    looked: Looked | None = None
+    """At some samples, to tell whether the data are what they were; by rank 0 alone."""
 
     @property
     def order(self) -> Order | ForeignOrder:
@@ -66,10 +66,9 @@ def prepare(task: Task) -> Setup:
     for warning in data.warnings:
         task.say(f"WARNING: {warning}")
     order = data.order
-    # Now, while this process is small; it is asked when the checkpoint is known.
-    look = None
+    looked = None
     if task.is_first and isinstance(order, Order):
-        look = SampleLook(data.fetcher, order)
+        looked = fingerprint_samples(data.fetcher, order)  # now, while this process is small
     total = order.total_steps(stage.length.unit, stage.length.count)
     model = build_model(recipe)
     model.to(task.device)
@@ -87,7 +86,7 @@ def prepare(task: Task) -> Setup:
         tracked=tracked,
         schedule=schedule,
         validation=validation,
-        look=look,
+        looked=looked,
     )
 
 

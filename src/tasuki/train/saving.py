@@ -20,6 +20,7 @@ from tasuki.errors import EXIT_RESUME_ME, NotFinite, StoreError
 from tasuki.failpoints import failpoint
 from tasuki.relay.values import Cause, Ending
 from tasuki.runtime.agreement import Agreement
+from tasuki.runtime.limits import time_for_saving_s
 from tasuki.runtime.room import when_there_is_room
 from tasuki.runtime.saver import Saved, Saver
 from tasuki.runtime.watch import leave
@@ -41,6 +42,8 @@ _NEWS_WORTH = 1.5
 """A new interval is told when it differs from the last by this factor."""
 _EARLIER = 0.7
 """Other ranks begin to hold states at this part of what makes rank 0 begin."""
+_LONGER = 1.5
+"""A validation may take so much longer than the longest one so far."""
 _HOLD_STALL = 0.02
 """Of the time at the most is spent copying states that are only held."""
 
@@ -82,9 +85,8 @@ class Saving:
         """Of the last save."""
         self._hold_period = 0
         """In steps; 0: no states are held."""
-        self._validation_s: float | None = None
-        """How long the longest one took."""
         self._is_validating = False
+        self._has_published = False
         saver.before = metrics.sync  # a checkpoint counts on the lines of its steps
         saver.after = self._after
         saver.is_hurried = lambda: task.watch.notice is not Cause.NONE
@@ -150,6 +152,7 @@ class Saving:
     def abandon(self) -> None:
         """Before a roll-back: wait for what is in flight, whatever became of it."""
         saved = self._saver.wait()
+        self._saver.drop_held()
         if saved is not None and saved.name is not None:
             self._progress.checkpoint = saved.name
 
@@ -193,7 +196,7 @@ class Saving:
         self._hold_period = 1
         if self._task.ranks.world == 1:  # several must hold the same steps: all of them
             self._hold_period = max(1, math.ceil(cost.blocked_s / (_HOLD_STALL * step_s)))
-        self._task.watch.publish = self.publish
+        self._set_publish(is_wanted=True)
         self._task.say(
             f"A step of {step_s:.1f} s and a save of {cost.total_s:.1f} s do not fit a notice of "
             f"{notice_s:.0f} s: a copy of the state is kept in host memory, and saved instead of "
@@ -201,37 +204,45 @@ class Saving:
         )
         self._task.event("holding", step_s=step_s, save_s=cost.total_s, notice_s=notice_s)
 
+    def may_outlast(self, seconds: float | None) -> bool:
+        """Would what takes so long, or nobody knows how long, be cut off before a save is done?"""
+        watch = self._task.watch
+        grace_s = watch.grace_s if watch.grace_s is not None else self._task.grace_s
+        ends = (grace_s, watch.remaining_s(), watch.notice_remaining_s())
+        left = min((end for end in ends if end is not None), default=None)
+        if left is None or seconds is None:
+            return left is not None
+        save_s = self.cost.total_s if self.cost is not None else 0.0
+        return _LONGER * seconds + time_for_saving_s(save_s) >= left
+
     def hold_before_validation(self) -> None:
-        """Where it may outlast what is left: keep a copy that the watch can commit. It says that
-        the validation is still to be done."""
-        watch, cost = self._task.watch, self.cost
-        known = [watch.grace_s if watch.grace_s is not None else self._task.grace_s]
-        shortest = min((s for s in [*known, watch.remaining_s()] if s is not None), default=None)
-        if self._progress.saved_step == self._progress.step or shortest is None:
-            return
-        if self._task.is_first:  # whenever it holds, all must; theirs are small
-            save_s = cost.total_s if cost is not None else 0.0
-            if self._validation_s is not None and self._validation_s + save_s < shortest:
-                return
-        self._is_validating = self._task.is_first
+        """All ranks or none. What is held says that the validation is still to be done."""
         with self._task.stopwatch.part("save"):
             self._saver.hold(*self._state(is_end=False), **self._facts())
-        watch.publish = self.publish
+        self._is_validating = True
+        self._set_publish(is_wanted=True)
 
-    def validated(self, seconds: float) -> None:
+    def drop_after_validation(self) -> None:
         """What was held before it is out of date: the result belongs to this step."""
-        self._validation_s = max(seconds, self._validation_s or 0.0)
-        if self._is_validating:
-            self._saver.drop_held()
-            self._is_validating = False
+        self._set_publish(is_wanted=bool(self._hold_period))
+        self._saver.drop_held(self._progress.step)
+        self._is_validating = False
+
+    def _set_publish(self, *, is_wanted: bool) -> None:
+        """Once in an attempt: the ranks' words about it are not renewed."""
+        is_possible = is_wanted and not self._has_published
+        self._task.watch.publish = self.publish if is_possible else None
 
     def publish(self, remaining_s: float | None) -> None:
         """In the watch's thread, when the running step will not end in time: commit the state that
         was held last, and leave. Comes back where that cannot be."""
         task, held = self._task, self._saver.held_step
+        self._has_published = True
         saved = self._saver.publish_held(within_s=max(0.0, (remaining_s or 0.0) / 2))
         if saved is None or saved.name is None:
             return
+        if held is None and saved.position.stage_step < self._progress.step:
+            return  # nothing newer was held: the boundary may still come
         words = f"Handing over at step {saved.position.stage_step} of stage {saved.position.stage}"
         what = "validation" if self._is_validating else "step"
         task.say(f"{words} ({task.watch.notice}): the running {what} would not have ended in time")

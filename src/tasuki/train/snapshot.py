@@ -78,7 +78,7 @@ def restore_shared(setup: Setup, state: State) -> tuple[Progress, dict[str, Any]
         best,
         loader=told.get("loader"),
         skipped=told.get("skipped", 0),
-        validated_step=told.get("validated_step", told["step"]),
+        validated_step=told.get("validated_step", told["step"] or -1),
     )
     return progress, told["last_row"]
 

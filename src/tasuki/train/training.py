@@ -22,13 +22,10 @@ from tasuki.runtime.agreement import Agreement, Decision, SoloAgreement, StoreAg
 from tasuki.runtime.room import when_there_is_room
 from tasuki.runtime.saver import Saver
 from tasuki.runtime.watch import leave
-from tasuki.spec.resolved import ResolvedValidate
 from tasuki.telemetry.metrics import MetricLog
 from tasuki.train.advice import memory_advice
-from tasuki.train.best import keep_best
 from tasuki.train.data import make_loader
 from tasuki.train.engine import StepEngine
-from tasuki.train.evaluate import evaluate_model
 from tasuki.train.finish import finish_stage
 from tasuki.train.pace import Pace, first_settings
 from tasuki.train.prepare import Setup, build_engine, prepare
@@ -38,6 +35,7 @@ from tasuki.train.snapshot import Progress
 from tasuki.train.start import Begin, begin_or_resume, restore_checkpoint
 from tasuki.train.task import Task
 from tasuki.train.trace import open_trace
+from tasuki.train.validation import Validation
 
 T = TypeVar("T")
 _TELL_OFTEN_S = 1.0
@@ -152,9 +150,6 @@ class Training:
         self.last_row: dict[str, Any] = begin.last_row
         per_epoch = order.steps_per_epoch
         self._log_period = period_in_steps(stage.log_every, per_epoch)
-        self._validate_period = (
-            period_in_steps(stage.validate.every, per_epoch) if stage.validate else float("inf")
-        )
         self.saving = Saving(
             task,
             setup,
@@ -163,6 +158,14 @@ class Training:
             begin,
             metrics=self.metrics,
             last_row=lambda: self.last_row,
+        )
+        self._validation = Validation(
+            task,
+            setup,
+            self.saving,
+            self.progress,
+            add_row=lambda found: self.metrics.add(self._row("val") | _named(found)),
+            round_name=str(self._suspect_until),
         )
         now = task.clock.monotonic()
         self._trace = open_trace(task, setup, engine, step=begin.progress.step)
@@ -194,8 +197,7 @@ class Training:
         agreement = self._agreement = self._make_agreement()
         if self.task.is_first:
             self.metrics.resume(stage=self.task.stage.name, step=self.progress.step)
-        if self.progress.validated_step < self.progress.step:  # at the start, or cut short
-            self._validate_if_due(self.progress.step)
+        self._validation.make_up()
         self.task.watch.before_leaving = loader.stop
         self.task.watch.knows_every_bucket = loader.has_seen_every_bucket
         self.task.watch.hold_on()
@@ -282,7 +284,7 @@ class Training:
     def _set_boundary(self) -> None:
         """The next step count at which something is due; until then a step costs nothing more."""
         step = self.progress.step
-        periods = (self._log_period, self._validate_period, self.saving.rhythm.period)
+        periods = (self._log_period, self._validation.period, self.saving.rhythm.period)
         due = [next_multiple(step, period) for period in periods]
         self._boundary = min([*due, self.setup.total_steps])
 
@@ -290,7 +292,7 @@ class Training:
         step = self.progress.step
         if step % self._log_period == 0 or step == self.setup.total_steps:
             self._log(now)
-        self._validate_if_due(step)
+        self._validation.run_if_due(step)
         if now >= self._tell_at:
             self._tell(now)
             self._pace.look()
@@ -321,41 +323,6 @@ class Training:
         row |= _named({name: float(value) for name, value in self.engine.scalars.items()})
         self.last_row = row
         self.metrics.add({**row, "samples_per_sec": round(rate, 3)})
-
-    def _validate_if_due(self, step: int) -> None:
-        """Also before the first step: what a stage starts from may stay the best."""
-        validate = self.task.stage.validate
-        if validate is None or (step % self._validate_period and step != self.setup.total_steps):
-            return
-        self.saving.hold_before_validation()
-        if self.task.is_first:
-            failpoint("loop.validate")
-            self.task.watch.enter("validate")
-            with self.task.stopwatch.part("validate"):
-                self._validate(validate, step)
-            self.task.watch.enter("train")
-        self.progress.validated_step = step
-
-    def _validate(self, validate: ResolvedValidate, step: int) -> None:
-        began = self.task.clock.monotonic()
-        found = evaluate_model(
-            self.setup.recipe,
-            self.setup.model,
-            self.setup.validation,
-            stage=self.task.stage,
-            device=self.task.device,
-            sizes=self.task.stage.size if validate.data is None else None,
-        )
-        self.saving.validated(self.task.clock.monotonic() - began)
-        self.metrics.add(self._row("val") | _named(found))
-        self.progress.best = when_there_is_room(
-            lambda: keep_best(
-                self.task, self.setup.model, found, validate, self.progress.best, step=step
-            ),
-            say=self.task.say,
-            clock=self.task.clock,
-            should_stop=lambda: self.task.watch.notice is not Cause.NONE,
-        )
 
     def _row(self, split: str) -> dict[str, Any]:
         return {
