@@ -32,7 +32,6 @@ def err_of_rank_0(project) -> str:
     return (project.run.logs / f"{project.job.path.name}.1.err").read_text()
 
 
-@pytest.mark.long
 def test_a_rank_that_hangs_is_ended_and_the_next_attempt_goes_on(warm, tmp_path):
     project = make_traced(tmp_path / "p", params={"pause": PAUSE}, **MORE)
     whole = make_traced(tmp_path / "whole", **MORE)
@@ -53,6 +52,7 @@ def test_a_rank_that_hangs_is_ended_and_the_next_attempt_goes_on(warm, tmp_path)
     assert differences(whole, project) == []
 
 
+@pytest.mark.long
 def test_a_rank_that_is_stopped_is_found_among_those_that_wait_for_it(warm, tmp_path):
     params = {"norm": "layer"}
     project = make_traced(tmp_path / "p", ranks=2, params={"pause": PAUSE, **params}, **MORE)

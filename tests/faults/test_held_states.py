@@ -47,7 +47,8 @@ def events_of(project, kind):
     return [event for event in found if event["kind"] == kind]
 
 
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_the_last_copied_state_is_committed_when_the_running_step_outlasts_the_notice(
     warm, tmp_path, ranks
 ):
