@@ -1,0 +1,200 @@
+"""Asks Slurm: one command per question, with a time limit, and nothing in the environment that
+changes what is printed.
+
+The shell around text.py. A question is asked again while the controller is busy; a request that
+changes something is not: whether it was heard is for the caller to find out. Called by the slurm
+backend, by a job's supervisor, and by `doctor`.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tasuki.clock import Clock
+from tasuki.errors import TasukiError
+from tasuki.scheduler.slurm.text import (
+    QUEUE_FORMAT,
+    QueuedJob,
+    ShownJob,
+    ShownPartition,
+    parse_job,
+    parse_partitions,
+    parse_queue,
+    parse_settings,
+    parse_version,
+)
+
+_WITHIN_S = 20.0
+_TRIES = 4
+_PAUSE_S = 2.0
+_BUSY = (
+    *("Unable to contact slurm controller", "Socket timed out", "Zero Bytes were transmitted"),
+    *("Slurm temporarily unable", "Transport endpoint", "slurm_persist_conn", "Connection refused"),
+)
+"""Words of a controller that is down, restarts, or has too much to do: it may pass."""
+_GONE = ("Invalid job id specified", "Invalid job id")
+_FORMATS = ("SQUEUE_", "SINFO_", "SACCT_", "SCONTROL_")
+_CHANGING = ("SLURM_TIME_FORMAT", "SLURM_BITSTR_LEN", "SLURM_JSON", "SLURM_YAML")
+
+
+class SlurmError(TasukiError):
+    """Slurm cannot be asked, or says no."""
+
+
+class NoSlurm(SlurmError):
+    """Its commands are not here."""
+
+
+class SlurmSilent(SlurmError):
+    """The controller gives no answer. It may have heard what it was told."""
+
+
+class SlurmRefused(SlurmError):
+    """The controller said no, in its own words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    status: int
+    out: str
+    err: str
+
+    @property
+    def words(self) -> str:
+        """What it says about an error, without the program's name in front of each line."""
+        lines = (self.err.strip() or self.out.strip()).splitlines()
+        return "; ".join(line.partition("error: ")[2] or line for line in lines)
+
+
+Run = Callable[[Sequence[str], Mapping[str, str], float], Answer]
+"""(command, environment, seconds) → its answer. Raises FileNotFoundError, TimeoutError."""
+
+
+def run_command(command: Sequence[str], environment: Mapping[str, str], within_s: float) -> Answer:
+    try:
+        done = subprocess.run(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=within_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise TimeoutError(f"{command[0]} gave no answer within {within_s:g} s") from error
+    return Answer(done.returncode, done.stdout, done.stderr)
+
+
+class Slurm:
+    """One controller, as its commands know it."""
+
+    def __init__(
+        self, *, environment: Mapping[str, str], clock: Clock, run: Run = run_command
+    ) -> None:
+        self._environment = plain_environment(environment)
+        self._clock = clock
+        self._run = run
+
+    # -- questions ------------------------------------------------------------------------------
+
+    def version(self) -> tuple[int, int, int]:
+        return parse_version(self._ask("sinfo", "--version"))
+
+    def partitions(self) -> list[ShownPartition]:
+        return parse_partitions(self._ask("scontrol", "show", "partition"))
+
+    def settings(self) -> dict[str, str]:
+        return parse_settings(self._ask("scontrol", "show", "config"))
+
+    def show(self, job: str) -> ShownJob | None:
+        """None: the controller knows no such job (any more)."""
+        try:
+            return parse_job(self._ask("scontrol", "show", "job", job))
+        except SlurmRefused as error:
+            if any(words in error.message for words in _GONE):
+                return None
+            raise
+
+    def queue(self, user: str) -> list[QueuedJob]:
+        """All jobs of a user that have not ended, in one call."""
+        return parse_queue(self._ask("squeue", "-h", "-r", "-u", user, "-o", QUEUE_FORMAT))
+
+    # -- requests -------------------------------------------------------------------------------
+
+    def submit(self, script: Path, options: Sequence[str]) -> str:
+        """The new job's number. Values reach Slurm as arguments, never as text of a script."""
+        told = self._tell("sbatch", "--parsable", *options, str(script))
+        return told.strip().partition(";")[0]
+
+    def cancel(self, job: str) -> None:
+        self._tell("scancel", job)
+
+    def requeue(self, job: str) -> None:
+        self._tell("scontrol", "requeue", job)
+
+    def set_limit(self, job: str, limit: str) -> None:
+        """`limit` as Slurm writes it: `+02:00:00` adds, `24:00:00` sets."""
+        self._tell("scontrol", "update", f"jobid={job}", f"TimeLimit={limit}")
+
+    # -- how ------------------------------------------------------------------------------------
+
+    def _ask(self, *command: str) -> str:
+        for attempt in range(1, _TRIES + 1):
+            try:
+                return self._tell(*command)
+            except SlurmSilent:
+                if attempt == _TRIES:
+                    raise
+                self._clock.sleep(_PAUSE_S * attempt)
+        raise AssertionError("unreachable")
+
+    def _tell(self, *command: str) -> str:
+        try:
+            answer = self._run(command, self._environment, _WITHIN_S)
+        except FileNotFoundError as error:
+            raise NoSlurm(
+                f"there is no `{command[0]}` here",
+                hint="run this on a login node of the cluster (perhaps after `module load slurm`), "
+                "or `tasuki run` to train on this machine",
+            ) from error
+        except TimeoutError as error:
+            raise SlurmSilent(
+                f"Slurm does not answer: {error}", hint="try again later; `sinfo` shows when"
+            ) from error
+        if answer.status == 0:
+            return answer.out
+        if any(words in answer.err + answer.out for words in _BUSY):
+            raise SlurmSilent(
+                f"Slurm does not answer: {answer.words}", hint="try again later; `sinfo` shows when"
+            )
+        raise SlurmRefused(f"`{command[0]}` says: {answer.words}", hint=_advice(answer.words))
+
+
+def plain_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Without what changes how Slurm prints; in English."""
+    kept = {
+        key: value
+        for key, value in environment.items()
+        if not key.startswith(_FORMATS) and key not in _CHANGING
+    }
+    return {**kept, "LC_ALL": "C"}
+
+
+def _advice(words: str) -> str:
+    """What to change in the spec, by Slurm's words."""
+    for part, hint in (
+        ("partition", "`sinfo -s` lists the partitions; write one into `cluster.partition`"),
+        ("account", "`sacctmgr show assoc user=$USER` lists yours; write `cluster.account`"),
+        ("QOS", "write one of yours into `cluster.qos`"),
+        ("ime limit", "ask for less: `cluster.time_limit`, or another `cluster.partition`"),
+        ("node configuration", "no node has that: look at `cluster.gpus`, `gpu`, `memory`, `cpus`"),
+        ("dependency", "the job before is gone: submit again"),
+    ):
+        if part in words:
+            return hint
+    return ""
