@@ -1,0 +1,101 @@
+"""From one answer of a real controller a job knows how long it has, and why it was told to end."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tasuki.clock import SystemClock
+from tasuki.relay.values import Cause
+from tasuki.scheduler.slurm.allocation import SlurmAllocation, cause_of
+from tasuki.scheduler.slurm.client import Answer, Slurm
+from tasuki.scheduler.slurm.text import parse_job
+from tasuki.testing import FakeClock
+from tasuki.testing.slurm.tick import preload_for_a_quick_tick
+
+WHOLE = ("-N4", "--exclusive")
+BODY = """#!/bin/bash
+srun -N1 -n1 bash -c '
+  cd {folder}
+  trap "scontrol show job $SLURM_JOB_ID >half; mv half shown; exit" TERM
+  touch ready
+  while true; do sleep 0.05; done'
+"""
+
+
+def wait(is_so, within_s: float = 60.0) -> None:
+    until = time.monotonic() + within_s
+    while not is_so():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def start(cluster, folder, *options: str) -> str:
+    script = folder / "job.sh"
+    script.write_text(BODY.format(folder=folder))
+    more = ("--parsable", "--requeue", "-o", "/dev/null", *WHOLE, *options)
+    job = cluster.run("sbatch", *more, str(script)).strip()
+    wait((folder / "ready").exists)
+    return job
+
+
+def outrank(cluster, folder) -> str:
+    script = folder / "high.sh"
+    script.write_text("#!/bin/bash\nsleep 1\n")
+    more = ("--parsable", "-o", "/dev/null", *WHOLE, "-p", "high")
+    return cluster.run("sbatch", *more, str(script)).strip()
+
+
+@pytest.mark.parametrize(
+    ("how", "partition", "cause"),
+    [
+        ("outrank", "low", Cause.PREEMPTED),
+        ("outrank", "grace", Cause.PREEMPTED),
+        ("outrank", "cancel", Cause.PREEMPTED),
+        ("scancel", "low", Cause.CANCELLED),
+        ("scancel", "grace", Cause.CANCELLED),
+        ("limit", "low", Cause.LIMIT),
+        ("signal", "low", Cause.INTERRUPTED),
+    ],
+)
+def test_a_job_knows_why_it_was_told_to_end(cluster, tmp_path, how, partition, cause):
+    if how == "limit" and preload_for_a_quick_tick(tmp_path) is None:
+        pytest.skip("no quick tick without a C compiler for x86-64: the stock one takes 30 s")
+    job = start(cluster, tmp_path, "-p", partition, "-t", "5")
+    jobs = [job]
+    if how == "outrank":
+        jobs.append(outrank(cluster, tmp_path))
+    elif how == "limit":
+        cluster.run("scontrol", "update", f"jobid={job}", "EndTime=now+1")
+    elif how == "signal":
+        cluster.run("scancel", "-s", "TERM", job)
+    else:
+        cluster.run("scancel", job)
+    wait((tmp_path / "shown").exists)
+    shown = (tmp_path / "shown").read_text()
+    cluster.run("scancel", *jobs)
+    wait(lambda: not cluster.run("squeue", "-h", "-j", ",".join(jobs)).strip())
+    assert cause_of(parse_job(shown)) == cause, shown
+
+
+def test_the_time_left_follows_an_extension(cluster, tmp_path):
+    job = start(cluster, tmp_path, "-t", "5")
+    slurm = Slurm(environment=cluster.environment, clock=SystemClock())
+    allocation = SlurmAllocation(slurm, job, limit_s=1.0, clock=SystemClock())
+    before = allocation.remaining_s()
+    slurm.set_limit(job, "+00:10:00")
+    after = allocation.remaining_s()
+    cluster.run("scancel", job)
+    assert before is not None and 240 < before <= 300
+    assert after is not None and 590 < after - before <= 600
+
+
+def test_where_the_controller_is_silent_the_planned_limit_counts_and_a_notice_is_a_preemption():
+    clock = FakeClock()
+    silent = Slurm(environment={}, clock=clock, run=lambda *_: Answer(1, "", "Socket timed out"))
+    allocation = SlurmAllocation(silent, "7", limit_s=100_000.0, clock=clock)
+    clock.sleep(60)
+    remaining = allocation.remaining_s()
+    assert remaining is not None and 99_900 < remaining <= 99_940
+    assert allocation.cause_of_notice() is Cause.PREEMPTED
