@@ -2,6 +2,7 @@
 
 Pure, and tested on recorded output. Names and comments are free text that may hold anything, even
 `JobState=RUNNING`: they are taken apart first, so that nothing in them is mistaken for a field.
+(Over several lines they might; tasuki's own have one.)
 Called by the client, which asks, and by `doctor`.
 """
 
@@ -22,6 +23,7 @@ _FREE_TEXT = frozenset(
         *("StdErr", "StdIn", "StdOut", "MailUser", "SubmitLine", "Licenses", "Features"),
     }
 )
+_JOB = re.compile(r"\s*\d+(?:[_+]\S*)?\|[A-Z_]+\|", re.ASCII)
 _FIELD = re.compile(r"(?:^|\s)([A-Z][\w:/]*)=(\S*)", re.ASCII)
 _FIRST = re.compile(r"\s*([A-Z][\w:/]*)=(.*)", re.ASCII)
 _DURATION = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", re.ASCII)
@@ -106,7 +108,14 @@ def parse_job(text: str) -> ShownJob:
 
 
 def parse_queue(text: str) -> list[QueuedJob]:
-    return [_queued(line) for line in text.splitlines() if line.strip()]
+    """A comment may have several lines: only what looks like a job begins a new one."""
+    records: list[str] = []
+    for line in text.split("\n"):
+        if not records or _JOB.match(line):
+            records.append(line)
+        else:
+            records[-1] += f"\n{line}"
+    return [_queued(record) for record in records if record.strip()]
 
 
 def _queued(line: str) -> QueuedJob:
@@ -119,7 +128,7 @@ def _queued(line: str) -> QueuedJob:
             partition=partition,
             starts=parse_time(starts),
             ends=parse_time(ends),
-            comment=_or_empty(comment),
+            comment=_or_empty(comment.rstrip("\n")),
         )
     except ValueError as error:
         raise _not_understood("squeue", line) from error
@@ -149,7 +158,7 @@ def parse_partitions(text: str) -> list[ShownPartition]:
 
 def parse_settings(text: str) -> dict[str, str]:
     """`scontrol show config`: a line per setting."""
-    pairs = (line.partition(" = ") for line in text.splitlines())
+    pairs = (line.partition(" = ") for line in text.split("\n"))
     return {key.strip(): value.strip() for key, found, value in pairs if found}
 
 
@@ -188,8 +197,8 @@ def parse_time(text: str) -> float | None:
 
 def _fields(text: str) -> Iterator[tuple[str, str]]:
     """`Key=value` of the first job or partition; a free text ends with its line."""
-    for number, line in enumerate(text.strip().splitlines()):
-        if number and not line.startswith(" "):
+    for number, line in enumerate(text.strip("\n").split("\n")):
+        if number and line.startswith(("JobId=", "PartitionName=")):
             return  # the next one
         yield from _fields_of(line)
 

@@ -1,0 +1,155 @@
+"""The script of a job, and the command that submits it. Pure.
+
+No value of the user's ever stands in the script: a newline in one would end an `#SBATCH` line, and
+what follows it would run. Values are arguments of `sbatch`, and of the script behind them. The
+command is kept beside the script, quoted for a shell, so that a person may read both and submit by
+hand: `bash submit.sh`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tasuki.errors import UsageError
+
+SCRIPT = "job.sh"
+SUBMIT = "submit.sh"
+SETUP = "setup.sh"
+_OPTION = re.compile(r"[a-z][a-z0-9-]*", re.ASCII)
+_OURS = {
+    "time": "cluster.time_limit", "nodes": "cluster.nodes", "gres": "cluster.gpus",
+    "gpus": "cluster.gpus", "gpus-per-node": "cluster.gpus", "cpus-per-task": "cluster.cpus",
+    "mem": "cluster.memory", "partition": "cluster.partition", "account": "cluster.account",
+    "qos": "cluster.qos", "constraint": "cluster.constraint", "requeue": "cluster.requeue",
+    "no-requeue": "cluster.requeue", "mail-user": "cluster.mail",
+}  # fmt: skip
+"""Options of sbatch that the spec has keys for."""
+_FIXED = {"ntasks", "ntasks-per-node", "output", "error", "open-mode", "comment", "dependency",
+          "parsable", "array", "wrap", "job-name", "wait", "test-only", "chdir"}  # fmt: skip
+"""Options that tasuki's own work hangs on."""
+_BODY = """\
+#!/bin/bash
+# A job of tasuki. `bash submit.sh`, beside this file, submits it by hand.
+# Arguments: the job's folder, then the command that supervises it on each node.
+set -u
+job="$1"
+shift
+if [ -f "$job/setup.sh" ]; then
+  set +u
+  source "$job/setup.sh"
+  set -u
+fi
+# As an srun step the supervisor gets TERM in every mode of preemption; the shell makes room for it,
+# since a trap of bash waits for its child. srun does not inherit --cpus-per-task.
+exec srun --ntasks-per-node=1 --kill-on-bad-exit=1 \\
+  ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} "$@"
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmJob:
+    """What sbatch must know of a job."""
+
+    name: str
+    folder: Path
+    command: tuple[str, ...]
+    """Supervises the job on a node; the container's words come first, if there is one."""
+    plan_id: str
+    """Into the job's comment, by which it is found again."""
+    limit_s: float | None = None
+    nodes: int = 1
+    gres: str | None = None
+    """Of each node, such as `gpu:a100:4`."""
+    cpus: int | None = None
+    memory_bytes: int | None = None
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    is_requeued: bool = True
+    mail: str | None = None
+    after: tuple[str, ...] = ()
+    """Numbers of jobs that must have ended, however they ended."""
+    extra: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for key in self.extra:
+            _refuse_option(key)
+
+
+def render_script() -> str:
+    """The same for every job."""
+    return _BODY
+
+
+def sbatch_options(job: SlurmJob) -> list[str]:
+    """All that sbatch is told, as arguments."""
+    wanted: dict[str, object] = {
+        "job-name": job.name,
+        "comment": f"tasuki {job.plan_id}",
+        "nodes": job.nodes,
+        "ntasks-per-node": 1,
+        "time": None if job.limit_s is None else _minutes(job.limit_s),
+        "gres": job.gres,
+        "cpus-per-task": job.cpus,
+        "mem": None if job.memory_bytes is None else f"{math.ceil(job.memory_bytes / 2**20)}M",
+        "partition": job.partition,
+        "account": job.account,
+        "qos": job.qos,
+        "constraint": job.constraint,
+        "mail-user": job.mail,
+        "mail-type": None if job.mail is None else "END,FAIL",
+        "dependency": f"afterany:{':'.join(job.after)}" if job.after else None,
+        "output": f"{_escape(job.folder)}/slurm-%j.log",
+        "open-mode": "append",
+        "requeue" if job.is_requeued else "no-requeue": True,
+        **job.extra,
+    }
+    return [_option(key, value) for key, value in wanted.items() if value not in (None, False)]
+
+
+def submit_arguments(job: SlurmJob) -> list[str]:
+    """What follows the options: the script and its arguments."""
+    return [str(job.folder / SCRIPT), str(job.folder), *job.command]
+
+
+def render_submit(job: SlurmJob) -> str:
+    """The command as a file, for people."""
+    words = ["sbatch", *sbatch_options(job), *submit_arguments(job)]
+    return "#!/bin/bash\nexec " + " \\\n  ".join(shlex.quote(word) for word in words) + "\n"
+
+
+def _option(key: str, value: object) -> str:
+    return f"--{key}" if value is True else f"--{key}={value}"
+
+
+def _minutes(seconds: float) -> str:
+    """Slurm counts whole minutes; a job of less gets one."""
+    return str(max(1, math.ceil(seconds / 60)))
+
+
+def _escape(folder: Path) -> str:
+    """In a name of an output file `%` begins a placeholder, and a backslash ends all of them."""
+    return str(folder).replace("%", "%%")
+
+
+def _refuse_option(key: str) -> None:
+    if not _OPTION.fullmatch(key):
+        raise UsageError(
+            f"`cluster.extra` has {key!r}, which is no option of sbatch",
+            hint="write long options without dashes: `extra: {reservation: class}`",
+        )
+    if key in _OURS:
+        raise UsageError(
+            f"`cluster.extra` has `{key}`, for which the spec has a key of its own",
+            hint=f"write `{_OURS[key]}`, which the plan counts on",
+        )
+    if key in _FIXED:
+        raise UsageError(
+            f"`cluster.extra` has `{key}`, which tasuki sets itself", hint="leave it out"
+        )
