@@ -275,7 +275,8 @@ def _must_be_told(phase: str, place: Place, fault: Fault) -> bool:
 
 
 def check_points(phases: list[str], *, quick: bool) -> dict[str, Any]:
-    """All fault points of some phases; the quick set has one per writing call, in turn."""
+    """All fault points of some phases; the quick set has one per writing call, in turn,
+    and a kill before each that makes something visible."""
     memory = Path("/dev/shm")  # fsync costs nothing there, and the faults are ours anyway
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
         bench = Bench(Path(folder))
@@ -298,7 +299,10 @@ def _choose(places: list[Place], *, quick: bool) -> Iterator[tuple[Place, Fault]
         return
     turn = ("ENOSPC", "EIO", "SIGKILL")
     for number, place in enumerate(place for place in places if place.is_write):
-        yield place, Fault("EIO" if place.kind == "fsync" else turn[number % 3])
+        fault = "EIO" if place.kind == "fsync" else turn[number % 3]
+        yield place, Fault(fault)
+        if place.kind.startswith(("rename", "link")) and fault != "SIGKILL":
+            yield place, Fault("SIGKILL")  # what is visible before, and what is not yet
     for place in places:
         if place.kind == "write":
             yield place, Fault("short")
