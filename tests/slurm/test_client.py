@@ -64,7 +64,7 @@ def test_a_request_is_never_made_twice(request_, tmp_path):
     slurm, told, _ = asking(TimeoutError("late"))
     with pytest.raises(SlurmSilent):
         if request_ == "submit":
-            slurm.submit(tmp_path / "job.sh", [])
+            slurm.submit([str(tmp_path / "job.sh")])
         else:
             getattr(slurm, request_)("7")
     assert len(told.commands) == 1
@@ -88,7 +88,8 @@ def test_on_a_real_cluster_a_job_is_submitted_shown_extended_requeued_and_cancel
     script = tmp_path / "job.sh"
     script.write_text("#!/bin/bash\nexec sleep 600\n")
     comment = 'p-1; touch "$HOME"/x `id`'
-    job = live.submit(script, ["-o", "/dev/null", "-t", "30", f"--comment={comment}", "-H"])
+    options = ["-o", "/dev/null", "-t", "30", f"--comment={comment}", "-H"]
+    job = live.submit([*options, str(script)])
     (queued,) = [one for one in live.queue(str(os.getuid())) if one.number == job]
     assert (queued.state, queued.comment) == ("PENDING", comment)
     live.set_limit(job, "+01:00:00")
@@ -111,7 +112,7 @@ def test_a_real_refusal_comes_with_what_to_change(live, tmp_path, options, words
     script = tmp_path / "job.sh"
     script.write_text("#!/bin/bash\ntrue\n")
     with pytest.raises(SlurmRefused, match=words) as caught:
-        live.submit(script, options)
+        live.submit([*options, str(script)])
     assert hint in caught.value.hint
 
 

@@ -24,7 +24,6 @@ JOB = SlurmJob(
     name="demo-01",
     folder=Path("/project/runs/.jobs/p-01"),
     command=("/env/bin/python", "-P", "-m", "tasuki.supervisor", "/project/runs/.jobs/p-01"),
-    plan_id="p",
     limit_s=8 * 3600.0,
     gres="gpu:a100:2",
     cpus=8,
@@ -38,7 +37,7 @@ JOB = SlurmJob(
 def test_what_sbatch_is_told_reads_like_the_spec():
     assert sbatch_options(JOB) == [
         "--job-name=demo-01",
-        "--comment=tasuki p",
+        "--comment=tasuki p-01",
         "--nodes=1",
         "--ntasks-per-node=1",
         "--time=480",
@@ -106,11 +105,12 @@ def test_by_hand_the_command_means_the_same_arguments_whatever_they_hold(tmp_pat
     fake.write_text("#!/bin/bash\nprintf '%s\\0' \"$@\"\n")
     fake.chmod(0o755)
     canary = tmp_path / "canary"
-    fields = ("name", "plan_id", "gres", "partition", "account", "qos", "constraint", "mail")
+    fields = ("name", "gres", "partition", "account", "qos", "constraint", "mail")
     count = 0
     for value in hostile(canary):
         for name in fields:
-            job = replace(JOB, **{name: value}, extra={"reservation": value})
+            folder = JOB.folder / value.replace("/", "_")
+            job = replace(JOB, **{name: value}, folder=folder, extra={"reservation": value})
             submit = tmp_path / "submit.sh"
             submit.write_text(render_submit(job))
             environment = {"PATH": f"{fake.parent}:{os.environ['PATH']}"}
@@ -141,7 +141,7 @@ def wait_for_end(cluster, number: str) -> str:
 
 
 def make_job(folder: Path, *command: str, **more) -> SlurmJob:
-    return SlurmJob(name="t", folder=folder, command=command, plan_id="p-1", limit_s=300, **more)
+    return SlurmJob(name="t", folder=folder, command=command, limit_s=300, **more)
 
 
 def test_on_a_real_cluster_the_command_runs_on_each_node_with_its_gpus_after_the_setup(
@@ -165,7 +165,7 @@ def test_on_a_real_cluster_no_hostile_value_runs_and_each_arrives_as_it_is(clust
         folder = tmp_path / str(count)
         folder.mkdir()
         told = ("bash", "-c", f'printf %s "$1" >{folder}/told', "-", value)
-        job = replace(make_job(folder, *told), name=value, plan_id=value)
+        job = replace(make_job(folder, *told), name=value)
         numbers.append((submitted(cluster, job), folder, value))
     listed = parse_queue(cluster.run("squeue", "-h", "-t", "all", "-o", QUEUE_FORMAT))
     assert {number for number, _, _ in numbers} <= {job.number for job in listed}

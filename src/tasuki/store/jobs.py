@@ -45,6 +45,11 @@ class JobFolder:
         return self.path / "lanes.json"
 
     @property
+    def submitted(self) -> Path:
+        """The number under which Slurm knows this job."""
+        return self.path / "slurm.json"
+
+    @property
     def starts(self) -> Path:
         return self.path / "starts"
 

@@ -57,10 +57,9 @@ class SlurmJob:
 
     name: str
     folder: Path
+    """Named after plan and job, like no other; it is the job's comment, by which it is found."""
     command: tuple[str, ...]
     """Supervises the job on a node; the container's words come first, if there is one."""
-    plan_id: str
-    """Into the job's comment, by which it is found again."""
     limit_s: float | None = None
     nodes: int = 1
     gres: str | None = None
@@ -74,8 +73,12 @@ class SlurmJob:
     is_requeued: bool = True
     mail: str | None = None
     after: tuple[str, ...] = ()
-    """Numbers of jobs that must have ended, however they ended."""
+    """Jobs that must have ended, however they ended: by name in a plan, by number for sbatch."""
     extra: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+
+    @property
+    def comment(self) -> str:
+        return f"tasuki {self.folder.name}"
 
     def __post_init__(self) -> None:
         for key in self.extra:
@@ -91,7 +94,7 @@ def sbatch_options(job: SlurmJob) -> list[str]:
     """All that sbatch is told, as arguments."""
     wanted: dict[str, object] = {
         "job-name": job.name,
-        "comment": f"tasuki {job.plan_id}",
+        "comment": job.comment,
         "nodes": job.nodes,
         "ntasks-per-node": 1,
         "time": None if job.limit_s is None else _minutes(job.limit_s),

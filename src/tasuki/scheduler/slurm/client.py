@@ -11,7 +11,6 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from tasuki.clock import Clock
 from tasuki.errors import TasukiError
@@ -126,9 +125,9 @@ class Slurm:
 
     # -- requests -------------------------------------------------------------------------------
 
-    def submit(self, script: Path, options: Sequence[str]) -> str:
+    def submit(self, arguments: Sequence[str]) -> str:
         """The new job's number. Values reach Slurm as arguments, never as text of a script."""
-        told = self._tell("sbatch", "--parsable", *options, str(script))
+        told = self._tell("sbatch", "--parsable", *arguments)
         return told.strip().partition(";")[0]
 
     def cancel(self, job: str) -> None:
