@@ -79,12 +79,13 @@ class Validation:
 
     def _run(self, step: int) -> None:
         task, began = self._task, self._task.clock.monotonic()
+        if task.is_first:
+            failpoint("loop.validate")
         is_held = self._first_says(f"held/{step}", self._wants_to_hold())
         if is_held:
             self._saving.hold_before_validation()
         task.watch.enter("validate")
         if task.is_first:
-            failpoint("loop.validate")
             assert task.stage.validate is not None
             with task.stopwatch.part("validate"):
                 self._validate(task.stage.validate, step)
