@@ -51,7 +51,7 @@ def passes():
 
     yield make
     for one in made:
-        children.kill_workers(one.workers)
+        children.kill_workers(one.iterator)
 
 
 def wait_until(is_true) -> None:
@@ -63,7 +63,7 @@ def wait_until(is_true) -> None:
 
 def kill_one(one) -> None:
     children._nursery.has_news = False
-    os.kill(one.workers[0].pid, signal.SIGKILL)
+    os.kill(one.iterator._workers[0].pid, signal.SIGKILL)
 
 
 def test_a_worker_that_dies_between_two_batches_is_an_exception_at_the_next_one_only(passes):
@@ -90,7 +90,7 @@ def test_workers_that_are_ended_by_us_are_no_news(passes):
     one = passes(DataLoader(Stuck(), batch_size=4, num_workers=2))
     next(one)
     children._nursery.has_news = False
-    children.kill_workers(one.workers)
+    children.kill_workers(one.iterator)
     wait_until(lambda: children._nursery.has_news)
     with children.waiting():
         pass
@@ -107,7 +107,7 @@ def test_workers_of_a_foreign_loader_hear_no_notices_and_we_do(passes, context):
     data = [0.0] * 100
     one = passes(DataLoader(data, batch_size=4, num_workers=2, multiprocessing_context=context))
     next(one)
-    assert [is_deaf(worker.pid) for worker in one.workers] == [True, True]
+    assert [is_deaf(worker.pid) for worker in one.iterator._workers] == [True, True]
     assert not is_deaf(os.getpid())
 
 
@@ -115,4 +115,15 @@ def test_workers_that_start_with_the_first_batch_hear_no_notices_either(passes):
     lazy = Lazy(DataLoader([0.0] * 100, batch_size=4, num_workers=2))
     next(passes(lazy))
     assert [is_deaf(worker.pid) for worker in lazy.batches._workers] == [True, True]
-    children.kill_workers(lazy.batches._workers)
+    children.kill_workers(lazy.batches)
+
+
+def test_workers_that_were_killed_are_no_concern_of_the_next_pass(passes):
+    first = passes(DataLoader(Stuck(), batch_size=4, num_workers=2))
+    next(first)
+    children.kill_workers(first.iterator)
+    for worker in first.iterator._workers:
+        worker.join()  # dead for certain, and `first` is still there
+    second = passes(DataLoader(Stuck(), batch_size=4, num_workers=1))
+    signal.raise_signal(signal.SIGCHLD)  # as any child that ends sends it
+    assert len(next(second)) == 4

@@ -11,9 +11,11 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing import resource_tracker
 from typing import Any
+
+from torch.utils.data._utils import signal_handling
 
 from tasuki.signals import deaf
 
@@ -75,9 +77,14 @@ def waiting() -> Iterator[None]:
         _nursery.is_waited_for = False
 
 
-def kill_workers(workers: Iterable[Any]) -> None:
-    """By pid, at once, from any thread; nobody is told of these deaths."""
+def kill_workers(batches: Any) -> None:
+    """Those of an iterator of a DataLoader: by pid, at once, from any thread. Nobody is told of
+    these deaths, not even whoever waits for a batch of the next iterator: torch forgets them."""
+    batches = getattr(batches, "_whole", batches)  # in a drill it is wrapped
     _nursery.is_silent = True
-    for worker in workers:
+    for worker in getattr(batches, "_workers", ()):
         with contextlib.suppress(ProcessLookupError, TypeError, AttributeError):
             os.kill(worker.pid, signal.SIGKILL)
+    if getattr(batches, "_worker_pids_set", False):
+        signal_handling._remove_worker_pids(id(batches))
+        batches._worker_pids_set = False

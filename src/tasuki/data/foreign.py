@@ -124,9 +124,9 @@ class _Pass:
             return next(self._batches)
 
     @property
-    def workers(self) -> tuple[Any, ...]:
-        """Its processes, if they are torch's."""
-        return tuple(getattr(self._batches, "_workers", ()))
+    def iterator(self) -> Any:
+        """Whose workers are its processes, if they are torch's."""
+        return self._batches
 
 
 class ForeignOrder:
@@ -214,7 +214,8 @@ class ForeignLoader:
 
     def stop(self) -> None:
         """End its workers, if they are torch's: leaving must not wait for anybody."""
-        kill_workers(self._batches.workers if self._batches is not None else ())
+        if self._batches is not None:
+            kill_workers(self._batches.iterator)
         if threading.current_thread() is threading.main_thread():
             self._batches = None  # torch forgets its workers when nobody holds them any more
 

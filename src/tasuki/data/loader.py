@@ -198,7 +198,7 @@ class _Workers:
             worker.join()
 
     def kill(self) -> None:
-        kill_workers(self._batches._workers)
+        kill_workers(self._batches)
 
 
 class _Once:
