@@ -6,11 +6,22 @@ Every error of ours says what happened and to what; `hint` says what to do. The 
 
 from __future__ import annotations
 
+from pathlib import Path
+
 EXIT_DONE = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_RESUME_ME = 75
 """Not finished, or cancelled: the same command goes on from here."""
+
+
+_OURS = str(Path(__file__).parent)
+
+
+def is_users(file: str) -> bool:
+    """Is this source file the user's own: neither installed nor ours? Their project may well lie in
+    a folder called `tasuki`."""
+    return "site-packages" not in file and not file.startswith(f"{_OURS}/")
 
 
 class TasukiError(Exception):

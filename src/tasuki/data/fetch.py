@@ -25,7 +25,7 @@ from torch.utils.data import TensorDataset, default_collate
 
 from tasuki.data.handing import align
 from tasuki.data.hdf5.dataset import Hdf5Dataset
-from tasuki.errors import DataError, TasukiError
+from tasuki.errors import DataError, TasukiError, is_users
 
 Collate = Callable[[list[Any]], Any]
 RandomStates = tuple[Any, Any, Tensor]
@@ -111,7 +111,7 @@ def fetch(dataset: Any, request: Request) -> list[Any]:
 def _place(error: BaseException) -> str:
     """The deepest line of code that is neither ours nor a library's."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if "site-packages" not in f.filename and "/tasuki/" not in f.filename]
+    own = [frame for frame in frames if is_users(frame.filename)]
     return f" (at {Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
 
 

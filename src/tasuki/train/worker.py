@@ -22,6 +22,7 @@ from tasuki.errors import (
     StateNotStorable,
     StoreError,
     TasukiError,
+    is_users,
 )
 from tasuki.failpoints import arm, failpoint
 from tasuki.relay.values import Ending
@@ -200,7 +201,7 @@ def _ending_of(error: BaseException) -> Ending:
 
 def _place(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if "site-packages" not in f.filename and "/tasuki/" not in f.filename]
+    own = [frame for frame in frames if is_users(frame.filename)]
     return f" (at {Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
 
 
