@@ -327,6 +327,7 @@ def test_full_at_a_stages_end_it_waits_for_room_and_goes_on(warm, make_disk, tmp
     check_unharmed(project, whole("short"))
 
 
+@pytest.mark.long
 def test_full_when_a_stages_weights_are_written_it_waits_for_room_and_goes_on(
     warm, make_disk, tmp_path, whole
 ):
@@ -446,6 +447,7 @@ def test_never_more_than_keep_and_two_checkpoints_are_on_disk_and_two_good_ones_
     assert leftovers(project.run) == []
 
 
+@pytest.mark.long
 def test_what_is_put_aside_as_damaged_does_not_pile_up(warm, tmp_path, whole):
     """The newest is damaged between attempts, again and again."""
     more = {"stages": [{"name": "one", "data": "d", "epochs": 8}]}

@@ -89,6 +89,7 @@ def test_workers_are_raised_kept_by_the_next_attempt_and_change_nothing_that_is_
     assert differences(plain, project) == []
 
 
+@pytest.mark.long
 def test_with_one_cpu_there_are_no_workers_and_the_log_says_why(warm, tmp_path):
     project = make(tmp_path / "p", steps=160, delay=0.002, cpus=1)
     assert warm.start(project.job.path).wait() == 0, project.logs()

@@ -108,6 +108,7 @@ def test_a_notice_during_evaluation_drops_it_and_the_next_attempt_repeats_it(war
     )
 
 
+@pytest.mark.long
 def test_an_attempt_ends_on_its_own_clock_before_the_limit_and_the_next_goes_on(
     warm, tmp_path, three
 ):

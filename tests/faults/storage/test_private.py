@@ -56,6 +56,7 @@ def run_openly(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.long
 def test_a_whole_run_is_private_under_umask_000(tmp_path):
     run_openly(tmp_path / "p")
     runs = tmp_path / "p" / "runs"
