@@ -32,7 +32,6 @@ def err_of_rank_0(project) -> str:
     return (project.run.logs / f"{project.job.path.name}.1.err").read_text()
 
 
-@pytest.mark.long
 def test_a_rank_that_hangs_is_ended_and_the_next_attempt_goes_on(warm, tmp_path):
     project = make_traced(tmp_path / "p", params={"pause": PAUSE}, **MORE)
     whole = make_traced(tmp_path / "whole", **MORE)

@@ -633,7 +633,7 @@ def cycle(times: int, *, warm_up: int) -> None:
 
 
 def test_saving_and_resuming_hundreds_of_times_leaks_nothing():
-    cycle(300, warm_up=100)
+    cycle(150, warm_up=60)
 
 
 @pytest.mark.long

@@ -102,7 +102,7 @@ def wait_for_commit(project: Project, step: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "interruptions", [10, pytest.param(100, marks=[pytest.mark.long, pytest.mark.timeout(1200)])]
+    "interruptions", [7, pytest.param(100, marks=[pytest.mark.long, pytest.mark.timeout(1200)])]
 )
 def test_after_kills_and_notices_on_one_two_four_and_three_ranks_each_sample_was_used_once(
     warm, tmp_path, interruptions

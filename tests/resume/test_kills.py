@@ -198,7 +198,7 @@ def kill_many(warm, folder: Path, whole, *, wanted: dict[str, int]) -> None:
 
 @pytest.mark.parametrize(
     "wanted",
-    [{"plain": 18, "workers": 12}, {"best": 14, "frozen": 12}, {"four": 5}],
+    [{"plain": 9, "workers": 6}, {"best": 7, "frozen": 6}, {"four": 3}],
     ids=["one rank", "best and frozen", "four ranks"],
 )
 def test_killed_again_and_again_nothing_acknowledged_is_lost(warm, tmp_path, whole, wanted):

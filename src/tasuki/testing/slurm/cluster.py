@@ -210,9 +210,14 @@ class Cluster:
                     time.sleep(_LOOK_EVERY_S)
         for name in [*self.shape.node_names, CONTROLLER, MUNGE]:
             self.end(name, within_s=within_s)
-        for pid in self._strays():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        until = time.monotonic() + within_s
+        while left := list(self._strays()):  # a killed one is there until the kernel is done
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            if time.monotonic() > until:
+                break
+            time.sleep(_LOOK_EVERY_S)
 
     def end(self, name: str, *, number: int = signal.SIGTERM, within_s: float = 15.0) -> None:
         """One daemon: a node by its name, or the controller."""
