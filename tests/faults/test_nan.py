@@ -215,7 +215,7 @@ def test_stop_keeps_the_last_finite_checkpoint_and_names_it(warm, tmp_path, rank
     "place",
     [
         "loop.roll-back",
-        "save.written",
+        pytest.param("save.written", marks=pytest.mark.long),
         pytest.param("step.done", marks=pytest.mark.long),
         pytest.param("step.forward", marks=pytest.mark.long),
     ],

@@ -448,7 +448,7 @@ def test_frozen_parameters_are_stored_once_and_a_checkpoint_is_hardly_larger_tha
 
 @pytest.mark.parametrize(
     "more",
-    [{}, {"teach": True}, {"unfreeze_at": 9}],
+    [{}, pytest.param({"teach": True}, marks=pytest.mark.long), {"unfreeze_at": 9}],
     ids=["frozen", "moving average", "unfrozen in the middle"],
 )
 def test_with_frozen_parameters_a_killed_run_ends_bit_for_bit_the_same(warm, tmp_path, made, more):

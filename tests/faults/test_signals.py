@@ -129,7 +129,7 @@ def random_terms(warm, tmp_path, undisturbed, *, workers: int, most: int, epochs
     return hits
 
 
-@pytest.mark.parametrize("workers", [0, 2, pytest.param(4, marks=pytest.mark.long)])
+@pytest.mark.parametrize("workers", [2, *(pytest.param(n, marks=pytest.mark.long) for n in (0, 4))])
 def test_terminated_at_random_instants_every_finished_step_is_committed_and_none_done_twice(
     warm, tmp_path, undisturbed, workers
 ):

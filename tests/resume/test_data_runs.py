@@ -134,7 +134,9 @@ def kill_at(warm, project: Project, step: int) -> None:
     assert not project.run.is_complete()
 
 
-@pytest.mark.parametrize(("kind", "ranks"), [("auto", 1), ("score", 1), ("cost", 2)])
+@pytest.mark.parametrize(
+    ("kind", "ranks"), [("auto", 1), ("score", 1), pytest.param("cost", 2, marks=pytest.mark.long)]
+)
 def test_killed_in_the_middle_of_an_epoch_and_resumed_it_ends_bit_for_bit_the_same(
     warm, tmp_path, data, kind, ranks
 ):

@@ -187,7 +187,8 @@ def test_a_loader_of_ones_own_is_refused_on_several_ranks(warm, tmp_path):
     assert "works on one rank only" in project.logs()
 
 
-@pytest.mark.parametrize("kind", ["generator", pytest.param("persistent", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["generator", "persistent"])
 def test_validation_on_its_own_loader_gives_the_same_numbers_after_an_interruption(
     warm, tmp_path, kind
 ):

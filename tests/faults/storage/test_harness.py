@@ -10,6 +10,7 @@ pytestmark = pytest.mark.timeout(600)  # a busy machine is no failure
 
 @pytest.mark.skipif(strace.why_not() is not None, reason=strace.why_not() or "")
 @pytest.mark.usefixtures("held_calls")
+@pytest.mark.long
 def test_every_call_on_the_run_folder_that_strace_sees_is_held(bench):
     for phase, (held, seen) in bench.do("tests.faults.storage.witness:compare").items():
         assert held == seen, phase
