@@ -9,6 +9,7 @@ import pytest
 for _name in list(os.environ):
     if _name.startswith(("TASUKI_", "SLURM_")):
         del os.environ[_name]
+os.environ["TASUKI_SITE"] = ""  # nor what holds at a site
 
 
 @pytest.fixture(scope="session")

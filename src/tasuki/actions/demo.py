@@ -155,7 +155,8 @@ def _make_data(folder: Path, python: str, environment: dict[str, str]) -> None:
 
 
 def _without_overrides(environment: dict[str, str]) -> dict[str, str]:
-    return {key: value for key, value in environment.items() if not key.startswith("TASUKI_")}
+    kept = {key: value for key, value in environment.items() if not key.startswith("TASUKI_")}
+    return {**kept, "TASUKI_SITE": ""}
 
 
 def _with_cluster(spec: ResolvedSpec, *, limit_s: float | None, runs: str) -> ResolvedSpec:

@@ -11,7 +11,7 @@ import difflib
 import functools
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -53,7 +53,7 @@ _PLACES: dict[str, type[msgspec.Struct]] = {
 
 def check_spec(root: Node) -> None:
     """Refuse unknown keys and wrong values anywhere in a written spec."""
-    _refuse_non_finite(root)
+    refuse_non_finite(root)
     check_mapping(root, Spec, where="the top level")
     entries = root.entries()
     if (defaults := entries.get("defaults")) is not None:
@@ -66,7 +66,7 @@ def check_spec(root: Node) -> None:
 
 def check_stage(stage: Node, *, where: str) -> None:
     """Refuse unknown keys and wrong values of one stage."""
-    _refuse_non_finite(stage)
+    refuse_non_finite(stage)
     check_mapping(stage, Stage, where=where)
     for key in ("stages", "each"):
         if child := stage.entries().get(key):
@@ -75,8 +75,17 @@ def check_stage(stage: Node, *, where: str) -> None:
             )
 
 
-def check_mapping(node: Node, shape: type[msgspec.Struct], *, where: str) -> None:
-    """Refuse what a mapping of this shape cannot hold. `null` counts as not written."""
+def check_mapping(
+    node: Node,
+    shape: type[msgspec.Struct],
+    *,
+    where: str,
+    places: Mapping[str, type[msgspec.Struct]] = _PLACES,
+) -> None:
+    """Refuse what a mapping of this shape cannot hold. `null` counts as not written.
+
+    `places` are where else an unknown key may belong.
+    """
     if node.content is None:
         return
     if not isinstance(node.content, dict):
@@ -86,7 +95,7 @@ def check_mapping(node: Node, shape: type[msgspec.Struct], *, where: str) -> Non
         )
     for key, child in node.content.items():
         if key not in hints_of(shape):
-            raise unknown_key(key, child.mark, shape, where=where)
+            raise unknown_key(key, child.mark, shape, where=where, places=places)
         if child.content is not None and key not in _STRUCTURE:
             _check_value(key, child, hints_of(shape)[key])
     for group in ONE_OF:
@@ -147,17 +156,24 @@ def name_at(name: str, mark: Mark, *, what: str) -> str:
         raise SpecError(f"{mark}: {error.message}", hint=error.hint) from None
 
 
-def unknown_key(key: str, mark: Mark, shape: type[msgspec.Struct], *, where: str) -> SpecError:
+def unknown_key(
+    key: str,
+    mark: Mark,
+    shape: type[msgspec.Struct],
+    *,
+    where: str,
+    places: Mapping[str, type[msgspec.Struct]] = _PLACES,
+) -> SpecError:
     """What was perhaps meant, and where that belongs."""
     hints = [
         f"`{key}` belongs in {place}"
-        for place, other in _PLACES.items()
+        for place, other in places.items()
         if key in hints_of(other) and not issubclass(shape, other)
     ][:1]
     if near := nearest(key, hints_of(shape)):
         hints.append(f"did you mean `{near}`?")
     elif not hints:
-        for place, other in _PLACES.items():
+        for place, other in places.items():
             if near := nearest(key, hints_of(other)):
                 hints = [f"did you mean `{near}`, which belongs in {place}?"]
                 break
@@ -234,8 +250,8 @@ def _refusal(key: str, node: Node, rule: Rule, theirs: str) -> SpecError:
     return SpecError(f"{node.mark}: `{key}` must be {words}, not {quote(node)}", hint=hint)
 
 
-def _refuse_non_finite(node: Node) -> None:
-    # Run folders are JSON, which has no word for these.
+def refuse_non_finite(node: Node) -> None:
+    """Refuse NaN and infinity anywhere: run folders are JSON, which has no word for these."""
     if isinstance(node.content, float) and not math.isfinite(node.content):
         raise SpecError(
             f"{node.mark}: {quote(node)} is not a finite number",
@@ -243,4 +259,4 @@ def _refuse_non_finite(node: Node) -> None:
         )
     children = node.content if isinstance(node.content, tuple) else node.entries().values()
     for child in children:
-        _refuse_non_finite(child)
+        refuse_non_finite(child)

@@ -1,7 +1,7 @@
 """Load a spec: the one way from what people wrote to what everybody else works with.
 
-Read → include files → settings → check → expand → merge → resolve. Called by `actions`; the
-environment is an argument. Nothing here knows a cluster, a data set or torch.
+Read → include files → settings → check → put over the site → expand → merge → resolve. Called by
+`actions`; the environment is an argument. Nothing here knows a cluster, a data set or torch.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from tasuki.spec.resolved import (
     start_of,
 )
 from tasuki.spec.settings import apply_early, read_settings
+from tasuki.spec.site import Site, load_site
 from tasuki.spec.source import RunPython, Source, absolute, include_files, read_source
 from tasuki.spec.starts import Names, refuse_circles
 from tasuki.spec.written import Experiment
@@ -68,6 +69,9 @@ def load_spec(
     )
     root = include_files(read, root)
     check_spec(root)
+    site = load_site(environ=environ)
+    read.warnings.extend(site.warnings)
+    root = site.under(root)
     weaker = pick_weaker_layers(root, config=config)
     drafts = apply_late(draft_experiments(root, weaker), late)
     drafts = [find_stages(draft, weaker, look=look, source=read) for draft in drafts]
@@ -92,6 +96,13 @@ def load_cluster(source: str, *, environ: Mapping[str, str]) -> ResolvedCluster:
     root = include_files(read, _not_empty(read.root))
     root, _ = apply_early(root, read_settings((), environ=environ))
     check_spec(root)
+    root = load_site(environ=environ).under(root)
+    return resolve_cluster(root.entries().get("cluster"), environ=environ)
+
+
+def cluster_of_site(site: Site, *, environ: Mapping[str, str]) -> ResolvedCluster:
+    """The cluster as it is without any spec."""
+    root = site.under(Node({}, Mark("")))
     return resolve_cluster(root.entries().get("cluster"), environ=environ)
 
 
