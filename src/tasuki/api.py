@@ -22,6 +22,7 @@ from tasuki.actions.checkpoint import (
 )
 from tasuki.actions.data import DataWork, check_files, merge_files, split_files
 from tasuki.actions.discover import look_with
+from tasuki.actions.doctor import DoctorRequest, examine
 from tasuki.actions.drill import DrillRequest, run_drill
 from tasuki.actions.evaluate import Asked, evaluate_weights, of_run, of_spec
 from tasuki.actions.export import Wanted, export_run
@@ -39,6 +40,7 @@ from tasuki.spec.export import FileFormat
 from tasuki.spec.load import load_spec
 from tasuki.spec.resolved import ResolvedSpec
 from tasuki.store.find import list_runs
+from tasuki.units import Duration
 
 _CLOCK = SystemClock()
 
@@ -188,6 +190,34 @@ def export(
     environment = dict(os.environ)
     return export_run(
         run, wanted, runs=Path(runs).absolute(), python=sys.executable, environment=environment
+    )
+
+
+def doctor(
+    spec: str | Path | None = None,
+    *,
+    settings: Sequence[str] = (),
+    config: str | None = None,
+    runs: str | Path | None = None,
+    live: bool = False,
+    partition: str | None = None,
+    within: str = "10m",
+) -> dict[str, Any]:
+    """What this machine and its Slurm give a job: `ok` tells whether something would stop one."""
+    return examine(
+        DoctorRequest(
+            source=str(spec) if spec is not None else None,
+            here=Path.cwd(),
+            python=sys.executable,
+            environment=dict(os.environ),
+            clock=_CLOCK,
+            settings=settings,
+            config=config,
+            runs=Path(runs).absolute() if runs is not None else None,
+            is_live=live,
+            partition=partition,
+            within_s=Duration.parse(within).seconds,
+        )
     )
 
 

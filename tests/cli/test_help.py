@@ -20,6 +20,7 @@ VERBS = [
         "resume",
         "inspect",
         "plan",
+        "doctor",
         "evaluate",
         "export",
         "drill",

@@ -20,6 +20,7 @@ VERBS = {
     "data_check",
     "data_merge",
     "data_split",
+    "doctor",
     "drill",
     "evaluate",
     "export",

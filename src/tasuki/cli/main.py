@@ -23,6 +23,7 @@ GROUPS: dict[str, dict[str, str]] = {
     "Before": {
         "inspect": "What data hold: sizes, bytes, padding, and stages to begin with.",
         "plan": "Show jobs, times and commands; change nothing.",
+        "doctor": "What this machine and its Slurm give a job, and what to change first.",
     },
     "After": {
         "evaluate": "Evaluate any weights on any data; benchmark the model.",

@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from tasuki.clock import Clock
 from tasuki.errors import TasukiError
 from tasuki.scheduler.slurm.text import (
+    GRES_FORMAT,
     QUEUE_FORMAT,
     QueuedJob,
     ShownJob,
     ShownPartition,
+    parse_gpus,
     parse_job,
     parse_partitions,
     parse_queue,
@@ -109,6 +111,10 @@ class Slurm:
 
     def settings(self) -> dict[str, str]:
         return parse_settings(self._ask("scontrol", "show", "config"))
+
+    def gpus(self) -> dict[str, dict[str, int]]:
+        """Partition → kind of GPU → the most on one of its nodes."""
+        return parse_gpus(self._ask("sinfo", "-h", "-o", GRES_FORMAT))
 
     def show(self, job: str) -> ShownJob | None:
         """None: the controller knows no such job (any more)."""

@@ -17,6 +17,8 @@ from tasuki.errors import TasukiError
 
 QUEUE_FORMAT = "%i|%T|%r|%P|%S|%e|%k"
 """For `squeue -o`; the comment, which is free text, comes last."""
+GRES_FORMAT = "%R|%G"
+"""For `sinfo -o`: a partition and what its nodes have."""
 _FREE_TEXT = frozenset(
     {
         *("JobName", "Comment", "AdminComment", "SystemComment", "Extra", "Command", "WorkDir"),
@@ -153,6 +155,23 @@ def parse_partitions(text: str) -> list[ShownPartition]:
             )
         except (KeyError, ValueError) as error:
             raise _not_understood("scontrol show partition", block) from error
+    return found
+
+
+def parse_gpus(text: str) -> dict[str, dict[str, int]]:
+    """`sinfo -o GRES_FORMAT`: partition → kind of GPU ("" without one) → the most on a node."""
+    found: dict[str, dict[str, int]] = {}
+    for line in text.split("\n"):
+        partition, bar, listed = line.strip().partition("|")
+        if not bar:
+            continue
+        kinds = found.setdefault(partition, {})
+        for word in re.sub(r"\([^)]*\)", "", listed).split(","):
+            name, *rest = word.split(":")
+            if name == "gpu":
+                number = int(rest[-1]) if rest and rest[-1].isdecimal() else 1
+                kind = rest[0] if rest and not rest[0].isdecimal() else ""
+                kinds[kind] = max(number, kinds.get(kind, 0))
     return found
 
 
