@@ -245,9 +245,10 @@ def test_a_site_file_of_odd_names_reads_back_as_it_was(tmp_path):
             "name": name,
             "gpus": {"a100": 4, "": 2},
             "longest_s": None,
-            "grace_s": 5.0,
+            "grace_s": 120.0,
             "preempt_mode": "OFF",
             "kill_wait_s": 30.0,
+            "save_s": 35.0,
             "measured_s": None,
         }
         for name in names

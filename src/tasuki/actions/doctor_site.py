@@ -62,7 +62,9 @@ def _gpus(slurm: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _partition(one: Mapping[str, Any], live: Mapping[str, Any] | None) -> str:
-    found = {"grace": exact_seconds(one["grace_s"]), "kill_wait": exact_seconds(one["kill_wait_s"])}
+    # Only the grace that a job gets: one without preemption has none, whatever GraceTime is.
+    grace_s = one["save_s"] - one["kill_wait_s"]
+    found = {"grace": exact_seconds(grace_s), "kill_wait": exact_seconds(one["kill_wait_s"])}
     if one["longest_s"] is not None:
         found["longest"] = exact_seconds(one["longest_s"])
     found["preempt_mode"] = _word(one["preempt_mode"])
