@@ -291,11 +291,11 @@ def test_our_own_clock_gives_notice_when_a_step_and_a_save_would_not_fit_any_mor
 
 
 def test_every_word_of_the_loop_says_how_long_it_may_be_silent(line):
-    line.watch.tell_step(3, 9)
+    line.watch.tell_step(3, 9, samples=24)
     line.watch.enter("validate")
     line.watch.enter("save")
     line.watch.knows_every_bucket = lambda: False
-    line.watch.tell_step(4, 9)
+    line.watch.tell_step(4, 9, samples=32)
     told = [(m["kind"], m.get("phase"), m["limit_s"]) for m in line.heard()]
     assert told == [
         ("step", None, 600.0),

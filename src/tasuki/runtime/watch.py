@@ -129,9 +129,10 @@ class Watch(threading.Thread):
         if self._wire is not None:
             self._wire.send(kind, **facts)
 
-    def tell_step(self, step: int, total: int) -> None:
+    def tell_step(self, step: int, total: int, *, samples: int) -> None:
         """A sign of life from the loop."""
-        self.tell("step", step=step, total=total, limit_s=self._limit_s("train"))
+        at, limit_s = self._clock.monotonic(), self._limit_s("train")
+        self.tell("step", step=step, total=total, samples=samples, at=at, limit_s=limit_s)
 
     def enter(self, doing: str) -> None:
         """From now on the loop is at something else: `validate`, `save`, `finish`, `evaluate`; or

@@ -41,6 +41,8 @@ class JobOrder:
     grace_s: float
     requeue: bool | int
     lanes: tuple[LaneOrder, ...]
+    device: str = "cpu"
+    """cpu or cuda."""
 
     @property
     def ranks_grace_s(self) -> float:
@@ -61,6 +63,7 @@ def read_job(path: Path) -> JobOrder:
             grace_s=float(value["grace_s"]),
             requeue=value["requeue"],
             lanes=tuple(_read_lane(lane, folder.runs) for lane in value["lanes"]),
+            device=str(value.get("device", "cpu")),
         )
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise StoreError(f"{folder.lanes} is damaged: {error!r}") from error

@@ -30,6 +30,7 @@ from tasuki.store.atomic import FORMAT, read_json, read_json_or_none, write_json
 from tasuki.store.attempts import write_attempt_end, write_holder
 from tasuki.store.claims import highest_claim, take_claim
 from tasuki.store.control import Word, say
+from tasuki.supervisor.figures import Figures, lane_figures
 from tasuki.supervisor.finish import finish_run
 from tasuki.supervisor.job import JobOrder, LaneItem, LaneOrder
 from tasuki.supervisor.phase import Launch, Launcher, Phase, Rank, make_wires
@@ -67,8 +68,11 @@ class Lane:
     attempt: Attempt | None = None
     _left: list[LaneItem] = field(default_factory=list)
     _worst: Action = field(default_factory=lambda: Leave("done"))
+    _figures: Figures = field(init=False)
 
     def begin(self) -> None:
+        gpus, device = self.order.gpus, self.job.device
+        self._figures = lane_figures(self.environment, device=device, gpus=gpus)
         self._left = list(self.order.items)
         self._next_item()
 
@@ -196,7 +200,7 @@ class Lane:
             )
         )
         theirs.close()
-        return Rank(rank, process, wire)
+        return Rank(rank, process, wire, log=run.logs / f"{name}{suffix}.log")
 
     def _rank_environment(self, attempt: Attempt, rank: int) -> dict[str, str]:
         environment = {k: v for k, v in self.environment.items() if k not in _NEVER_PASSED}
@@ -320,6 +324,8 @@ class Lane:
         hung = self.phase.tick(now) if self.phase is not None else None
         if hung is not None and self.attempt is not None:
             self.attempt.events.add("hung", **asdict(hung))
+        events = self.attempt.events if self.attempt is not None else None
+        self._figures.look(now, phase=self.phase, events=events)
 
     def give_notice(self, cause: Cause, *, until: float | None) -> None:
         """The end is near: told to the ranks at once; a second notice changes nothing."""

@@ -86,6 +86,7 @@ class Rank:
     number: int
     process: Process
     wire: Wire
+    log: Path | None = None
     status: int | None = None
     done: dict[str, Any] | None = None
     doing: str = "start"
@@ -93,6 +94,8 @@ class Rank:
     limit_s: float | None = None
     """How long it may be silent; None: as long as it likes."""
     silent_s: float = 0.0
+    told: tuple[float, int] | None = None
+    """When, on its own clock, it had used how many samples."""
 
     def pulse(self) -> Pulse:
         return Pulse(
@@ -135,6 +138,9 @@ class Phase:
                 self.has_stepped = True
                 rank.doing, rank.step = "train", message.get("step")
                 rank.limit_s = message.get("limit_s")
+                at, samples = message.get("at"), message.get("samples")
+                if isinstance(at, float) and isinstance(samples, int):
+                    rank.told = at, samples
             case "phase":
                 rank.doing, rank.limit_s = message.get("phase", "?"), message.get("limit_s")
             case "signalled":

@@ -18,7 +18,9 @@ class EventLog:
 
     def __init__(self, run: RunFolder, *, claim: int, node: int, who: str, clock: Clock) -> None:
         self._writer = LineWriter(run.events / f"{claim}.{node}.{who}.jsonl")
+        self._run = run
         self._claim = claim
+        self._node = node
         self._who = who
         self._clock = clock
 
@@ -32,6 +34,10 @@ class EventLog:
                 **facts,
             }
         )
+
+    def beside(self, who: str) -> EventLog:
+        """Another file of the same attempt, for what would crowd this one."""
+        return EventLog(self._run, claim=self._claim, node=self._node, who=who, clock=self._clock)
 
     def sync(self) -> None:
         self._writer.sync()

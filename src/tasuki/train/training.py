@@ -351,7 +351,7 @@ class Training:
         often = now - self._began_at < _OFTEN_FOR_S
         self._tell_at = now + (_TELL_OFTEN_S if often else _TELL_SELDOM_S)
         step, total = self.progress.step, self.setup.total_steps
-        self.task.watch.tell_step(step, total)
+        self.task.watch.tell_step(step, total, samples=self.progress.samples)
         self._event_progress()
 
     def _event_progress(self) -> None:
