@@ -13,6 +13,7 @@ from tasuki.scheduler.slurm.client import Answer, Slurm
 from tasuki.scheduler.slurm.text import parse_job
 from tasuki.testing import FakeClock
 from tasuki.testing.slurm.tick import preload_for_a_quick_tick
+from tests.slurm.recordings import VERSIONS, recorded
 
 WHOLE = ("-N4", "--exclusive")
 BODY = """#!/bin/bash
@@ -45,6 +46,24 @@ def outrank(cluster, folder) -> str:
     script.write_text("#!/bin/bash\nsleep 1\n")
     more = ("--parsable", "-o", "/dev/null", *WHOLE, "-p", "high")
     return cluster.run("sbatch", *more, str(script)).strip()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize(
+    ("notice", "cause"),
+    [
+        ("preempted", Cause.PREEMPTED),
+        ("preempted_grace", Cause.PREEMPTED),
+        ("preempted_cancel", Cause.PREEMPTED),
+        ("scancel", Cause.CANCELLED),
+        ("scancel_grace", Cause.CANCELLED),
+        ("limit", Cause.LIMIT),
+        ("signal", Cause.INTERRUPTED),
+    ],
+)
+def test_each_version_of_slurm_tells_a_job_why_it_must_end(version, notice, cause):
+    shown = recorded(version, f"notice_{notice}")
+    assert cause_of(parse_job(shown)) == cause, shown
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -20,35 +19,104 @@ from tasuki.scheduler.slurm.text import (
     parse_time,
     parse_version,
 )
+from tests.slurm.recordings import VERSIONS, recorded
 
-RECORDED = Path(__file__).parent / "recorded" / "22.05"
-
-
-def recorded(name: str) -> str:
-    return (RECORDED / f"{name}.txt").read_text()
+of_each_version = pytest.mark.parametrize("version", VERSIONS)
 
 
-def test_of_a_running_job_the_time_left_follows_from_one_answer():
-    job = parse_job(recorded("show_job_running"))
-    assert (job.number, job.state, job.reason, job.restarts) == ("1", "RUNNING", "", 0)
+def test_older_and_newer_versions_than_the_installed_one_are_recorded():
+    assert len(VERSIONS) >= 3 and "22.05" in VERSIONS[1:-1]
+
+
+@of_each_version
+def test_of_a_running_job_the_time_left_follows_from_one_answer(version):
+    job = parse_job(recorded(version, "show_job_running"))
+    assert (job.state, job.reason, job.restarts) == ("RUNNING", "", 0) and job.number.isdecimal()
     assert (job.run_s, job.limit_s, job.is_preempted) == (2.0, 1800.0, False)
     assert job.remaining_s == 1798.0
 
 
-def test_of_a_pending_job_nobody_knows_the_end():
-    job = parse_job(recorded("show_job_pending"))
-    assert (job.state, job.reason, job.remaining_s) == ("PENDING", "Dependency", None)
+@of_each_version
+@pytest.mark.parametrize(("name", "reason"), [("pending", "Dependency"), ("held", "JobHeldUser")])
+def test_of_a_pending_job_nobody_knows_the_end(version, name, reason):
+    job = parse_job(recorded(version, f"show_job_{name}"))
+    assert (job.state, job.reason, job.remaining_s) == ("PENDING", reason, None)
 
 
-def test_a_cancelled_job_has_no_time_of_preemption():
-    job = parse_job(recorded("show_job_cancelled"))
-    assert job.state == "CANCELLED" and not job.is_preempted
+@of_each_version
+def test_a_job_that_begins_later_has_its_whole_limit(version):
+    job = parse_job(recorded(version, "show_job_begin"))
+    assert (job.state, job.reason) == ("PENDING", "BeginTime")
+    assert job.limit_s == job.remaining_s == 86400.0
 
 
-def test_partitions_tell_their_limits_graces_and_what_preemption_does():
-    found = {partition.name: partition for partition in parse_partitions(recorded("partitions"))}
+@of_each_version
+def test_a_task_of_an_array_and_a_job_on_two_nodes_are_jobs_like_others(version):
+    task = parse_job(recorded(version, "show_job_array_task"))
+    assert (task.state, task.limit_s) == ("RUNNING", 600.0) and task.number.isdecimal()
+    wide = parse_job(recorded(version, "show_job_two_nodes"))
+    assert (wide.state, wide.limit_s) == ("RUNNING", 5400.0) and not wide.is_preempted
+
+
+@of_each_version
+def test_a_requeued_job_counts_its_restarts(version):
+    waiting = parse_job(recorded(version, "show_job_requeued"))
+    again = parse_job(recorded(version, "show_job_second_run"))
+    assert (waiting.state, waiting.restarts) == ("PENDING", 1)
+    assert (again.state, again.restarts) == ("RUNNING", 1) and again.number == waiting.number
+    assert again.remaining_s is not None and 1790 <= again.remaining_s <= 1800
+
+
+@of_each_version
+@pytest.mark.parametrize(
+    ("name", "state", "reason"),
+    [
+        ("completing", "COMPLETING", ""),
+        ("cancelled", "CANCELLED", ""),
+        ("failed", "FAILED", "NonZeroExitCode"),
+        ("timeout", "TIMEOUT", "TimeLimit"),
+    ],
+)
+def test_a_job_that_ended_says_how_and_has_no_time_of_preemption(version, name, state, reason):
+    job = parse_job(recorded(version, f"show_job_{name}"))
+    assert (job.state, job.reason, job.is_preempted) == (state, reason, False)
+    assert job.remaining_s is not None and job.remaining_s <= 0
+
+
+@of_each_version
+def test_the_queue_lists_each_job_with_its_comment(version):
+    queued = parse_queue(recorded(version, "queue"))
+    known = {job.comment: job for job in queued}
+    first, held = known["plan 1|x "], known["p-2 State=x|y"]
+    assert (first.state, first.reason, first.partition) == ("RUNNING", "", "low")
+    assert first.starts is not None and first.ends == first.starts + 1800.0
+    assert (held.state, held.reason, held.ends) == ("PENDING", "JobHeldUser", None)
+    assert known["one\ntwo|x\n\nthree"].state == "PENDING"
+    plain = {(job.reason, job.partition) for job in queued if not job.comment}
+    assert plain >= {("Dependency", "low"), ("BeginTime", "low"), ("", "grace")}
+
+
+@of_each_version
+def test_the_queue_lists_tasks_of_an_array_and_parts_of_a_job_by_their_own_names(version):
+    queued = parse_queue(recorded(version, "queue"))
+    tasks = sorted(job.number for job in queued if job.comment == "array")
+    assert [task.partition("_")[2] for task in tasks] == ["0", "1", "2"]
+    parts = sorted(job.number for job in queued if "+" in job.number)
+    assert [part.partition("+")[2] for part in parts] == ["0", "1"]
+
+
+@of_each_version
+def test_a_job_that_is_being_ended_is_still_in_the_queue(version):
+    states = [job.state for job in parse_queue(recorded(version, "queue_completing"))]
+    assert "COMPLETING" in states
+
+
+@of_each_version
+def test_partitions_tell_their_limits_graces_and_what_preemption_does(version):
+    found = {one.name: one for one in parse_partitions(recorded(version, "partitions"))}
     assert list(found) == ["low", "grace", "cancel", "short", "high"]
     assert [name for name, partition in found.items() if partition.is_default] == ["low"]
+    assert all(partition.is_up for partition in found.values())
     assert (found["low"].longest_s, found["short"].longest_s) == (86400.0, 120.0)
     assert (found["grace"].grace_s, found["cancel"].preempt_mode) == (20.0, "CANCEL")
     assert found["high"].tier > found["low"].tier and found["low"].nodes == 4
@@ -77,11 +145,23 @@ def test_durations_mean_what_slurms_manual_says(text, seconds):
         assert parse_duration(text) == seconds
 
 
-def test_versions_of_debian_and_of_the_makers_are_read():
-    assert parse_version(recorded("version")) == (22, 5, 8)
+@of_each_version
+def test_a_version_is_read_as_it_was_recorded(version):
+    major, minor, _ = parse_version(recorded(version, "version"))
+    assert f"{major}.{minor:02}" == version
+
+
+def test_versions_of_the_makers_are_read_and_nothing_else():
     assert parse_version("slurm 24.11.1\n") == (24, 11, 1)
     with pytest.raises(UnknownWords, match="not understood"):
         parse_version("command not found")
+
+
+@of_each_version
+def test_settings_of_a_real_cluster_are_read(version):
+    settings = parse_settings(recorded(version, "settings"))
+    assert (settings["KillWait"], settings["PreemptMode"]) == ("2 sec", "REQUEUE")
+    assert settings["PreemptType"] == "preempt/partition_prio"
 
 
 def test_settings_are_read_line_by_line():
@@ -94,12 +174,14 @@ HOSTILE = st.text(
 ) | st.sampled_from(["x JobState=COMPLETED", "Reason=None", "a|b|c", " = ", "EndTime=now"])
 
 
+@of_each_version
 @given(HOSTILE, HOSTILE)
-def test_no_name_or_comment_is_mistaken_for_a_field(name, comment):
-    text = recorded("show_job_running")
-    text = text.replace("JobName=a b", f"JobName={name}")
-    text = text.replace("Comment=plan 1|x", f"Comment={comment}")
-    assert parse_job(text) == parse_job(recorded("show_job_running"))
+def test_no_name_or_comment_is_mistaken_for_a_field(version, name, comment):
+    text = recorded(version, "show_job_running")
+    hostile = text.replace("JobName=a b", f"JobName={name}")
+    hostile = hostile.replace("Comment=plan 1|x", f"Comment={comment}")
+    hostile = hostile.replace("-J a b", f"-J {name}")  # newer ones repeat what sbatch was told
+    assert parse_job(hostile) == parse_job(text)
 
 
 @given(st.text(max_size=300))
