@@ -17,8 +17,12 @@ from tasuki.scheduler.slurm.client import (
 )
 from tasuki.testing import FakeClock
 from tasuki.testing.slurm.cluster import CONTROLLER
+from tests.slurm.recordings import VERSIONS, recorded_answers
 
 BUSY = Answer(1, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
+TAKE_ANY_DEPENDENCY = ("20.11", "22.05")
+"""They take a job that waits for one that nobody knows."""
+of_each_version = pytest.mark.parametrize("version", VERSIONS)
 
 
 class Told:
@@ -57,6 +61,79 @@ def test_a_controller_that_stays_silent_is_said_to_be_so():
     with pytest.raises(SlurmSilent, match="Unable to contact") as caught:
         slurm.queue("me")
     assert len(told.commands) == 4 and "later" in caught.value.hint
+
+
+@of_each_version
+@pytest.mark.parametrize(
+    "request_", ["sbatch", "scancel", "requeue", "show", "squeue", "partition", "config"]
+)
+def test_in_each_version_a_controller_that_is_down_is_silent_and_does_not_refuse(version, request_):
+    slurm, _, _ = asking(recorded_answers(version)[f"down_{request_}"])
+    requests = {
+        "sbatch": lambda: slurm.submit(["job.sh"]),
+        "scancel": lambda: slurm.cancel("1"),
+        "requeue": lambda: slurm.requeue("1"),
+        "show": lambda: slurm.show("1"),
+        "squeue": lambda: slurm.queue("me"),
+        "partition": slurm.partitions,
+        "config": slurm.settings,
+    }
+    with pytest.raises(SlurmSilent) as caught:
+        requests[request_]()
+    assert "later" in caught.value.hint
+
+
+@of_each_version
+def test_in_each_version_a_job_that_nobody_knows_is_none(version):
+    slurm, _, _ = asking(recorded_answers(version)["show_no_job"])
+    assert slurm.show("999999") is None
+
+
+@of_each_version
+def test_in_each_version_the_queue_of_a_user_that_nobody_knows_is_not_just_empty(version):
+    slurm, _, _ = asking(recorded_answers(version)["squeue_no_user"])
+    with pytest.raises(SlurmRefused, match=r"`squeue` says: Invalid user: nobody-here$"):
+        slurm.queue("nobody-here")
+
+
+@of_each_version
+@pytest.mark.parametrize("name", ["requeue_no_job", "requeue_pending", "update_more_time"])
+def test_in_each_version_a_request_that_is_refused_says_so(version, name):
+    slurm, told, _ = asking(recorded_answers(version)[name])
+    with pytest.raises(SlurmRefused, match="for job"):
+        slurm.requeue("1")
+    assert len(told.commands) == 1
+
+
+@of_each_version
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("sbatch_partition", "write one into `cluster.partition`"),
+        ("sbatch_time_limit", "`cluster.time_limit`"),
+        ("sbatch_gpus", "`cluster.gpus`"),
+        ("sbatch_memory", "`memory`"),
+        ("sbatch_nodes", "`cluster.nodes`"),
+        ("sbatch_gres", "`cluster.gpus`"),
+        ("sbatch_constraint", "`cluster.constraint`"),
+        ("sbatch_account", "`cluster.account`"),
+        ("sbatch_qos", "`cluster.qos`"),
+        ("sbatch_submit_limit", "so much at once"),
+        ("sbatch_dependency", "submit again"),
+        ("no_munge_sbatch", "munge"),
+    ],
+)
+def test_in_each_version_a_refusal_comes_with_what_to_change(version, name, hint):
+    answer = recorded_answers(version).get(name)
+    if answer is None:
+        pytest.skip("recorded without accounting")
+    slurm, _, _ = asking(answer)
+    if name == "sbatch_dependency" and version in TAKE_ANY_DEPENDENCY:
+        assert slurm.submit(["job.sh"]).isdecimal()
+        return
+    with pytest.raises(SlurmRefused, match=r"^`sbatch` says: (?!.*sbatch: error)") as caught:
+        slurm.submit(["job.sh"])
+    assert hint in caught.value.hint
 
 
 @pytest.mark.parametrize("request_", ["submit", "cancel", "requeue"])

@@ -8,6 +8,7 @@ backend, by a job's supervisor, and by `doctor`.
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,9 +35,13 @@ _PAUSE_S = 2.0
 _BUSY = (
     *("Unable to contact slurm controller", "Socket timed out", "Zero Bytes were transmitted"),
     *("Slurm temporarily unable", "Transport endpoint", "slurm_persist_conn", "Connection refused"),
+    "Unexpected message received",  # all that `scontrol requeue` says of a controller that is down
 )
 """Words of a controller that is down, restarts, or has too much to do: it may pass."""
 _GONE = ("Invalid job id specified", "Invalid job id")
+_NOBODY = "Invalid user"
+_PROGRAM = re.compile(r"^.*?\berror: ?(?=.)")
+"""`sbatch: error: `; 26.05 leaves out a space now and then."""
 _FORMATS = ("SQUEUE_", "SINFO_", "SACCT_", "SCONTROL_")
 _CHANGING = ("SLURM_TIME_FORMAT", "SLURM_BITSTR_LEN", "SLURM_JSON", "SLURM_YAML")
 
@@ -67,7 +72,7 @@ class Answer:
     def words(self) -> str:
         """What it says about an error, without the program's name in front of each line."""
         lines = (self.err.strip() or self.out.strip()).splitlines()
-        return "; ".join(line.partition("error: ")[2] or line for line in lines)
+        return "; ".join(_PROGRAM.sub("", line) for line in lines if line)
 
 
 Run = Callable[[Sequence[str], Mapping[str, str], float], Answer]
@@ -171,7 +176,8 @@ class Slurm:
             raise SlurmSilent(
                 f"Slurm does not answer: {error}", hint="try again later; `sinfo` shows when"
             ) from error
-        if answer.status == 0:
+        # squeue knows no such user, and says so with status 0 and an empty queue.
+        if answer.status == 0 and (answer.out or _NOBODY not in answer.err):
             return answer.out
         if any(words in answer.err + answer.out for words in _BUSY):
             raise SlurmSilent(
@@ -191,15 +197,22 @@ def plain_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _advice(words: str) -> str:
-    """What to change in the spec, by Slurm's words."""
+    """What to change in the spec, by Slurm's words. The first that fits counts: a wrong account is
+    an "Invalid account or account/partition combination", and a full quota violates an
+    "accounting/QOS policy"."""
     for part, hint in (
-        ("partition", "`sinfo -s` lists the partitions; write one into `cluster.partition`"),
+        ("policy", "you may not have so much at once: `sacctmgr show assoc user=$USER` shows it"),
         ("account", "`sacctmgr show assoc user=$USER` lists yours; write `cluster.account`"),
-        ("QOS", "write one of yours into `cluster.qos`"),
-        ("ime limit", "ask for less: `cluster.time_limit`, or another `cluster.partition`"),
+        ("partition", "`sinfo -s` lists the partitions; write one into `cluster.partition`"),
+        ("qos", "write one of yours into `cluster.qos`"),
+        ("time limit", "ask for less: `cluster.time_limit`, or another `cluster.partition`"),
         ("node configuration", "no node has that: look at `cluster.gpus`, `gpu`, `memory`, `cpus`"),
+        ("more processors", "the partition has less: look at `cluster.nodes`, `cpus`"),
+        ("(gres)", "`sinfo -o '%P %G'` lists what nodes have; look at `cluster.gpus`, `gpu`"),
+        ("feature", "`sinfo -o '%P %f'` lists what nodes have; look at `cluster.constraint`"),
         ("dependency", "the job before is gone: submit again"),
+        ("authentication", "munge does not run on this machine: tell those who care for it"),
     ):
-        if part in words:
+        if part in words.lower():
             return hint
     return ""
