@@ -257,7 +257,7 @@ def test_a_python_that_cannot_run_supervisors_ends_held_after_three_starts(here,
 
 
 def test_a_second_run_is_refused_while_the_first_goes_on_unharmed(project):
-    busy = project(params={"pause": 0.05})
+    busy = project(params={"pause": 0.3})
     first = busy.start("run", "--json")
     until(lambda: busy.step() >= 1, busy.logs)
     for words in (("run",), ("resume", "exp")):

@@ -11,6 +11,8 @@ import pytest
 from tests.cli.person import make_project
 
 VERBS = [
+    "submit",
+    "extend",
     *(
         "new",
         "run",

@@ -97,7 +97,7 @@ def test_the_json_of_status_has_the_keys_of_the_contract(here, finished):
     value = here(finished.folder, "status", "--json").json()
     assert set(value) == {"format", "runs"}
     (run,) = value["runs"]
-    assert set(run) == STATUS | {"loss", "hint"}  # these two extend the contract
+    assert set(run) == STATUS | {"loss", "hint", "queue"}  # these extend the contract
     assert (run["experiment"], run["state"], run["stage"]) == ("exp", "complete", "large")
     assert (run["step"], run["total_steps"], run["last_checkpoint_step"]) == (12, 12, 12)
     assert (run["attempts"], run["preemptions"], len(run["jobs"])) == (1, 0, 1)

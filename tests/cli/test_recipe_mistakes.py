@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tasuki.backends.local import _has_committed
 from tasuki.store.claims import list_claims
 from tasuki.store.control import last_said
+from tasuki.supervisor.after import _has_committed
 from tests.cli.person import Project, Said
 
 

@@ -12,7 +12,7 @@ from tasuki.actions.compare import Comparison, compare_runs
 from tasuki.actions.discover import look_with
 from tasuki.actions.machine import Machine
 from tasuki.actions.plan import PlanRequest, choose_experiments, make_plan
-from tasuki.actions.run import RunRequest, open_runs, take_up, write_jobs
+from tasuki.actions.run import RunRequest, local_jobs, open_runs, take_up
 from tasuki.clock import SystemClock
 from tasuki.spec.load import load_spec
 from tasuki.store.jobs import JobFolder
@@ -159,7 +159,7 @@ def make_project(
     )
     folders = open_runs(request)
     take_up(folders, request)
-    jobs = write_jobs(make_plan(request.plan), folders, request)
+    jobs = local_jobs(make_plan(request.plan), folders, request)
     names = [stage.name for stage in spec.experiments[0].stages]
     return Project(folder, folders["exp"], jobs[0].folder, names)
 

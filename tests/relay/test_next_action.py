@@ -29,6 +29,8 @@ from tasuki.relay.values import (
 from tests.relay.runs import CAUSES, EVENTS, RUNS, STOPPING, WORDS, ended, quick, run, stage
 
 NOTICES = [cause for cause in Cause if cause is not Cause.NONE]
+OWN = (Cause.LIMIT, Cause.LOST)
+"""No excuse: an attempt that they end must have brought something."""
 REQUEUES: list[bool | int] = [True, False, 0, 1, 5]
 
 # -- every transition ---------------------------------------------------------------------------
@@ -55,6 +57,7 @@ def expected_handover(view: RunView, cause: Cause) -> Action:
             Cause.PREEMPTED, is_resumed=resumes_after_preemption(view.requeue, view.preemptions)
         ),
         Cause.LIMIT: HandOver(Cause.LIMIT, is_resumed=view.requeue is not False),
+        Cause.LOST: HandOver(Cause.LOST, is_resumed=view.requeue is not False),
         Cause.NONE: HandOver(Cause.NONE, is_resumed=view.requeue is not False),
     }[cause]
 
@@ -63,7 +66,7 @@ Rule = tuple[Callable[[RunView, PhaseEnded], bool], Callable[[RunView, PhaseEnde
 FAILED_RULES: list[Rule] = [
     # Ended by the scheduler before it could do anything.
     (
-        lambda _, e: e.cause not in (Cause.NONE, Cause.LIMIT) and not e.has_stepped,
+        lambda _, e: e.cause not in (Cause.NONE, *OWN) and not e.has_stepped,
         lambda v, e: expected_handover(v, e.cause),
     ),
     (lambda v, e: not e.has_progressed and v.failures >= 2, lambda *_: Hold),
@@ -72,7 +75,7 @@ FAILED_RULES: list[Rule] = [
 ]
 HANDED_OVER_RULES: list[Rule] = [
     (
-        lambda v, e: e.cause is Cause.LIMIT and not e.has_progressed and v.failures >= 2,
+        lambda v, e: e.cause in OWN and not e.has_progressed and v.failures >= 2,
         lambda *_: Hold,
     ),
     (lambda *_: True, lambda v, e: expected_handover(v, e.cause)),
@@ -290,7 +293,7 @@ def test_a_failure_after_a_new_checkpoint_is_always_tried_again() -> None:
     assert next_action(run(failures=9), end) == Retry("boom")
 
 
-@pytest.mark.parametrize("cause", [cause for cause in NOTICES if cause is not Cause.LIMIT])
+@pytest.mark.parametrize("cause", sorted(set(NOTICES) - set(OWN)))
 def test_an_attempt_the_scheduler_ended_before_its_first_step_is_no_failure(cause: Cause) -> None:
     end = ended(Ending.FAILED, cause)
     assert not counts_as_failure(end)

@@ -58,7 +58,7 @@ def outrank(cluster, folder) -> str:
         ("scancel", Cause.CANCELLED),
         ("scancel_grace", Cause.CANCELLED),
         ("limit", Cause.LIMIT),
-        ("signal", Cause.INTERRUPTED),
+        ("signal", Cause.LOST),
     ],
 )
 def test_each_version_of_slurm_tells_a_job_why_it_must_end(version, notice, cause):
@@ -75,7 +75,7 @@ def test_each_version_of_slurm_tells_a_job_why_it_must_end(version, notice, caus
         ("scancel", "low", Cause.CANCELLED),
         ("scancel", "grace", Cause.CANCELLED),
         ("limit", "low", Cause.LIMIT),
-        ("signal", "low", Cause.INTERRUPTED),
+        ("signal", "low", Cause.LOST),
     ],
 )
 def test_a_job_knows_why_it_was_told_to_end(cluster, tmp_path, how, partition, cause):

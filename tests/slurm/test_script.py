@@ -29,7 +29,7 @@ JOB = SlurmJob(
     cpus=8,
     memory_bytes=96 * 2**30,
     partition="preempt",
-    after=("41", "42"),
+    after=("p-00",),
     extra={"reservation": "class", "exclusive": True, "nice": 5, "hold": False},
 )
 
@@ -45,7 +45,6 @@ def test_what_sbatch_is_told_reads_like_the_spec():
         "--cpus-per-task=8",
         "--mem=98304M",
         "--partition=preempt",
-        "--dependency=afterany:41:42",
         "--output=/project/runs/.jobs/p-01/slurm-%j.log",
         "--open-mode=append",
         "--requeue",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tasuki.backends.slurm.script import SlurmJob
-from tasuki.backends.slurm.submit import submit_jobs
+from tasuki.backends.slurm.submit import Order, submit_jobs, write_order
 from tasuki.clock import SystemClock
 from tasuki.scheduler.slurm.client import Answer, Slurm, SlurmSilent
 from tasuki.testing import FakeClock
@@ -17,13 +17,13 @@ from tasuki.testing import FakeClock
 USER = str(os.getuid())
 
 
-def make_jobs(folder: Path, after: dict[str, tuple[str, ...]], **more) -> list[SlurmJob]:
+def make_jobs(folder: Path, after: dict[str, tuple[str, ...]], **more) -> list[Order]:
     made = []
     for name, before in after.items():
         (folder / name).mkdir(parents=True)
         command = ("sleep", "600")
         job = SlurmJob(name=name, folder=folder / name, command=command, after=before, limit_s=60)
-        made.append(replace(job, **more))
+        made.append(write_order(replace(job, **more)))
     return made
 
 
@@ -47,7 +47,7 @@ class Losing:
         return Answer(0, f"{self.jobs[-1][0]};cluster\n", "")
 
 
-def submit(controller: Losing, jobs: list[SlurmJob]) -> dict[str, str]:
+def submit(controller: Losing, jobs: list[Order]) -> dict[str, str]:
     clock = FakeClock()
     slurm = Slurm(environment={}, clock=clock, run=controller)
     return submit_jobs(slurm, jobs, user=USER, clock=clock)

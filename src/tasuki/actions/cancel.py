@@ -5,25 +5,44 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from tasuki.actions.queued import NOTHING, Known, RunsJob, look, runs_of, uses_slurm
 from tasuki.actions.status import state_of
 from tasuki.clock import Clock
 from tasuki.errors import RunError
 from tasuki.relay.values import Cause
 from tasuki.scheduler.local import give_cause
+from tasuki.scheduler.slurm.client import Slurm, SlurmRefused
 from tasuki.store.atomic import FORMAT
+from tasuki.store.attempts import Holder
 from tasuki.store.claims import highest_claim
-from tasuki.store.control import Word, say
+from tasuki.store.control import Word, last_said, say
 from tasuki.store.jobs import job_folder
 from tasuki.store.runs import RunFolder
 from tasuki.telemetry.view import live_holder
 
 _LOOK_EVERY_S = 0.1
+_ASK_EVERY_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Controller:
+    """Slurm, where jobs of these runs may be in its queue."""
+
+    slurm: Slurm
+    user: str
 
 
 def cancel_run(
-    run: RunFolder, *, clock: Clock, wait_s: float = 90.0, is_dry: bool = False
+    run: RunFolder,
+    *,
+    clock: Clock,
+    controller: Controller | None = None,
+    wait_s: float = 90.0,
+    is_dry: bool = False,
 ) -> dict[str, Any]:
     """First the word, so that nobody starts it again; then the notice to who works on it."""
     state, _ = state_of(run, now=clock.wall())
@@ -32,23 +51,75 @@ def cancel_run(
             f"run `{run.name}` is complete: there is nothing to cancel",
             hint="`tasuki run --new` begins another one",
         )
+    known = _look(run, controller, clock)
     holder = live_holder(run, now=clock.wall())
     if is_dry:
-        return _answer(run, state, holder is not None)
+        return _answer(run, state, holder, known)
     if state not in ("cancelled", "held", "failed"):  # only `resume` lifts a hold
         say(run, Word.CANCEL, reason="cancelled by a person", claim=highest_claim(run))
-    if holder is not None and holder.is_alive():
-        # Other runs of the same job are interrupted too; the job comes back for them.
-        give_cause(
-            job_folder(run.path.parent, holder.job), start=holder.start, cause=Cause.CANCELLED
-        )
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(holder.pid, signal.SIGTERM)
-        until = clock.monotonic() + wait_s
-        while holder.is_alive() and clock.monotonic() < until:
-            clock.sleep(_LOOK_EVERY_S)
-    return _answer(run, state_of(run, now=clock.wall())[0], holder is not None)
+    if known.of(run) and controller is not None:
+        _end_jobs(run, known, controller, clock, wait_s)
+    elif holder is not None and holder.is_alive():
+        _end_here(run, holder, clock, wait_s)
+    return _answer(run, state_of(run, now=clock.wall())[0], holder, known)
 
 
-def _answer(run: RunFolder, state: str, was_live: bool) -> dict[str, Any]:
-    return {"format": FORMAT, "experiment": run.name, "state": state, "was_live": was_live}
+def _look(run: RunFolder, controller: Controller | None, clock: Clock) -> Known:
+    runs = run.path.parent
+    if controller is None or not uses_slurm(runs):
+        return NOTHING
+    return look(controller.slurm, runs, user=controller.user, clock=clock, fresh_s=0.0)
+
+
+def _end_here(run: RunFolder, holder: Holder, clock: Clock, wait_s: float) -> None:
+    # Other runs of the same job are interrupted too; the job comes back for them.
+    give_cause(job_folder(run.path.parent, holder.job), start=holder.start, cause=Cause.CANCELLED)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(holder.pid, signal.SIGTERM)
+    until = clock.monotonic() + wait_s
+    while holder.is_alive() and clock.monotonic() < until:
+        clock.sleep(_LOOK_EVERY_S)
+
+
+def _end_jobs(
+    run: RunFolder, known: Known, controller: Controller, clock: Clock, wait_s: float
+) -> None:
+    """Those that wait leave the queue. One that runs is told, and may take its time to save: a
+    `scancel` would leave it no more than KillWait."""
+    jobs = [job for job in known.of(run) if _is_alone(run, job)]
+    for job in reversed(jobs):  # from the last: none must start because another is gone
+        with contextlib.suppress(SlurmRefused):  # it has just ended
+            if job.is_running:
+                controller.slurm.signal(job.number, "TERM")
+            else:
+                controller.slurm.cancel(job.number)
+    until = clock.monotonic() + wait_s
+    running = [job for job in jobs if job.is_running]
+    while running and clock.monotonic() < until:
+        clock.sleep(_ASK_EVERY_S)
+        left = {job.number for job in controller.slurm.queue(controller.user)}
+        running = [job for job in running if job.number in left]
+    for job in running:
+        with contextlib.suppress(SlurmRefused):
+            controller.slurm.cancel(job.number)
+
+
+def _is_alone(run: RunFolder, job: RunsJob) -> bool:
+    """Does the job work for no other run that is still wanted?"""
+    others = [RunFolder(Path(run.path.parent, name)) for name in runs_of(job.folder)]
+    return not any(_is_wanted(other) for other in others if other.name != run.name)
+
+
+def _is_wanted(run: RunFolder) -> bool:
+    said = last_said(run)
+    return not run.is_complete() and (said is None or said.word is Word.LIFT)
+
+
+def _answer(run: RunFolder, state: str, holder: Holder | None, known: Known) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "experiment": run.name,
+        "state": state,
+        "was_live": holder is not None,
+        "jobs": [job.number for job in known.of(run)],
+    }

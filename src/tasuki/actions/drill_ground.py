@@ -20,7 +20,7 @@ from tasuki.actions.drill_trace import AttemptTrace, read_traces
 from tasuki.actions.freeze import freeze_run
 from tasuki.actions.machine import cpus_for, device_for
 from tasuki.actions.plan import PlanRequest, make_plan
-from tasuki.actions.run import RunRequest, write_jobs
+from tasuki.actions.run import RunRequest, local_jobs
 from tasuki.answers import ask
 from tasuki.backends.local import LocalBackend
 from tasuki.checkpoint.lineage import lineage
@@ -106,7 +106,7 @@ class Ground:
             folders=folders,
             measure=False,
         )
-        jobs = write_jobs(make_plan(request), folders, RunRequest(plan=request, clock=self.clock))
+        jobs = local_jobs(make_plan(request), folders, RunRequest(plan=request, clock=self.clock))
         of_run = {one.name: one for one in disturbances}
         named = {job.folder.name: of_run[job.runs[0].name] for job in jobs}
         backend = LocalBackend(

@@ -52,6 +52,8 @@ class PlanRequest:
     """By experiment and stage: what was measured already."""
     is_new: bool = False
     """Plan as if nothing were done yet."""
+    is_slurm: bool = False
+    """Jobs are given to Slurm; else they run here."""
     folders: dict[str, RunFolder] = field(default_factory=dict)
     """Runs that are meant although their experiment has newer ones."""
     on_progress: Callable[[str], None] = lambda _: None
@@ -81,7 +83,7 @@ def make_plan(request: PlanRequest) -> Plan:
     spec = request.spec
     jobs: list[Job] = []
     reasons: list[str] = []
-    warnings = [*spec.warnings, *_without_effect(spec, request.experiments)]
+    warnings = [*spec.warnings, *_without_effect(request)]
     project = re.sub(r"[^A-Za-z0-9_.-]+", "-", spec.project).strip("-.")[:40] or "tasuki"
     plan_id = f"{project}-{secrets.token_hex(3)}"
     last_job_of: dict[str, str] = {}
@@ -132,15 +134,16 @@ def _nearest(name: str, known: Sequence[str]) -> str:
     return f"did you mean `{near[0]}`?" if near else f"there are: {', '.join(known)}"
 
 
-def _without_effect(spec: ResolvedSpec, experiments: Sequence[ResolvedExperiment]) -> Iterator[str]:
+def _without_effect(request: PlanRequest) -> Iterator[str]:
     """A setting without effect warns."""
-    cluster = spec.cluster
-    if cluster.backend == "slurm":
-        yield "`cluster.backend: slurm` does not work yet: jobs run here"
-    if cluster.nodes > 1:
-        yield "`cluster.nodes` does not work yet: jobs have one node"
-    if cluster.setup:
-        yield "`cluster.setup` has no effect on jobs that run here"
+    cluster, experiments = request.spec.cluster, request.experiments
+    if not request.is_slurm:
+        if cluster.backend == "slurm":
+            yield "`cluster.backend: slurm` is for `tasuki submit`: jobs run here"
+        if cluster.nodes > 1:
+            yield "`cluster.nodes` is for `tasuki submit`: a job that runs here has one"
+        if cluster.setup:
+            yield "`cluster.setup` has no effect on jobs that run here"
     for experiment in experiments:
         for validate in {s.validate for s in experiment.stages if s.validate is not None}:
             if validate.mode == "min" and any(word in validate.metric for word in _MORE_IS_BETTER):
@@ -152,8 +155,9 @@ def _without_effect(spec: ResolvedSpec, experiments: Sequence[ResolvedExperiment
         yield "a stage's own `gpus` do not work yet: `cluster.gpus` counts"
 
 
-def ranks_of(spec: ResolvedSpec) -> int:
-    return spec.cluster.gpus
+def ranks_of(request: PlanRequest) -> int:
+    cluster = request.spec.cluster
+    return cluster.gpus * (cluster.nodes if request.is_slurm else 1)
 
 
 def _work_of(
@@ -221,7 +225,7 @@ def _estimate(
         return estimate_stage(
             stage,
             device=device,
-            ranks=ranks_of(request.spec),
+            ranks=ranks_of(request),
             own_events=events,
             history=history,
             measured=measured,
@@ -263,7 +267,7 @@ def _measure(
             experiment,
             [stage.name for stage in stages],
             folder=request.spec.folder,
-            ranks=ranks_of(request.spec),
+            ranks=ranks_of(request),
             cpus=cpus_for(request.spec.cluster, request.machine),
             device=device,
             python=request.python,
@@ -281,7 +285,7 @@ def _stage_work(
     done: int,
     request: PlanRequest,
 ) -> StageWork:
-    ranks = ranks_of(request.spec)
+    ranks = ranks_of(request)
     micro = None if stage.micro_batch == "auto" else stage.micro_batch
     batch = resolve_batch(stage.effective_batch, micro, stage.accumulation, ranks)
     total = times.total_steps

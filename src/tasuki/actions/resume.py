@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from tasuki.actions.freeze import log_change, snapshot_code
+from tasuki.actions.queued import runs_of
 from tasuki.clock import Clock
 from tasuki.errors import RunError, TasukiError
 from tasuki.spec.load import load_cluster
@@ -19,6 +20,7 @@ from tasuki.spec.resolved import (
     experiment_from_plain,
 )
 from tasuki.store.atomic import read_json, shaped, write_json
+from tasuki.store.jobs import list_jobs
 from tasuki.store.runs import RunFolder
 
 
@@ -43,6 +45,15 @@ def frozen_spec(
             experiments=(experiment,),
         )
     return spec, experiment
+
+
+def last_backend(run: RunFolder) -> str:
+    """Where its newest job ran, or waits."""
+    names = [job for job in list_jobs(run.path.parent) if run.name in runs_of(job)]
+    if not names:
+        return "local"
+    newest = max(names, key=lambda job: job.lanes.stat().st_mtime)
+    return str(read_json(newest.lanes).get("backend", "local"))
 
 
 def _cluster_of(value: dict[str, Any], environ: Mapping[str, str]) -> ResolvedCluster:

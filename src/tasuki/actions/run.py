@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from tasuki.actions.freeze import (
     refuse_edited_code,
     take_over,
 )
+from tasuki.actions.jobs import Terms, write_jobs
 from tasuki.actions.machine import cpus_for, device_for
 from tasuki.actions.plan import PlanRequest, make_plan
 from tasuki.actions.resume import take_current_code
@@ -24,18 +25,19 @@ from tasuki.actions.status import read_status
 from tasuki.backends.local import LocalBackend, LocalJob, Preemption
 from tasuki.clock import Clock
 from tasuki.errors import EXIT_DONE, RunError, UsageError
-from tasuki.plan.values import Job, Plan
+from tasuki.plan.values import Plan
 from tasuki.spec.resolved import ResolvedExperiment
 from tasuki.store.accepted import CODE, DATA
-from tasuki.store.atomic import FORMAT, make_folder, write_json
+from tasuki.store.atomic import FORMAT
 from tasuki.store.attempts import live_runner, write_runner
 from tasuki.store.claims import highest_claim
 from tasuki.store.control import Word, last_said, say
 from tasuki.store.find import latest_run, next_run
-from tasuki.store.jobs import JobFolder, job_folder, plan_path
 from tasuki.store.runs import RunFolder
-from tasuki.telemetry.events import EventLog
 from tasuki.telemetry.view import live_holder
+
+_LAST_WORD_S = 5.0
+"""Of an allocation, kept for ourselves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +48,8 @@ class RunRequest:
     preemption: Preemption | None = None
     lifts_hold: bool = False
     takes_current_code: bool = False
+    stays: bool = True
+    """This process plays scheduler until all is done."""
     on_plan: Callable[[Plan], None] = lambda _: None
     on_tick: Callable[[], None] = lambda: None
     on_event: Callable[[str, str], None] = lambda _kind, _text: None
@@ -77,7 +81,7 @@ def run_here(request: RunRequest) -> RunResult:
     notes = take_up(folders, request)
     for note in notes:
         request.on_event("note", note)
-    jobs = write_jobs(plan, folders, request)
+    jobs = local_jobs(plan, folders, request)
     backend = LocalBackend(
         clock=request.clock,
         python=spec.cluster.python or request.plan.python,
@@ -85,11 +89,28 @@ def run_here(request: RunRequest) -> RunResult:
         preemption=request.preemption,
         environment=request.plan.environment,
         devices=request.plan.machine.devices if _uses_gpus(request) else (),
+        until=_end_of_allocation(request),
         on_tick=request.on_tick,
         on_event=request.on_event,
     )
     code = backend.run(jobs) if jobs else EXIT_DONE
     return RunResult(code, plan, list(folders.values()), notes)
+
+
+def _end_of_allocation(request: RunRequest) -> float | None:
+    """Inside an allocation (`salloc`, or a job of one's own) its end is ours; on the monotonic
+    clock. None: there is none, or it is not known."""
+    job = request.plan.environment.get("SLURM_JOB_ID")
+    if job is None:
+        return None
+    from tasuki.scheduler.slurm.allocation import SlurmAllocation
+    from tasuki.scheduler.slurm.client import Slurm
+
+    slurm = Slurm(environment=request.plan.environment, clock=request.clock, tries=1, within_s=5.0)
+    remaining = SlurmAllocation(slurm, job, limit_s=None, clock=request.clock).remaining_s()
+    if remaining is None:
+        return None
+    return request.clock.monotonic() + remaining - _LAST_WORD_S
 
 
 def open_runs(request: RunRequest) -> dict[str, RunFolder]:
@@ -131,7 +152,8 @@ def take_up(folders: dict[str, RunFolder], request: RunRequest) -> list[str]:
                     f"run `{run.name}` goes on with the code it began with; "
                     f"`tasuki resume {run.name} --code current` takes your changes into it"
                 )
-        write_runner(run)
+        if request.stays:
+            write_runner(run)
         _lift(run)
     return notes
 
@@ -199,92 +221,18 @@ def _slots(request: RunRequest) -> int:
     return max(1, machine.cpus // cpus_for(cluster, machine)) * cluster.gpus
 
 
-def write_jobs(plan: Plan, folders: dict[str, RunFolder], request: RunRequest) -> list[LocalJob]:
-    """Write the plan and a folder for each of its jobs."""
-    spec = request.plan.spec
-    if not plan.jobs:
-        return []
-    runs = make_folder(Path(spec.runs))
-    path = plan_path(runs, plan.id)
-    make_folder(path.parent)
-    write_json(path, plan.as_json())
-    jobs = []
-    for number, job in enumerate(plan.jobs):
-        folder = job_folder(runs, job.name)
-        make_folder(folder.path)
-        later = [name for other in plan.jobs[number + 1 :] for name in experiments_of(other)]
-        value = _lanes(job, plan.id, folders, later, request)
-        write_json(folder.lanes, value)
-        names = experiments_of(job)
-        for name in names:
-            _log_submitted(folders[name], folder, request)
-        jobs.append(
-            LocalJob(
-                folder=folder,
-                after=job.after,
-                runs=tuple(folders[name] for name in names),
-                limit_s=job.limit_s,
-                grace_s=spec.cluster.grace_s,
-                gpus=job.gpus,
-                requeue=spec.cluster.requeue,
-            )
+def local_jobs(plan: Plan, folders: dict[str, RunFolder], request: RunRequest) -> list[LocalJob]:
+    cluster = request.plan.spec.cluster
+    terms = Terms(backend="local", grace_s=cluster.grace_s)
+    written = write_jobs(plan, folders, request.plan, terms, request.clock)
+    return [
+        LocalJob(
+            folder=made.folder,
+            after=made.job.after,
+            runs=made.runs,
+            limit_s=made.job.limit_s,
+            grace_s=cluster.grace_s,
+            gpus=made.job.gpus,
         )
-    return jobs
-
-
-def experiments_of(job: Job) -> list[str]:
-    return list(dict.fromkeys(p.experiment for lane in job.lanes for p in lane.stages))
-
-
-def _lanes(
-    job: Job,
-    plan_id: str,
-    folders: dict[str, RunFolder],
-    later: Sequence[str],
-    request: RunRequest,
-) -> dict[str, Any]:
-    """`lanes.json`: all a supervisor needs to know."""
-    spec, machine = request.plan.spec, request.plan.machine
-    lanes = []
-    for lane in job.lanes:
-        names = list(dict.fromkeys(piece.experiment for piece in lane.stages))
-        items = [_item(name, lane.stages, folders, later, request) for name in names]
-        lanes.append({"gpus": list(lane.gpus), "items": items})
-    return {
-        "format": FORMAT,
-        "plan": plan_id,
-        "backend": "local",
-        "python": spec.cluster.python or request.plan.python,
-        "folder": spec.folder,
-        "device": device_for(spec.cluster, machine),
-        "cpus": job.cpus,
-        "limit_s": job.limit_s,
-        "grace_s": spec.cluster.grace_s,
-        "reserve_s": job.reserve_s,
-        "requeue": spec.cluster.requeue,
-        "lanes": lanes,
-    }
-
-
-def _item(
-    name: str,
-    pieces: Sequence[Any],
-    folders: dict[str, RunFolder],
-    later: Sequence[str],
-    request: RunRequest,
-) -> dict[str, Any]:
-    is_continued = name in later
-    last = [piece.stage for piece in pieces if piece.experiment == name][-1]
-    is_limited = is_continued or bool(request.plan.stages)
-    return {
-        "run": folders[name].name,
-        "until": last if is_limited else None,
-        "continued": is_continued,
-    }
-
-
-def _log_submitted(run: RunFolder, job: JobFolder, request: RunRequest) -> None:
-    claim = highest_claim(run)
-    log = EventLog(run, claim=claim, node=0, who=f"run-{job.name}", clock=request.clock)
-    log.add("submitted", job=job.name)
-    log.close()
+        for made in written
+    ]

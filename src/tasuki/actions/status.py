@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from tasuki.actions.queued import Known, RunsJob
 from tasuki.clock import utc
 from tasuki.store.atomic import FORMAT, read_json, read_json_or_none, shaped
 from tasuki.store.attempts import live_runner, read_attempt_end, read_holder
 from tasuki.store.claims import highest_claim, list_claims
 from tasuki.store.control import Word, last_said
+from tasuki.store.jobs import last_start, read_outcome
 from tasuki.store.runs import RunFolder
 from tasuki.telemetry.events import read_events, read_recent_events
 from tasuki.telemetry.ledger import Ledger, make_ledger
@@ -18,20 +20,28 @@ from tasuki.telemetry.view import count_preemptions, live_holder
 _STATE_OF = {Word.CANCEL: "cancelled", Word.HOLD: "held", Word.FAIL: "failed"}
 
 
-def read_status(runs: Iterable[RunFolder], *, now: float) -> dict[str, Any]:
-    return {"format": FORMAT, "runs": [describe_run(run, now=now) for run in runs]}
+def read_status(
+    runs: Iterable[RunFolder], *, now: float, known: Known | None = None
+) -> dict[str, Any]:
+    """`known`: what Slurm says of their jobs."""
+    status = {"format": FORMAT, "runs": [describe_run(run, now=now, known=known) for run in runs]}
+    if known is not None and (known.at is not None or known.problem):
+        status["slurm"] = {"at": utc(known.at) if known.at else None, "problem": known.problem}
+    return status
 
 
-def describe_run(run: RunFolder, *, now: float) -> dict[str, Any]:
+def describe_run(run: RunFolder, *, now: float, known: Known | None = None) -> dict[str, Any]:
     """One run as scripts see it; what is unknown is null."""
     with shaped(run.path):
-        return _describe_run(run, now)
+        return _describe_run(run, now, known)
 
 
-def _describe_run(run: RunFolder, now: float) -> dict[str, Any]:
+def _describe_run(run: RunFolder, now: float, known: Known | None) -> dict[str, Any]:
     spec = read_json(run.spec)
     claim = highest_claim(run)
     state, reason = state_of(run, now=now)
+    if known is not None:
+        state, reason = in_queue(run, state, reason, known)
     said = last_said(run)
     told = read_json_or_none(run.training_state) or {}
     progress = last_progress(run, claim) if state == "running" else {}
@@ -52,6 +62,10 @@ def _describe_run(run: RunFolder, now: float) -> dict[str, Any]:
         "last_checkpoint_step": told.get("step"),
         "stages": stages,
         "jobs": _jobs_of(run),
+        "queue": [
+            {"job": job.folder.name, "number": job.number, "state": job.queued.state}
+            for job in (known.of(run) if known is not None else ())
+        ],
         "updated_at": utc(progress["t"]) if "t" in progress else told.get("updated_at"),
     }
 
@@ -81,6 +95,32 @@ def state_of(run: RunFolder, *, now: float) -> tuple[str, str]:
     if end["ending"] == "done":
         return "waiting", "what was asked for is done; `tasuki run` does the stages that are left"
     return "waiting", str(end.get("message", ""))
+
+
+def in_queue(run: RunFolder, state: str, reason: str, known: Known) -> tuple[str, str]:
+    """What the run's folder says, completed by what Slurm says of its jobs."""
+    if state not in ("waiting", "handed-over"):
+        return state, reason
+    jobs = known.of(run)
+    if jobs:
+        job = next((job for job in jobs if job.is_running), jobs[0])
+        return "waiting", _queue_words(job)
+    if run.name in known.last and not known.problem:
+        folder, number = known.last[run.name]
+        if read_outcome(folder, last_start(folder)) is None:
+            log = folder.slurm_log(number)
+            where = f"see {log}" if log.exists() else "it left no log: do nodes see this folder?"
+            return state, f"job {number} is gone from the queue without a word; {where}"
+    return state, reason
+
+
+def _queue_words(job: RunsJob) -> str:
+    queued = job.queued
+    if job.is_running:
+        return f"job {job.number} is {queued.state.lower()} in partition {queued.partition}"
+    why = f" ({queued.reason})" if queued.reason else ""
+    begins = f"; may start at {utc(queued.starts)}" if queued.starts else ""
+    return f"job {job.number} waits in partition {queued.partition}{why}{begins}"
 
 
 def _on(run: RunFolder) -> str:

@@ -13,25 +13,26 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
+from typing import Any
 
 from tasuki.clock import Clock
 from tasuki.errors import EXIT_FAILED, EXIT_RESUME_ME, RunError
-from tasuki.relay.decide import MAX_FAILURES, next_action
-from tasuki.relay.values import Cause, Ending, HandOver, Hold, PhaseEnded, Retry, Verdict
-from tasuki.scheduler.local import give_cause, set_deadline
+from tasuki.relay.decide import after_stillbirth, stays_away
+from tasuki.relay.values import Cause, Hold, Verdict
+from tasuki.scheduler.local import give_cause, read_deadline, set_deadline
 from tasuki.store.atomic import FILE_MODE
-from tasuki.store.attempts import read_attempt_end, read_holder, write_attempt_end
+from tasuki.store.attempts import read_holder
 from tasuki.store.claims import highest_claim
 from tasuki.store.control import Word, last_said, say
 from tasuki.store.jobs import JobFolder, last_start, read_outcome
 from tasuki.store.runs import RunFolder
-from tasuki.telemetry.events import EventLog, read_recent_events
-from tasuki.telemetry.view import read_view
 
 _TICK_S = 0.1
+_BURIED_WITHIN_S = 60.0
+_TOO_LATE_S = 15.0
+"""A job that has less than this is not worth its start."""
 _WORDS = {
     Cause.PREEMPTED: "is preempted",
     Cause.LIMIT: "is at its time limit",
@@ -49,7 +50,6 @@ class LocalJob:
     limit_s: float | None
     grace_s: float
     gpus: int
-    requeue: bool | int = True
     environment: Mapping[str, str] = field(default_factory=dict)
     """Of this job alone; `drill` gives each its own disturbances."""
 
@@ -82,10 +82,10 @@ class _Running:
     started_at: float = 0.0
     term_at: float | None = None
     cause: Cause = Cause.NONE
-    num_stillborn: int = 0
-    """Starts in a row that died before they took a claim."""
     devices: tuple[str, ...] = ()
     exit_code: int = 0
+    num_failed_starts: int = 0
+    """Starts whose end nobody could write down."""
 
 
 class LocalBackend:
@@ -100,6 +100,7 @@ class LocalBackend:
         preemption: Preemption | None = None,
         environment: dict[str, str],
         devices: Sequence[str] = (),
+        until: float | None = None,
         on_tick: Callable[[], None] = lambda: None,
         on_event: Callable[[str, str], None] = lambda _kind, _text: None,
     ) -> None:
@@ -110,6 +111,8 @@ class LocalBackend:
         self._environment = environment
         self._free_devices = list(devices)
         """GPUs as CUDA_VISIBLE_DEVICES names them; empty on a machine without."""
+        self._until = until
+        """On the monotonic clock: when this machine is taken from us; no job outlasts it."""
         self._on_tick = on_tick
         self._on_event = on_event
         self._jobs: list[_Running] = []
@@ -167,10 +170,8 @@ class LocalBackend:
         self._on_tick()
 
     def _may_start(self, job: _Running) -> bool:
-        if self.is_interrupted:
-            job.state, job.exit_code = JobState.ENDED, EXIT_RESUME_ME
-            return False
-        if self._is_stopped(job):
+        is_over = self._until is not None and self._clock.monotonic() >= self._until - _TOO_LATE_S
+        if self.is_interrupted or is_over or self._is_stopped(job):
             job.state, job.exit_code = JobState.ENDED, EXIT_RESUME_ME
             return False
         ended = {j.job.folder.name for j in self._jobs if j.state is JobState.ENDED}
@@ -181,25 +182,21 @@ class LocalBackend:
     def _is_stopped(self, job: _Running) -> bool:
         """Its runs are held, failed or cancelled, or an earlier job said that none may follow."""
         words = [said.word if (said := last_said(run)) else None for run in job.job.runs]
-        if job.job.after and all(word in (Word.HOLD, Word.FAIL, Word.CANCEL) for word in words):
-            return True
-        for before in self._jobs:
-            if before.job.folder.name in job.job.after and before.state is JobState.ENDED:
-                outcome = read_outcome(before.job.folder, before.start) or {}
-                if any(lane.get("stops_successors") for lane in outcome.get("lanes", ())):
-                    return True
-        return False
+        before = [j for j in self._jobs if j.job.folder.name in job.job.after]
+        ended = [read_outcome(j.job.folder, j.start) or {} for j in before if j.state == "ended"]
+        return stays_away(
+            words,
+            is_first=not job.job.after,
+            is_stopped=any(
+                lane.get("stops_successors") for told in ended for lane in told.get("lanes", ())
+            ),
+        )
 
     def _start(self, job: _Running) -> None:
         folder = job.job.folder
         job.start = last_start(folder) + 1
         job.started_at = self._clock.monotonic()
-        limit = job.job.limit_s
-        set_deadline(
-            folder,
-            start=job.start,
-            ends_monotonic=None if limit is None else job.started_at + limit,
-        )
+        set_deadline(folder, start=job.start, ends_monotonic=self._ends(job))
         reader, job.leash = os.pipe()
         log = os.open(folder.log(job.start), os.O_WRONLY | os.O_CREAT | os.O_APPEND, FILE_MODE)
         try:
@@ -237,17 +234,30 @@ class LocalBackend:
     def _watch(self, job: _Running) -> None:
         assert job.process is not None
         if job.process.poll() is not None:
-            self._on_exit(job, job.process.returncode)
+            self._on_exit(job)
             return
         now = self._clock.monotonic()
         if job.term_at is not None:
             if now >= job.term_at + job.job.grace_s:
                 _kill_group(job.process.pid)
             return
-        if job.job.limit_s is not None and now >= job.started_at + job.job.limit_s:
+        if self._is_at_its_end(job, now):
             self._end(job, Cause.LIMIT)
         elif self._is_to_preempt(job, now):
             self._end(job, Cause.PREEMPTED)
+
+    def _ends(self, job: _Running) -> float | None:
+        own = None if job.job.limit_s is None else job.started_at + job.job.limit_s
+        known = [end for end in (own, self._until) if end is not None]
+        return min(known, default=None)
+
+    def _is_at_its_end(self, job: _Running, now: float) -> bool:
+        """At its limit, or whenever somebody has moved it to."""
+        ends = self._ends(job)
+        if ends is None:
+            return False
+        moved = read_deadline(job.job.folder, job.start)
+        return now >= (ends if moved is None else moved)
 
     def _is_to_preempt(self, job: _Running, now: float) -> bool:
         rule = self._preemption
@@ -275,16 +285,13 @@ class LocalBackend:
             os.kill(job.process.pid, signal.SIGTERM)
         self._on_event("job-notice", f"job {job.job.folder.name} {_WORDS[cause]}")
 
-    def _on_exit(self, job: _Running, returncode: int) -> None:
+    def _on_exit(self, job: _Running) -> None:
         os.close(job.leash)
         self._free_devices += job.devices
         job.devices = ()
         _kill_group(job.process.pid if job.process else 0)  # stragglers of the session
-        outcome = read_outcome(job.job.folder, job.start)
-        if outcome is None:
-            verdict, job.exit_code = self._bury(job, returncode)
-        else:
-            verdict, job.exit_code = Verdict(outcome["verdict"]), int(outcome["exit_code"])
+        outcome = read_outcome(job.job.folder, job.start) or self._bury(job)
+        verdict, job.exit_code = Verdict(outcome["verdict"]), int(outcome["exit_code"])
         if verdict is not Verdict.END and not self.is_interrupted:
             # The plan of a job's smaller successor is `plan`'s business; here the job comes back.
             job.state = JobState.WAITING
@@ -293,60 +300,33 @@ class LocalBackend:
         job.state = JobState.ENDED
         self._on_event("job-ended", f"job {job.job.folder.name} ended")
 
-    def _bury(self, job: _Running, returncode: int) -> tuple[Verdict, int]:
-        """A supervisor died without a word: write down how its attempts ended, and ask relay."""
-        verdict, code = Verdict.END, EXIT_RESUME_ME
-        end = PhaseEnded(
-            ending=Ending.FAILED,
-            cause=job.cause,
-            message=f"its supervisor ended with status {returncode} without a word",
-            hint=f"see {job.job.folder.log(job.start)}",
-        )
-        if self._has_claimed(job):
-            job.num_stillborn = 0
-        elif job.cause is Cause.NONE:
-            job.num_stillborn += 1
-        for run in job.job.runs:
-            if run.is_complete():
-                continue
-            claim = highest_claim(run)
-            if job.num_stillborn >= MAX_FAILURES:
-                reason = f"its supervisor died {job.num_stillborn} times before it could begin"
-                say(run, Word.HOLD, reason=reason, hint=end.hint, claim=claim)
-                code = EXIT_FAILED
-                continue
-            told = read_recent_events(run, claim)
-            own = replace(
-                end,
-                has_progressed=_has_committed(run, claim),
-                has_stepped=any(event["kind"] == "progress" for event in told),
+    def _bury(self, job: _Running) -> dict[str, Any]:
+        """A supervisor died without a word: another one says what that means."""
+        log = job.job.folder.log(job.start).open("ab")
+        with log, contextlib.suppress(subprocess.TimeoutExpired):
+            subprocess.run(
+                [*self._command, str(job.job.folder.path), "--after"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self._environment,
+                timeout=_BURIED_WITHIN_S,
+                check=False,
             )
-            action = next_action(read_view(run, until=None, requeue=job.job.requeue), own)
-            self._write_end(job, run, claim, own)
-            if isinstance(action, Hold):
+        return read_outcome(job.job.folder, job.start) or self._give_up(job)
+
+    def _give_up(self, job: _Running) -> dict[str, Any]:
+        """Not even that can be started: what is called Python is none, or has no tasuki."""
+        job.num_failed_starts += 1
+        hint = f"see {job.job.folder.log(job.start)}"
+        action = after_stillbirth(job.num_failed_starts, hint=hint)
+        if not isinstance(action, Hold):
+            return {"verdict": Verdict.REQUEUE, "exit_code": EXIT_RESUME_ME}
+        for run in job.job.runs:
+            if not run.is_complete():
+                claim = highest_claim(run)
                 say(run, Word.HOLD, reason=action.reason, hint=action.hint, claim=claim)
-                code = EXIT_FAILED
-            elif isinstance(action, Retry) or (isinstance(action, HandOver) and action.is_resumed):
-                verdict = Verdict.REQUEUE
-        return verdict, code
-
-    def _has_claimed(self, job: _Running) -> bool:
-        """Did this start take a claim on one of its runs?"""
-        holders = [
-            read_holder(run, highest_claim(run)) for run in job.job.runs if run.claims.is_dir()
-        ]
-        own = (job.job.folder.name, job.start)
-        return any(holder and (holder.job, holder.start) == own for holder in holders)
-
-    def _write_end(self, job: _Running, run: RunFolder, claim: int, end: PhaseEnded) -> None:
-        holder = read_holder(run, claim) if claim else None
-        if holder is None or (holder.job, holder.start) != (job.job.folder.name, job.start):
-            return
-        if read_attempt_end(run, claim) is None:
-            write_attempt_end(run, claim, {**asdict(end), "at": self._clock.wall()})
-            log = EventLog(run, claim=claim, node=0, who="backend", clock=self._clock)
-            log.add("attempt-ended", **asdict(end))
-            log.close()
+        return {"verdict": Verdict.END, "exit_code": EXIT_FAILED}
 
     def _interrupt(self) -> None:
         """Ctrl-C: hand over; a second one kills."""
@@ -366,10 +346,3 @@ def _kill_group(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         if pid > 1:
             os.killpg(pid, signal.SIGKILL)
-
-
-def _has_committed(run: RunFolder, claim: int) -> bool:
-    """A checkpoint beyond a stage's start was committed by this claim."""
-    if not run.checkpoints.is_dir():
-        return False
-    return any(Path(name).suffix == f".c{claim}" for name in os.listdir(run.checkpoints))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from tasuki.cli.options import json_option, print_json, runs_folder, runs_option
+from tasuki.cli.options import json_option, make_slurm, print_json, runs_folder, runs_option, user
 
 
 @click.command(epilog="Example:  tasuki cancel sine")
@@ -16,12 +16,13 @@ from tasuki.cli.options import json_option, print_json, runs_folder, runs_option
 @json_option
 def command(run: str, dry_run: bool, runs: Path | None, as_json: bool) -> None:
     """End a run, saved. It stays cancelled until `tasuki run` or `tasuki resume`."""
-    from tasuki.actions.cancel import cancel_run
+    from tasuki.actions.cancel import Controller, cancel_run
     from tasuki.actions.runs import find_run
     from tasuki.clock import SystemClock
 
     folder = find_run(run, runs_folder(runs))
-    answer = cancel_run(folder, clock=SystemClock(), is_dry=dry_run)
+    controller = Controller(slurm=make_slurm(), user=user())
+    answer = cancel_run(folder, clock=SystemClock(), controller=controller, is_dry=dry_run)
     if as_json:
         print_json(answer)
         return

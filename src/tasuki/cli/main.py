@@ -15,9 +15,11 @@ GROUPS: dict[str, dict[str, str]] = {
     "Every day": {
         "new": "Make a project that runs at once.",
         "run": "Train here: plan, start, survive, evaluate; run again to go on.",
+        "submit": "Give the work to Slurm; come back to a finished model.",
         "status": "Where every run stands.",
         "logs": "What a run printed, over all attempts.",
         "cancel": "End a run, saved.",
+        "extend": "Give a running job more time.",
         "resume": "Go on with a run that is held or was stopped.",
     },
     "Before": {

@@ -13,6 +13,8 @@ import click
 
 if TYPE_CHECKING:
     from tasuki.actions.plan import PlanRequest
+    from tasuki.actions.queued import Known
+    from tasuki.scheduler.slurm.client import Slurm
     from tasuki.spec.resolved import ResolvedSpec
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -114,6 +116,25 @@ def runs_folder(runs: Path | None) -> Path:
     from tasuki.spec.load import load_runs_folder
 
     return Path(load_runs_folder("tasuki.yaml", environ=os.environ))
+
+
+def make_slurm() -> Slurm:
+    from tasuki.clock import SystemClock
+    from tasuki.scheduler.slurm.client import Slurm
+
+    return Slurm(environment=os.environ, clock=SystemClock())
+
+
+def look_at_queue(runs: Path) -> Known:
+    """What Slurm says of the jobs of a folder of runs; nothing, where it was never asked."""
+    from tasuki.actions.queued import look_if_used
+    from tasuki.clock import SystemClock
+
+    return look_if_used(make_slurm(), runs, user=user(), clock=SystemClock())
+
+
+def user() -> str:
+    return str(os.getuid())
 
 
 def print_json(value: object) -> None:

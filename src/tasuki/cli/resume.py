@@ -26,6 +26,7 @@ from tasuki.cli.options import json_option, make_request, print_json, runs_folde
     metavar="KEY",
     help="Go on although KEY changed: `data`, `code` (the run's copy of it).",
 )
+@click.option("--here/--submit", "is_here", default=None, help="Where (default: as last time).")
 @click.option("--dry-run", is_flag=True, help="Show what would be done.")
 @runs_option
 @json_option
@@ -33,15 +34,17 @@ def command(
     run: str,
     code: str,
     accepted: tuple[str, ...],
+    is_here: bool | None,
     dry_run: bool,
     runs: Path | None,
     as_json: bool,
 ) -> int:
     """Go on with a run that is held, failed, cancelled or was stopped, from its last checkpoint."""
     from tasuki.actions.plan import make_plan
-    from tasuki.actions.resume import frozen_spec
+    from tasuki.actions.resume import frozen_spec, last_backend
     from tasuki.actions.runs import find_run
     from tasuki.cli.run import run_and_show
+    from tasuki.cli.submit import submit_and_show
 
     folder = find_run(run, runs_folder(runs))
     spec, experiment = frozen_spec(folder, os.environ)
@@ -49,6 +52,16 @@ def command(
         make_request(spec, (), (), measure=spec.cluster.time_limit_s is not None),
         folders={experiment.name: folder},
     )
+    is_submitted = last_backend(folder) == "slurm" if is_here is None else not is_here
+    if is_submitted:
+        return submit_and_show(
+            request,
+            accepted=accepted,
+            lifts_hold=True,
+            takes_current_code=code == "current",
+            is_dry=dry_run,
+            as_json=as_json,
+        )
     if not dry_run:
         return run_and_show(
             request,

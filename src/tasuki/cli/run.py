@@ -18,6 +18,7 @@ from tasuki.cli.options import (
 if TYPE_CHECKING:
     from tasuki.actions.plan import PlanRequest
     from tasuki.backends.local import Preemption
+    from tasuki.spec.resolved import ResolvedSpec
 
 
 @click.command(
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 )
 @click.option("--preempt-every", metavar="20s", help="Preempt each attempt after this long.")
 @click.option("--preempt-at", metavar="12s", help="Preempt once, this long after the beginning.")
+@click.option("--here", "is_here", is_flag=True, help="On this machine, though Slurm is near.")
 @click.option("--dry-run", is_flag=True, help="The same as `tasuki plan`.")
 @json_option
 def command(
@@ -43,6 +45,7 @@ def command(
     accepted: tuple[str, ...],
     preempt_every: str | None,
     preempt_at: str | None,
+    is_here: bool,
     dry_run: bool,
     as_json: bool,
 ) -> int:
@@ -56,11 +59,30 @@ def command(
     request = make_request(resolved, experiments, stages, is_new=is_new, measure=needs_times)
     if dry_run:
         return _dry_run(request, as_json)
+    if not is_here:
+        refuse_login_node(resolved)
     return run_and_show(
         request,
         accepted=accepted,
         preemption=preemption_of(preempt_every, preempt_at),
         as_json=as_json,
+    )
+
+
+def refuse_login_node(spec: ResolvedSpec) -> None:
+    """Where the spec is meant for Slurm, training on the login node is hardly what is wanted."""
+    import os
+    import shutil
+
+    cluster = spec.cluster
+    is_meant = cluster.backend == "slurm" or (cluster.backend == "auto" and cluster.partition)
+    if not is_meant or "SLURM_JOB_ID" in os.environ or shutil.which("sbatch") is None:
+        return
+    from tasuki.errors import UsageError
+
+    raise UsageError(
+        "this spec is for Slurm, and this is no job of it: a login node?",
+        hint="`tasuki submit` gives the work to Slurm; `tasuki run --here` trains on this machine",
     )
 
 

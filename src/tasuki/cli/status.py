@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from tasuki.cli.options import json_option, print_json, runs_folder, runs_option
+from tasuki.cli.options import json_option, look_at_queue, print_json, runs_folder, runs_option
 
 
 @click.command(epilog="Example:  tasuki status --json | jq '.runs[].state'")
@@ -22,7 +22,7 @@ def command(run: tuple[str, ...], runs: Path | None, as_json: bool) -> None:
 
     folder = runs_folder(runs)
     chosen = [find_run(name, folder) for name in run] or list_runs(folder)
-    status = read_status(chosen, now=SystemClock.wall())
+    status = read_status(chosen, now=SystemClock.wall(), known=look_at_queue(folder))
     if as_json:
         print_json(status)
         return

@@ -35,6 +35,17 @@ MAX_FAILURES = 3
 
 _EXCUSES = (Cause.PREEMPTED, Cause.INTERRUPTED, Cause.CANCELLED)
 """An attempt ended by these before its first step is nobody's fault; our own clock is no excuse."""
+_FRUITLESS = {
+    Cause.LIMIT: (
+        "reached the time limit",
+        "ask for a longer `cluster.time_limit`: start-up, one step and one save must fit",
+    ),
+    Cause.LOST: (
+        "lost a part of their job",
+        "the job's own logs tell more; another `cluster.constraint` may avoid a sick node",
+    ),
+}
+"""Handovers that count as failures where they brought nothing."""
 _MEND = (
     "`tasuki logs RUN --err` shows more; mend the cause, then `tasuki resume RUN` "
     "(with `--code current` if you changed code)"
@@ -92,16 +103,16 @@ def _hand_over(run: RunView, cause: Cause) -> Action:
         case Cause.PREEMPTED:
             return HandOver(cause, is_resumed=_may_requeue(run))
         case _:
-            # A planned handover never counts against the cap; `requeue: false` stops it, saved.
+            # A planned handover and a lost node never count against the cap; `requeue: false`
+            # stops them, saved.
             return HandOver(cause, is_resumed=run.requeue is not False)
 
 
 def _after_handover(run: RunView, event: PhaseEnded) -> Action:
-    if event.cause is Cause.LIMIT and not event.has_progressed and run.failures + 1 >= MAX_FAILURES:
-        return Hold(
-            f"{run.failures + 1} attempts in a row reached the time limit without a new checkpoint",
-            "ask for a longer `cluster.time_limit`: start-up, one step and one save must fit",
-        )
+    is_in_vain = event.cause in _FRUITLESS and not event.has_progressed
+    if is_in_vain and run.failures + 1 >= MAX_FAILURES:
+        words, hint = _FRUITLESS[event.cause]
+        return Hold(f"{run.failures + 1} attempts in a row {words} without a new checkpoint", hint)
     return _hand_over(run, event.cause)
 
 
@@ -131,7 +142,7 @@ def counts_as_failure(end: PhaseEnded) -> bool:
     if end.has_progressed:
         return False
     if end.ending is Ending.HANDED_OVER:
-        return end.cause is Cause.LIMIT
+        return end.cause in _FRUITLESS
     return end.ending is Ending.FAILED and (end.cause not in _EXCUSES or end.has_stepped)
 
 
@@ -151,7 +162,21 @@ def _comes_back(lane: LaneEnd) -> bool:
     action = lane.action
     if not isinstance(action, HandOver) or not action.is_resumed:
         return False
-    return action.cause is Cause.PREEMPTED or not lane.is_continued
+    return action.cause in (Cause.PREEMPTED, Cause.LOST) or not lane.is_continued
+
+
+def after_stillbirth(deaths: int, *, hint: str) -> Action:
+    """A start of a job died before it took a run, for the `deaths`-th time in a row."""
+    if deaths < MAX_FAILURES:
+        return Retry(f"the supervisor died before it could begin ({deaths} of {MAX_FAILURES})")
+    return Hold(f"its supervisor died {deaths} times before it could begin", hint)
+
+
+def stays_away(words: Sequence[str | None], *, is_first: bool, is_stopped: bool) -> bool:
+    """Must a job of a plan not start? `words` were last said about its runs; the first job of a
+    plan was asked for by a person just now; `is_stopped`: a job before it lets none follow."""
+    is_unwanted = bool(words) and all(word in _STATE_OF_WORD for word in words)
+    return is_stopped or (is_unwanted and not is_first)
 
 
 def stops_successors(action: Action) -> bool:

@@ -16,6 +16,8 @@ class Cause(StrEnum):
     CANCELLED = "cancelled"
     INTERRUPTED = "interrupted"
     """A person pressed Ctrl-C, or whoever started the job is gone."""
+    LOST = "lost"
+    """A part of the job died, such as the supervisor of another node; the rest is taken down."""
 
 
 class Ending(StrEnum):

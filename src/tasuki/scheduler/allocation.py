@@ -14,6 +14,10 @@ class Allocation(Protocol):
         """Seconds until the scheduler ends this start; None: no limit."""
         ...
 
+    def patience_s(self, remaining_s: float | None) -> float:
+        """How long to wait before it is asked again whether the end has moved."""
+        ...
+
     def cause_of_notice(self) -> Cause:
         """Why a signal came."""
         ...

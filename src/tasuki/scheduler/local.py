@@ -11,6 +11,8 @@ from tasuki.relay.values import Cause
 from tasuki.store.atomic import FORMAT, read_json_or_none, write_json
 from tasuki.store.jobs import JobFolder
 
+_LOOK_EVERY_S = 30.0
+
 
 class LocalAllocation:
     """One start of a job under the local backend."""
@@ -28,13 +30,30 @@ class LocalAllocation:
             end = value.get("ends_monotonic")
         return None if end is None else float(end) - self._clock.monotonic()
 
+    def patience_s(self, remaining_s: float | None) -> float:  # noqa: ARG002
+        return _LOOK_EVERY_S
+
     def cause_of_notice(self) -> Cause:
         value = read_json_or_none(self._job.notice(self._start))
         return Cause(value["cause"]) if value else Cause.INTERRUPTED
 
 
+def told_cause(job: JobFolder, start: int) -> Cause:
+    """Why the local scheduler ended a start; NONE: it did not."""
+    value = read_json_or_none(job.notice(start))
+    return Cause(value["cause"]) if value else Cause.NONE
+
+
 def set_deadline(job: JobFolder, *, start: int, ends_monotonic: float | None) -> None:
     write_json(job.deadline, {"format": FORMAT, "start": start, "ends_monotonic": ends_monotonic})
+
+
+def read_deadline(job: JobFolder, start: int) -> float | None:
+    """On the monotonic clock of this host; None: no limit."""
+    value = read_json_or_none(job.deadline)
+    if value is None or value.get("start") != start or value.get("ends_monotonic") is None:
+        return None
+    return float(value["ends_monotonic"])
 
 
 def give_cause(job: JobFolder, *, start: int, cause: Cause) -> None:

@@ -7,6 +7,7 @@ same folder. `lanes.json` is plain JSON, so that the supervisor needs no parser 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,8 +51,29 @@ class JobFolder:
         return self.path / "slurm.json"
 
     @property
+    def order(self) -> Path:
+        """How this job is given to Slurm: after which jobs, with which options."""
+        return self.path / "sbatch.json"
+
+    def slurm_log(self, number: str) -> Path:
+        """What Slurm itself, the shell and a supervisor that cannot begin say."""
+        return self.path / f"slurm-{number}.log"
+
+    @property
     def starts(self) -> Path:
         return self.path / "starts"
+
+    def origin(self, start: int) -> Path:
+        """Which job of Slurm, in which of its lives, a start belongs to."""
+        return self.starts / str(start) / "origin.json"
+
+    def phase(self, start: int, number: int) -> Path:
+        """What node 0 has its ranks do, for the supervisors of the other nodes."""
+        return self.path / f"phase.{start}.{number}.json"
+
+    def report(self, start: int, number: int, node: int) -> Path:
+        """How the ranks of another node ended that phase."""
+        return self.path / f"report.{start}.{number}.{node}.json"
 
     @property
     def deadline(self) -> Path:
@@ -81,7 +103,7 @@ def job_folder(runs: Path, name: str) -> JobFolder:
     return JobFolder(runs / JOBS / name)
 
 
-def begin_start(job: JobFolder) -> int:
+def begin_start(job: JobFolder, origin: Mapping[str, Any] | None = None) -> int:
     """Number a start of this job; two starts never get the same number."""
     make_folder(job.starts)
     while True:
@@ -91,7 +113,18 @@ def begin_start(job: JobFolder) -> int:
                 (job.starts / str(number)).mkdir(mode=FOLDER_MODE)
             except FileExistsError:
                 continue
+        if origin is not None:
+            write_json(job.origin(number), {"format": FORMAT, **origin})
         return number
+
+
+def find_start(job: JobFolder, origin: Mapping[str, Any]) -> int | None:
+    """The newest start of this origin."""
+    for number in range(last_start(job), 0, -1):
+        told = read_json_or_none(job.origin(number)) or {}
+        if all(told.get(key) == value for key, value in origin.items()):
+            return number
+    return None
 
 
 def last_start(job: JobFolder) -> int:
@@ -113,3 +146,19 @@ def read_outcome(job: JobFolder, start: int) -> dict[str, Any] | None:
 
 def plan_path(runs: Path, plan_id: str) -> Path:
     return runs / PLANS / f"{plan_id}.json"
+
+
+def queue_path(runs: Path) -> Path:
+    """What Slurm last said of its queue."""
+    return runs / JOBS / "queue.json"
+
+
+def list_jobs(runs: Path) -> list[JobFolder]:
+    """All that were ever written, by name."""
+    with translated(runs / JOBS):
+        try:
+            names = sorted(os.listdir(runs / JOBS))
+        except FileNotFoundError:
+            return []
+    found = [JobFolder(runs / JOBS / name) for name in names]
+    return [job for job in found if job.lanes.exists()]

@@ -1,4 +1,5 @@
-"""`python -m tasuki.supervisor JOB_DIR [--leash FD]`: run one start of a job."""
+"""`python -m tasuki.supervisor JOB_DIR [--leash FD]`: run one start of a job, on this node.
+With `--after` instead: a start is over; write down how, and have the job come back if it is to."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from tasuki.signals import NOTICES
 from tasuki.store.atomic import sweep
 from tasuki.store.jobs import begin_start, write_outcome
 from tasuki.supervisor.job import JobOrder, read_job
+from tasuki.supervisor.place import Place, read_place
 
 if TYPE_CHECKING:
     from tasuki.clock import Clock
@@ -21,16 +23,19 @@ if TYPE_CHECKING:
 
 def main(arguments: list[str], launch: Launcher | None = None, clock: Clock | None = None) -> int:
     if not arguments or arguments[0].startswith("-"):
-        sys.stderr.write("usage: python -m tasuki.supervisor JOB_DIR [--leash FD]\n")
+        sys.stderr.write("usage: python -m tasuki.supervisor JOB_DIR [--leash FD | --after]\n")
         return EXIT_USAGE
     # Held back until the loop can take them: a notice during the imports must not kill us.
     signal.pthread_sigmask(signal.SIG_BLOCK, NOTICES)
     leash = int(arguments[2]) if arguments[1:2] == ["--leash"] else None
     try:
         job = read_job(Path(arguments[0]).absolute())
+        place = read_place(os.environ, is_slurm=job.is_slurm)
+        if arguments[1:2] == ["--after"]:
+            return _settle(job, place)
         if _is_finished(job):
-            return _end_at_once(job)
-        return _supervise(job, launch, leash, clock)
+            return EXIT_DONE if place.node else _end_at_once(job, place)
+        return _supervise(job, place, launch, leash, clock)
     except TasukiError as error:
         hint = f"\nhint: {error.hint}" if error.hint else ""
         sys.stderr.write(f"error: {error}{hint}\n")
@@ -41,23 +46,46 @@ def _is_finished(job: JobOrder) -> bool:
     return all(item.run.is_complete() for lane in job.lanes for item in lane.items)
 
 
-def _end_at_once(job: JobOrder) -> int:
+def _end_at_once(job: JobOrder, place: Place) -> int:
     """A start of a finished job, as after a requeue that came too late: no need for anything."""
     for lane in job.lanes:
         for item in lane.items:
             sweep(item.run.path, ".*.tmp")  # of the attempt that was killed as it finished
     lanes = [{"action": "leave", "state": "complete"} for _ in job.lanes]
     value = {"verdict": "end", "exit_code": EXIT_DONE, "lanes": lanes}
-    write_outcome(job.folder, begin_start(job.folder), value)
+    write_outcome(job.folder, begin_start(job.folder, place.origin), value)
     return EXIT_DONE
 
 
+def _settle(job: JobOrder, place: Place) -> int:
+    from tasuki.clock import SystemClock
+    from tasuki.supervisor.after import settle_job
+
+    return settle_job(job, place, clock=SystemClock(), environment=os.environ)
+
+
 def _supervise(
-    job: JobOrder, launch: Launcher | None, leash: int | None, clock: Clock | None
+    job: JobOrder,
+    place: Place,
+    launch: Launcher | None,
+    leash: int | None,
+    clock: Clock | None,
 ) -> int:
     from tasuki.clock import SystemClock
-    from tasuki.supervisor.loop import Supervisor
     from tasuki.supervisor.phase import start_process
+
+    if place.node:
+        from tasuki.supervisor.follower import Follower
+
+        follower = Follower(
+            job,
+            place,
+            clock=clock or SystemClock(),
+            launch=launch or start_process,
+            environment=dict(os.environ),
+        )
+        return follower.run()
+    from tasuki.supervisor.loop import Supervisor
 
     supervisor = Supervisor(
         job,
@@ -65,8 +93,11 @@ def _supervise(
         launch=launch or start_process,
         environment=dict(os.environ),
         leash=leash,
+        place=place,
     )
-    return supervisor.run().exit_code
+    code = supervisor.run().exit_code
+    # Under Slurm the script says how the job ends; srun would call any other status an error.
+    return EXIT_DONE if job.is_slurm else code
 
 
 if __name__ == "__main__":

@@ -43,6 +43,14 @@ class JobOrder:
     lanes: tuple[LaneOrder, ...]
     device: str = "cpu"
     """cpu or cuda."""
+    container: tuple[str, ...] = ()
+    """The words that start a rank inside a container."""
+    surplus_s: float = 0.0
+    """What the scheduler gives beyond the limit, because it counts in minutes."""
+
+    @property
+    def is_slurm(self) -> bool:
+        return self.backend == "slurm"
 
     @property
     def ranks_grace_s(self) -> float:
@@ -64,6 +72,8 @@ def read_job(path: Path) -> JobOrder:
             requeue=value["requeue"],
             lanes=tuple(_read_lane(lane, folder.runs) for lane in value["lanes"]),
             device=str(value.get("device", "cpu")),
+            container=tuple(map(str, value.get("container", ()))),
+            surplus_s=float(value.get("surplus_s", 0.0)),
         )
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise StoreError(f"{folder.lanes} is damaged: {error!r}") from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from tasuki.clock import Clock, utc
@@ -26,19 +26,21 @@ from tasuki.relay.values import (
     Started,
     Train,
 )
-from tasuki.store.atomic import FORMAT, read_json, read_json_or_none, write_json
+from tasuki.store.atomic import FORMAT, read_json, read_json_or_none, shaped, write_json
 from tasuki.store.attempts import write_attempt_end, write_holder
 from tasuki.store.claims import highest_claim, take_claim
 from tasuki.store.control import Word, say
 from tasuki.supervisor.figures import Figures, lane_figures
 from tasuki.supervisor.finish import finish_run
 from tasuki.supervisor.job import JobOrder, LaneItem, LaneOrder
-from tasuki.supervisor.phase import Launch, Launcher, Phase, Rank, make_wires
+from tasuki.supervisor.phase import Launcher, Phase
+from tasuki.supervisor.place import Place
+from tasuki.supervisor.ranks import PhaseOrder, publish_order, start_ranks
 from tasuki.telemetry.events import EventLog
-from tasuki.telemetry.view import count_preemptions, read_view
+from tasuki.telemetry.view import count_preemptions, read_end, read_view
 
-_NEVER_PASSED = ("TASUKI_SET", "TASUKI_STAGE", "TASUKI_NAME")
-"""Frozen in the run's spec at its first start: a later change of them must have no effect."""
+_REPORTS_WITHIN_S = 3.0
+"""How long the other nodes may take to say why their ranks failed, when ours only lost them."""
 
 
 @dataclass(slots=True)
@@ -60,6 +62,7 @@ class Lane:
     clock: Clock
     launch: Launcher
     environment: dict[str, str]
+    place: Place = field(default_factory=Place)
     remaining_s: float | None = None
     notice: Cause = Cause.NONE
     notice_until: float | None = None
@@ -67,6 +70,8 @@ class Lane:
     end: LaneEnd | None = None
     attempt: Attempt | None = None
     _left: list[LaneItem] = field(default_factory=list)
+    _published: int = 0
+    """Phases that the other nodes were told of."""
     _worst: Action = field(default_factory=lambda: Leave("done"))
     _figures: Figures = field(init=False)
 
@@ -162,62 +167,32 @@ class Lane:
         attempt = self.attempt
         assert attempt is not None
         attempt.num_phases += 1
-        num_ranks = len(self.order.gpus) if kind == "train" else 1
+        num_ranks = len(self.order.gpus) * self.place.nodes if kind == "train" else 1
+        order = PhaseOrder(
+            run=attempt.item.run,
+            claim=attempt.claim,
+            kind=kind,
+            stage=stage,
+            number=attempt.num_phases,
+            world=num_ranks,
+            host=self.place.host,
+        )
         attempt.events.add("worker-started", phase=kind, stage=stage, ranks=num_ranks)
-        ranks = [self._start_rank(rank, num_ranks, kind, stage) for rank in range(num_ranks)]
+        if kind == "train" and self.place.nodes > 1:
+            self._published += 1
+            publish_order(self.job.folder, self.start, self._published, order)
+        ranks = start_ranks(
+            order,
+            self.job,
+            gpus=self.order.gpus,
+            node=self.place.node,
+            launch=self.launch,
+            environment=self.environment,
+        )
         self.phase = Phase(kind, stage, ranks, grace_s=self.job.ranks_grace_s)
         self._tell_deadline()
         if self.notice is not Cause.NONE:
             self._notice_phase()
-
-    def _start_rank(self, rank: int, world: int, kind: str, stage: str) -> Rank:
-        attempt = self.attempt
-        assert attempt is not None
-        wire, theirs = make_wires()
-        run = attempt.item.run
-        name = f"{self.job.folder.name}.{attempt.claim}"
-        suffix = f".{rank}" if rank else ""
-        arguments = {
-            "--job": str(self.job.folder.path),
-            "--run": str(run.path),
-            "--claim": str(attempt.claim),
-            "--phase": kind,
-            "--stage": stage,
-            "--number": str(attempt.num_phases),
-            "--rank": str(rank),
-            "--world": str(world),
-            "--fd": str(theirs.fileno()),
-        }
-        process = self.launch(
-            Launch(
-                arguments=[text for pair in arguments.items() for text in pair],
-                python=self.job.python,
-                cwd=self.job.cwd,
-                environment=self._rank_environment(attempt, rank),
-                log=run.logs / f"{name}{suffix}.log",
-                err=run.logs / f"{name}{suffix}.err",
-                fd=theirs.fileno(),
-            )
-        )
-        theirs.close()
-        return Rank(rank, process, wire, log=run.logs / f"{name}{suffix}.log")
-
-    def _rank_environment(self, attempt: Attempt, rank: int) -> dict[str, str]:
-        environment = {k: v for k, v in self.environment.items() if k not in _NEVER_PASSED}
-        visible = environment.get("CUDA_VISIBLE_DEVICES", "")
-        if visible:
-            # Slurm may give UUIDs: hand on the lane's own entries, as they stand.
-            ids = visible.split(",")
-            gpu = self.order.gpus[rank]
-            environment["CUDA_VISIBLE_DEVICES"] = ids[gpu] if gpu < len(ids) else visible
-        environment |= {
-            # Frozen by promise 2: without them two starts may sum, or iterate sets, differently.
-            "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
-            "PYTHONHASHSEED": "0",
-            "TASUKI_RUN": str(attempt.item.run.path),
-            "TASUKI_ATTEMPT": str(attempt.claim),
-        }
-        return environment
 
     def on_phase_ended(self) -> None:
         """All ranks are gone: find out what that means and go on."""
@@ -225,7 +200,7 @@ class Lane:
         assert phase is not None and attempt is not None
         self.phase = None
         phase.close()
-        end = phase.ending()
+        end = self._ending(phase)
         attempt.events.add(
             "worker-ended",
             phase=phase.kind,
@@ -237,6 +212,32 @@ class Lane:
         attempt.has_stepped |= end.has_stepped
         attempt.has_progressed |= end.has_progressed or end.ending is Ending.DONE
         self._after(end)
+
+    def _ending(self, phase: Phase) -> PhaseEnded:
+        """As our own ranks tell, or those of another node where ours have only lost them."""
+        end = phase.ending()
+        if self.place.nodes == 1 or phase.kind != "train":
+            return end
+        if end.cause is Cause.INTERRUPTED and self.notice is Cause.NONE:
+            return replace(end, cause=Cause.LOST)  # they have lost their supervisor, not we ours
+        if end.ending is Ending.FAILED and phase.is_only_lost:
+            told = self._reported()
+            return end if told is None else replace(told, has_progressed=end.has_progressed)
+        return end
+
+    def _reported(self) -> PhaseEnded | None:
+        """How a phase ended on the node where it failed first."""
+        until = self.clock.monotonic() + _REPORTS_WITHIN_S
+        while True:
+            for node in range(1, self.place.nodes):
+                path = self.job.folder.report(self.start, self._published, node)
+                told = read_json_or_none(path)
+                if told is not None and not told.get("is_only_lost"):
+                    with shaped(path):
+                        return replace(read_end(told), message=f"node {node}: {told['message']}")
+            if self.clock.monotonic() >= until:
+                return None
+            self.clock.sleep(0.1)
 
     def _after(self, end: PhaseEnded) -> None:
         attempt = self.attempt

@@ -18,14 +18,16 @@ from tasuki.relay.values import Cause, LaneEnd, Settlement, Verdict
 from tasuki.scheduler.allocation import Allocation
 from tasuki.scheduler.local import LocalAllocation
 from tasuki.signals import SignalPipe
+from tasuki.store.claims import highest_claim
+from tasuki.store.control import Word, last_said, say
 from tasuki.store.jobs import begin_start, write_outcome
 from tasuki.supervisor.job import JobOrder
 from tasuki.supervisor.lane import Lane
 from tasuki.supervisor.phase import Launcher, Phase, Rank
+from tasuki.supervisor.place import Place
 
-_ASK_EVERY_S = 30.0
-"""How often the scheduler is asked whether the deadline has moved."""
 _TICK_S = 0.25
+_ANSWERS_WITHIN_S = 3.0
 
 
 class Supervisor:
@@ -39,16 +41,16 @@ class Supervisor:
         launch: Launcher,
         environment: dict[str, str],
         leash: int | None,
+        place: Place | None = None,
     ) -> None:
         self._job = job
         self._clock = clock
-        self._start = begin_start(job.folder)
-        self._allocation: Allocation = LocalAllocation(
-            job.folder, start=self._start, limit_s=job.limit_s, clock=clock
-        )
+        place = place or Place()
+        self._start = begin_start(job.folder, place.origin)
+        self._allocation = _allocation(job, place, self._start, clock, environment)
         self._leash = leash
         self._lanes = [
-            Lane(job, order, number, self._start, clock, launch, environment)
+            Lane(job, order, number, self._start, clock, launch, environment, place)
             for number, order in enumerate(job.lanes)
         ]
         self._asked_at = clock.monotonic()
@@ -115,13 +117,25 @@ class Supervisor:
         if self._has_notice:
             return
         self._has_notice = True
+        if cause is Cause.CANCELLED and self._job.is_slurm:
+            self._remember_cancel()
         until = self._clock.monotonic() + self._job.ranks_grace_s
         for lane in self._lanes:
             self._guard(lane, partial(lane.give_notice, cause, until=until))
 
+    def _remember_cancel(self) -> None:
+        """`scancel` is a person's word: neither this job nor a later one of the plan goes on."""
+        reason = "its job was cancelled with scancel"
+        for run in {item.run for lane in self._job.lanes for item in lane.items}:
+            with contextlib.suppress(StoreError):
+                said = last_said(run)
+                if not run.is_complete() and (said is None or said.word is Word.LIFT):
+                    say(run, Word.CANCEL, reason=reason, claim=highest_claim(run))
+
     def _watch_clock(self) -> None:
         now = self._clock.monotonic()
-        if now - self._asked_at >= _ASK_EVERY_S:
+        left = None if self._remaining_at is None else self._remaining_at - now
+        if now - self._asked_at >= self._allocation.patience_s(left):
             self._ask_deadline()
         for lane in self._lanes:
             self._guard(lane, partial(lane.watch_clock, now))
@@ -166,6 +180,21 @@ class Supervisor:
         except StoreError:
             return Settlement(Verdict.END, settlement.exit_code)
         return settlement
+
+
+def _allocation(
+    job: JobOrder, place: Place, start: int, clock: Clock, environment: dict[str, str]
+) -> Allocation:
+    if place.number is None:
+        return LocalAllocation(job.folder, start=start, limit_s=job.limit_s, clock=clock)
+    from tasuki.scheduler.slurm.allocation import SlurmAllocation
+    from tasuki.scheduler.slurm.client import Slurm
+
+    # Asked between the words of ranks: who waits for a busy controller hears none of them.
+    slurm = Slurm(environment=environment, clock=clock, tries=1, within_s=_ANSWERS_WITHIN_S)
+    return SlurmAllocation(
+        slurm, place.number, limit_s=job.limit_s, surplus_s=job.surplus_s, clock=clock
+    )
 
 
 @contextlib.contextmanager

@@ -49,6 +49,8 @@ class Launch:
     arguments: Sequence[str]
     """Of `python -m tasuki.train`."""
     python: str
+    container: tuple[str, ...]
+    """The words before `python` that start it inside a container; empty: without one."""
     cwd: Path
     environment: dict[str, str]
     log: Path
@@ -66,7 +68,7 @@ def start_process(launch: Launch) -> Process:
     with _append(launch.log) as out, _append(launch.err) as err, deaf():
         return subprocess.Popen(
             # -P: a file of the user's called random.py must not hide Python's own.
-            [launch.python, "-P", "-m", "tasuki.train", *launch.arguments],
+            [*launch.container, launch.python, "-P", "-m", "tasuki.train", *launch.arguments],
             cwd=launch.cwd,
             env=launch.environment,
             stdin=subprocess.DEVNULL,
@@ -254,6 +256,15 @@ class Phase:
         )
         return self._end(
             Ending.FAILED, cause, {"message": self._explain(silent[0] if silent else None)}
+        )
+
+    @property
+    def is_only_lost(self) -> bool:
+        """Did these ranks fail only because those of another node are gone?"""
+        failed = [rank for rank in self.ranks if rank.status not in (EXIT_DONE, EXIT_RESUME_ME)]
+        return all(
+            (rank.done or {}).get("is_peer") or (self.is_killed and rank.number != self.first_end)
+            for rank in failed
         )
 
     def _cause(self, words: list[dict[str, Any]]) -> Cause:

@@ -18,3 +18,5 @@ class Orders:
     rank: int
     world: int
     fd: int | None
+    host: str = "127.0.0.1"
+    """Where the first rank can be reached by all."""

@@ -50,15 +50,15 @@ class Ranks:
 
 
 def join_ranks(
-    *, rank: int, world: int, device: torch.device, rendezvous: Path, clock: Clock
+    *, rank: int, world: int, device: torch.device, rendezvous: Path, host: str, clock: Clock
 ) -> Ranks:
     """Meet the other ranks: rank 0 opens the store and writes down where."""
     if world == 1:
         return Ranks(0, 1, None, None)
     store: Store
     if rank == 0:
-        store = TCPStore("127.0.0.1", 0, world, is_master=True, wait_for_workers=False)
-        host, port = "127.0.0.1", store.port
+        store = TCPStore(host, 0, world, is_master=True, wait_for_workers=False)
+        port = store.port
         write_json(rendezvous, {"format": FORMAT, "host": host, "port": port})
     else:
         host, port = _await_address(rendezvous, clock)

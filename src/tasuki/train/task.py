@@ -83,7 +83,8 @@ def choose_device(job: JobFolder, rank: int) -> torch.device:
 
 
 def cpus_of_rank(job: JobFolder, *, world: int) -> int:
-    """A rank's share of the job's CPUs."""
+    """A rank's share of the CPUs of its node."""
     value = read_json(job.lanes)
-    ranks_of_job = sum(len(lane["gpus"]) for lane in value["lanes"])
-    return max(1, int(value.get("cpus") or 1) // max(world, ranks_of_job))
+    ranks_of_node = sum(len(lane["gpus"]) for lane in value["lanes"])
+    world_of_node = world // int(value.get("nodes", 1))
+    return max(1, int(value.get("cpus") or 1) // max(world_of_node, ranks_of_node))

@@ -128,6 +128,7 @@ def _make_task(orders: Orders, watch: Watch, stopwatch: Stopwatch, clock: Clock)
         world=orders.world,
         device=device,
         rendezvous=job.rendezvous(orders.claim, orders.number),
+        host=orders.host,
         clock=clock,
     )
     task = Task(
@@ -218,5 +219,6 @@ def _parse(arguments: list[str]) -> Orders:
         ("world", int),
     ):
         parser.add_argument(f"--{name}", type=kind, required=True)
+    parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--fd", type=int, default=None)
     return Orders(**vars(parser.parse_args(arguments)))

@@ -16,7 +16,12 @@ _NARROW = 70
 
 
 def show_plan(
-    plan: dict[str, Any], *, python: str, runs: str, console: Console | None = None
+    plan: dict[str, Any],
+    *,
+    python: str,
+    runs: str,
+    console: Console | None = None,
+    commands: bool = True,
 ) -> None:
     console = console or Console()
     if not plan["jobs"]:
@@ -26,7 +31,8 @@ def show_plan(
             _print_list(plan, console)
         else:
             console.print(_table(plan))
-        _print_commands(plan, python, runs, console)
+        if commands:
+            _print_commands(plan, python, runs, console)
     for warning in plan["warnings"]:
         console.print(f"[yellow]warning:[/] {_plain(warning)}", highlight=False)
 

@@ -33,6 +33,7 @@ def bar(share: float, width: int = 12) -> str:
 
 def show_status(status: dict[str, Any], *, folder: str, console: Console | None = None) -> None:
     console = console or Console()
+    _print_doubt(status.get("slurm"), console)
     if not status["runs"]:
         console.print(f"no runs in {escape(folder)}", highlight=False)
         return
@@ -52,6 +53,13 @@ def show_status(status: dict[str, Any], *, folder: str, console: Console | None 
     console.print(table)
     for run in status["runs"]:
         _print_reason(run, console, label=f"{run['experiment']}: ")
+
+
+def _print_doubt(slurm: dict[str, Any] | None, console: Console) -> None:
+    if slurm is None or not slurm["problem"]:
+        return
+    since = f"; what is shown of jobs is of {slurm['at']}" if slurm["at"] else ""
+    console.print(f"[yellow]warning:[/] {escape(neutral(slurm['problem']))}{since}")
 
 
 def _brief(run: dict[str, Any]) -> str:

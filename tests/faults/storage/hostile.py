@@ -17,7 +17,7 @@ from tests.harness.audit import Guard
 
 from tasuki.actions.machine import Machine
 from tasuki.actions.plan import PlanRequest, choose_experiments, make_plan
-from tasuki.actions.run import RunRequest, open_runs, take_up, write_jobs
+from tasuki.actions.run import RunRequest, local_jobs, open_runs, take_up
 from tasuki.clock import SystemClock
 from tasuki.errors import TasukiError
 from tasuki.spec.load import load_spec
@@ -157,7 +157,7 @@ def _go_through(folder: Path, changes: dict[str, Any], how: dict[str, Any]) -> N
     )
     folders = open_runs(request)
     take_up(folders, request)
-    write_jobs(make_plan(request.plan), folders, request)
+    local_jobs(make_plan(request.plan), folders, request)
 
 
 def _strange(seen: list[str], text: str) -> Iterator[str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,15 +39,26 @@ _BODY = """\
 set -u
 job="$1"
 shift
+if [ ! -d "$job" ]; then
+  echo "error: the job's folder $job is not visible on $(hostname)" >&2
+  echo "hint: the spec's 'runs' must lie on a file system that all nodes share" >&2
+  exit 1
+fi
 if [ -f "$job/setup.sh" ]; then
   set +u
   source "$job/setup.sh"
   set -u
 fi
-# As an srun step the supervisor gets TERM in every mode of preemption; the shell makes room for it,
-# since a trap of bash waits for its child. srun does not inherit --cpus-per-task.
-exec srun --ntasks-per-node=1 --kill-on-bad-exit=1 \\
-  ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} "$@"
+# As an srun step the supervisor gets TERM in every mode of preemption. What comes to this shell is
+# for it too, and it hears it: the shell only waits. srun does not inherit --cpus-per-task.
+trap : TERM INT USR1 USR2
+srun --ntasks-per-node=1 --kill-on-bad-exit=1 \\
+  ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} "$@" &
+step=$!
+while kill -0 "$step" 2>/dev/null; do wait "$step"; done
+# srun's own status says little: it may be 0 for a step that was killed. What the supervisor wrote
+# counts; this ends the job, or has it come back.
+exec "$@" --after
 """
 
 
@@ -59,7 +70,7 @@ class SlurmJob:
     folder: Path
     """Named after plan and job, like no other; it is the job's comment, by which it is found."""
     command: tuple[str, ...]
-    """Supervises the job on a node; the container's words come first, if there is one."""
+    """Supervises the job on a node."""
     limit_s: float | None = None
     nodes: int = 1
     gres: str | None = None
@@ -73,7 +84,7 @@ class SlurmJob:
     is_requeued: bool = True
     mail: str | None = None
     after: tuple[str, ...] = ()
-    """Jobs that must have ended, however they ended: by name in a plan, by number for sbatch."""
+    """Names of the jobs of its plan that must have ended, however they ended."""
     extra: Mapping[str, str | int | float | bool] = field(default_factory=dict)
 
     @property
@@ -97,7 +108,7 @@ def sbatch_options(job: SlurmJob) -> list[str]:
         "comment": job.comment,
         "nodes": job.nodes,
         "ntasks-per-node": 1,
-        "time": None if job.limit_s is None else _minutes(job.limit_s),
+        "time": None if job.limit_s is None else minutes_for(job.limit_s),
         "gres": job.gres,
         "cpus-per-task": job.cpus,
         "mem": None if job.memory_bytes is None else f"{math.ceil(job.memory_bytes / 2**20)}M",
@@ -107,7 +118,6 @@ def sbatch_options(job: SlurmJob) -> list[str]:
         "constraint": job.constraint,
         "mail-user": job.mail,
         "mail-type": None if job.mail is None else "END,FAIL",
-        "dependency": f"afterany:{':'.join(job.after)}" if job.after else None,
         "output": f"{_escape(job.folder)}/slurm-%j.log",
         "open-mode": "append",
         "requeue" if job.is_requeued else "no-requeue": True,
@@ -116,14 +126,18 @@ def sbatch_options(job: SlurmJob) -> list[str]:
     return [_option(key, value) for key, value in wanted.items() if value not in (None, False)]
 
 
+def dependency(numbers: Sequence[str]) -> list[str]:
+    return [f"--dependency=afterany:{':'.join(numbers)}"] if numbers else []
+
+
 def submit_arguments(job: SlurmJob) -> list[str]:
     """What follows the options: the script and its arguments."""
     return [str(job.folder / SCRIPT), str(job.folder), *job.command]
 
 
-def render_submit(job: SlurmJob) -> str:
-    """The command as a file, for people."""
-    words = ["sbatch", *sbatch_options(job), *submit_arguments(job)]
+def render_submit(job: SlurmJob, after: Sequence[str] = ()) -> str:
+    """The command as a file, for people. `after`: numbers of the jobs before it."""
+    words = ["sbatch", *sbatch_options(job), *dependency(after), *submit_arguments(job)]
     return "#!/bin/bash\nexec " + " \\\n  ".join(shlex.quote(word) for word in words) + "\n"
 
 
@@ -131,9 +145,9 @@ def _option(key: str, value: object) -> str:
     return f"--{key}" if value is True else f"--{key}={value}"
 
 
-def _minutes(seconds: float) -> str:
+def minutes_for(seconds: float) -> int:
     """Slurm counts whole minutes; a job of less gets one."""
-    return str(max(1, math.ceil(seconds / 60)))
+    return max(1, math.ceil(seconds / 60))
 
 
 def _escape(folder: Path) -> str:

@@ -13,6 +13,8 @@ from tasuki.scheduler.slurm.text import ShownJob
 
 _AT_ITS_END_S = 2.0
 """Slurm counts whole seconds."""
+_SELDOM_S, _OFTEN_S = 300.0, 15.0
+"""A controller serves thousands of jobs; near the end an extension must be seen in time."""
 _RUNNING = ("RUNNING", "CONFIGURING", "SUSPENDED")
 
 
@@ -26,25 +28,43 @@ def cause_of(job: ShownJob) -> Cause:
     | preempted, cancelled | COMPLETING | yes | now | |
     | time limit | COMPLETING | no | now | TimeLimit |
     | scancel | COMPLETING | no | now | |
-    | a signal sent by hand | RUNNING | no | at the limit | |
+    | another part of the job died; a signal by hand | RUNNING | no | at the limit | |
     """
     if job.is_preempted:
         return Cause.PREEMPTED
     if job.reason == "TimeLimit":
         return Cause.LIMIT
     if job.state in _RUNNING:
-        return Cause.INTERRUPTED  # somebody sent us a signal; the job itself goes on
+        return Cause.LOST  # srun takes the rest down; Slurm itself knows nothing of an end
     remaining = job.remaining_s
     if remaining is None or remaining > _AT_ITS_END_S:
         return Cause.PREEMPTED
     return Cause.CANCELLED
 
 
+def is_coming_back(job: ShownJob) -> bool:
+    """Has Slurm requeued it already? Then it is about to end with its end far in the future."""
+    if job.state == "PENDING" or job.state.startswith("REQUEUE"):
+        return True
+    remaining = job.remaining_s
+    return job.state == "COMPLETING" and (remaining is None or remaining > _AT_ITS_END_S)
+
+
 class SlurmAllocation:
     """One start of a job under Slurm."""
 
-    def __init__(self, slurm: Slurm, job: str, *, limit_s: float | None, clock: Clock) -> None:
-        """`limit_s` was planned: it counts where the controller is silent."""
+    def __init__(
+        self,
+        slurm: Slurm,
+        job: str,
+        *,
+        limit_s: float | None,
+        surplus_s: float = 0.0,
+        clock: Clock,
+    ) -> None:
+        """`limit_s` was planned: it counts where the controller is silent. `surplus_s` is what
+        Slurm gives beyond it, because it counts in minutes."""
+        self._surplus_s = surplus_s
         self._slurm, self._job = slurm, job
         self._clock = clock
         self._planned_end = None if limit_s is None else clock.monotonic() + limit_s
@@ -55,8 +75,13 @@ class SlurmAllocation:
         except SlurmError:
             shown = None
         if shown is not None and shown.remaining_s is not None:
-            return shown.remaining_s
+            return shown.remaining_s - self._surplus_s
         return None if self._planned_end is None else self._planned_end - self._clock.monotonic()
+
+    def patience_s(self, remaining_s: float | None) -> float:
+        if remaining_s is None:
+            return _SELDOM_S
+        return min(_SELDOM_S, max(_OFTEN_S, remaining_s / 4))
 
     def cause_of_notice(self) -> Cause:
         try:

@@ -100,8 +100,15 @@ class Slurm:
     """One controller, as its commands know it."""
 
     def __init__(
-        self, *, environment: Mapping[str, str], clock: Clock, run: Run = run_command
+        self,
+        *,
+        environment: Mapping[str, str],
+        clock: Clock,
+        run: Run = run_command,
+        tries: int = _TRIES,
+        within_s: float = _WITHIN_S,
     ) -> None:
+        self._tries, self._within_s = tries, within_s
         self._environment = plain_environment(environment)
         self._clock = clock
         self._run = run
@@ -144,6 +151,10 @@ class Slurm:
     def cancel(self, job: str) -> None:
         self._tell("scancel", job)
 
+    def signal(self, job: str, name: str) -> None:
+        """To the processes of its steps; the job itself goes on."""
+        self._tell("scancel", f"--signal={name}", job)
+
     def requeue(self, job: str) -> None:
         self._tell("scontrol", "requeue", job)
 
@@ -154,18 +165,18 @@ class Slurm:
     # -- how ------------------------------------------------------------------------------------
 
     def _ask(self, *command: str) -> str:
-        for attempt in range(1, _TRIES + 1):
+        for attempt in range(1, self._tries + 1):
             try:
                 return self._tell(*command)
             except SlurmSilent:
-                if attempt == _TRIES:
+                if attempt == self._tries:
                     raise
                 self._clock.sleep(_PAUSE_S * attempt)
         raise AssertionError("unreachable")
 
     def _tell(self, *command: str) -> str:
         try:
-            answer = self._run(command, self._environment, _WITHIN_S)
+            answer = self._run(command, self._environment, self._within_s)
         except FileNotFoundError as error:
             raise NoSlurm(
                 f"there is no `{command[0]}` here",

@@ -29,6 +29,7 @@ _JOB = re.compile(r"\s*\d+(?:[_+]\S*)?\|[A-Z_]+\|", re.ASCII)
 _FIELD = re.compile(r"(?:^|\s)([A-Z][\w:/]*)=(\S*)", re.ASCII)
 _FIRST = re.compile(r"\s*([A-Z][\w:/]*)=(.*)", re.ASCII)
 _DURATION = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", re.ASCII)
+_SECONDS = re.compile(r"(\d+) sec", re.ASCII)
 _VERSION = re.compile(r"slurm(?:-wlm)? (\d+)\.(\d+)(?:\.(\d+))?", re.ASCII)
 _NOTHING = frozenset({"", "None", "N/A", "Unknown", "(null)", "UNKNOWN"})
 
@@ -205,6 +206,12 @@ def parse_duration(text: str) -> float | None:
     else:
         hours, (minutes, seconds) = 0, [*parts, 0][:2]
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
+def parse_seconds(text: str) -> float | None:
+    """`30 sec` of `scontrol show config`."""
+    match = _SECONDS.fullmatch(text.strip())
+    return float(match[1]) if match else None
 
 
 def parse_time(text: str) -> float | None:

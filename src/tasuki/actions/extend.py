@@ -1,0 +1,77 @@
+"""`tasuki extend`: more time for the job that works on a run; `+2h` adds, `24h` sets.
+
+A run needs none to be finished: what its job cannot do, the next one does. It is for the last hour
+before a deadline, where a job that ends would have to queue again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tasuki.actions.cancel import Controller
+from tasuki.actions.queued import look, uses_slurm
+from tasuki.clock import Clock
+from tasuki.errors import RunError, UsageError
+from tasuki.scheduler.local import read_deadline, set_deadline
+from tasuki.scheduler.slurm.client import SlurmRefused
+from tasuki.store.atomic import FORMAT
+from tasuki.store.jobs import job_folder
+from tasuki.store.runs import RunFolder
+from tasuki.telemetry.view import live_holder
+from tasuki.units import Duration
+
+
+def extend_run(
+    run: RunFolder,
+    amount: str,
+    *,
+    clock: Clock,
+    controller: Controller | None = None,
+    is_dry: bool = False,
+) -> dict[str, Any]:
+    adds = amount.startswith("+")
+    seconds = Duration.parse(amount.removeprefix("+")).seconds
+    runs = run.path.parent
+    if controller is not None and uses_slurm(runs):
+        known = look(controller.slurm, runs, user=controller.user, clock=clock, fresh_s=0.0)
+        jobs = [job for job in known.of(run) if job.is_running] or list(known.of(run))[:1]
+        if jobs:
+            if not is_dry:
+                _extend_slurm(controller, jobs[0].number, seconds, adds=adds)
+            return _answer(run, jobs[0].number, amount)
+    holder = live_holder(run, now=clock.wall())
+    if holder is None or not holder.is_alive():
+        raise RunError(
+            f"no job works on run `{run.name}` here",
+            hint="`tasuki status` shows how it stands; `--time` of `submit` is for the next job",
+        )
+    job = job_folder(runs, holder.job)
+    ends = read_deadline(job, holder.start)
+    if ends is None:
+        raise UsageError(
+            f"the job of run `{run.name}` has no time limit", hint="there is nothing to extend"
+        )
+    began = clock.monotonic() - (clock.wall() - holder.at)
+    if not is_dry:
+        ends_at = ends + seconds if adds else began + seconds
+        set_deadline(job, start=holder.start, ends_monotonic=ends_at)
+    return _answer(run, holder.job, amount)
+
+
+def _extend_slurm(controller: Controller, number: str, seconds: float, *, adds: bool) -> None:
+    minutes = max(1, round(seconds / 60))
+    try:
+        controller.slurm.set_limit(number, f"+{minutes}" if adds else str(minutes))
+    except SlurmRefused as error:
+        denied = any(words in error.message for words in ("ermission", "denied"))
+        hint = (
+            "on most clusters only administrators may lengthen a job; nothing is lost at its "
+            "limit: the run goes on in the next job"
+            if denied
+            else error.hint
+        )
+        raise RunError(f"job {number} cannot be extended: {error.message}", hint=hint) from error
+
+
+def _answer(run: RunFolder, job: str, amount: str) -> dict[str, Any]:
+    return {"format": FORMAT, "experiment": run.name, "job": job, "amount": amount}

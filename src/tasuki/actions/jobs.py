@@ -1,0 +1,139 @@
+"""Write a plan and a folder for each of its jobs: all that a supervisor needs to know.
+
+Called by `run` and `submit`; the backends start what is written.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tasuki.actions.machine import device_for
+from tasuki.actions.plan import PlanRequest
+from tasuki.clock import Clock
+from tasuki.plan.values import Job, Plan
+from tasuki.spec.resolved import ResolvedCluster
+from tasuki.store.atomic import FORMAT, make_folder, write_json
+from tasuki.store.claims import highest_claim
+from tasuki.store.jobs import JobFolder, job_folder, plan_path
+from tasuki.store.runs import RunFolder
+from tasuki.telemetry.events import EventLog
+
+_IN_CONTAINER = "python3"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenJob:
+    job: Job
+    folder: JobFolder
+    runs: tuple[RunFolder, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What a backend adds to a job."""
+
+    backend: str
+    grace_s: float
+    surplus_s: float = 0.0
+
+
+def write_jobs(
+    plan: Plan, folders: Mapping[str, RunFolder], request: PlanRequest, terms: Terms, clock: Clock
+) -> list[WrittenJob]:
+    if not plan.jobs:
+        return []
+    runs = make_folder(Path(request.spec.runs))
+    path = plan_path(runs, plan.id)
+    make_folder(path.parent)
+    write_json(path, plan.as_json())
+    written = []
+    for number, job in enumerate(plan.jobs):
+        folder = job_folder(runs, job.name)
+        make_folder(folder.path)
+        later = [name for other in plan.jobs[number + 1 :] for name in experiments_of(other)]
+        write_json(folder.lanes, _lanes(job, plan.id, folders, later, request, terms))
+        names = experiments_of(job)
+        for name in names:
+            _log_submitted(folders[name], folder, clock)
+        own = tuple(folders[name] for name in names)
+        written.append(WrittenJob(job=job, folder=folder, runs=own))
+    return written
+
+
+def experiments_of(job: Job) -> list[str]:
+    return list(dict.fromkeys(p.experiment for lane in job.lanes for p in lane.stages))
+
+
+def container_words(cluster: ResolvedCluster, *, device: str, folder: str) -> list[str]:
+    """An image is run by apptainer; several words are a command of one's own."""
+    if not cluster.container:
+        return []
+    words = shlex.split(cluster.container)
+    if len(words) > 1:
+        return words
+    gpus = ["--nv"] if device == "cuda" else []
+    return ["apptainer", "exec", *gpus, "--bind", folder, "--pwd", folder, words[0]]
+
+
+def _lanes(
+    job: Job,
+    plan_id: str,
+    folders: Mapping[str, RunFolder],
+    later: Sequence[str],
+    request: PlanRequest,
+    terms: Terms,
+) -> dict[str, Any]:
+    """`lanes.json`."""
+    spec = request.spec
+    device = device_for(spec.cluster, request.machine)
+    container = container_words(spec.cluster, device=device, folder=spec.folder)
+    lanes = []
+    for lane in job.lanes:
+        names = list(dict.fromkeys(piece.experiment for piece in lane.stages))
+        items = [_item(name, lane.stages, folders, later, request) for name in names]
+        lanes.append({"gpus": list(lane.gpus), "items": items})
+    return {
+        "format": FORMAT,
+        "plan": plan_id,
+        "backend": terms.backend,
+        "python": spec.cluster.python or (_IN_CONTAINER if container else request.python),
+        "container": container,
+        "folder": spec.folder,
+        "device": device,
+        "nodes": spec.cluster.nodes if terms.backend == "slurm" else 1,
+        "cpus": job.cpus,
+        "limit_s": job.limit_s,
+        "surplus_s": terms.surplus_s,
+        "grace_s": terms.grace_s,
+        "reserve_s": job.reserve_s,
+        "requeue": spec.cluster.requeue,
+        "lanes": lanes,
+    }
+
+
+def _item(
+    name: str,
+    pieces: Sequence[Any],
+    folders: Mapping[str, RunFolder],
+    later: Sequence[str],
+    request: PlanRequest,
+) -> dict[str, Any]:
+    is_continued = name in later
+    last = [piece.stage for piece in pieces if piece.experiment == name][-1]
+    is_limited = is_continued or bool(request.stages)
+    return {
+        "run": folders[name].name,
+        "until": last if is_limited else None,
+        "continued": is_continued,
+    }
+
+
+def _log_submitted(run: RunFolder, job: JobFolder, clock: Clock) -> None:
+    claim = highest_claim(run)
+    log = EventLog(run, claim=claim, node=0, who=f"run-{job.name}", clock=clock)
+    log.add("submitted", job=job.name)
+    log.close()

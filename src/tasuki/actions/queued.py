@@ -1,0 +1,116 @@
+"""Which jobs of Slurm work, or will work, on which run: the queue joined with the job folders.
+
+Called by submit, status, cancel and extend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tasuki.backends.slurm.queue import FRESH_S, Queue, read_queue
+from tasuki.backends.slurm.submit import COMMENT, known_number
+from tasuki.clock import Clock
+from tasuki.scheduler.slurm.client import Slurm, SlurmError
+from tasuki.scheduler.slurm.text import QueuedJob
+from tasuki.store.atomic import read_json
+from tasuki.store.jobs import JobFolder, job_folder, list_jobs
+from tasuki.store.runs import RunFolder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunsJob:
+    """A job in the queue, and the folder it belongs to."""
+
+    folder: JobFolder
+    queued: QueuedJob
+
+    @property
+    def number(self) -> str:
+        return self.queued.number
+
+    @property
+    def is_running(self) -> bool:
+        return self.queued.state in ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """All jobs that Slurm knows of a folder of runs, by run."""
+
+    by_run: Mapping[str, tuple[RunsJob, ...]]
+    last: Mapping[str, tuple[JobFolder, str]] = field(default_factory=dict)
+    """The newest job of each run that was ever submitted, in the queue or not."""
+    at: float | None = None
+    problem: str = ""
+
+    def of(self, run: RunFolder) -> tuple[RunsJob, ...]:
+        return self.by_run.get(run.name, ())
+
+
+NOTHING = Known(by_run={})
+
+
+def uses_slurm(runs: Path) -> bool:
+    """Was anything of this folder ever given to Slurm?"""
+    return any(job.order.exists() for job in list_jobs(runs))
+
+
+def look_if_used(
+    slurm: Slurm, runs: Path, *, user: str, clock: Clock, fresh_s: float = FRESH_S
+) -> Known:
+    """For who only wants to know: where Slurm cannot be asked, what is known from files."""
+    if not uses_slurm(runs):
+        return NOTHING
+    try:
+        return look(slurm, runs, user=user, clock=clock, fresh_s=fresh_s)
+    except SlurmError as error:
+        return Known(by_run={}, last=last_submitted(runs), problem=error.message)
+
+
+def look(slurm: Slurm, runs: Path, *, user: str, clock: Clock, fresh_s: float = FRESH_S) -> Known:
+    queue = read_queue(slurm, runs, user=user, clock=clock, fresh_s=fresh_s)
+    return join(queue, runs)
+
+
+def join(queue: Queue, runs: Path) -> Known:
+    """By the comment of each job; those of other folders have none here."""
+    found: dict[str, list[RunsJob]] = {}
+    for queued in queue.jobs:
+        if not queued.comment.startswith(COMMENT):
+            continue
+        folder = job_folder(runs, queued.comment.removeprefix(COMMENT))
+        if "/" in folder.name or not folder.order.exists():
+            continue
+        for name in runs_of(folder):
+            found.setdefault(name, []).append(RunsJob(folder=folder, queued=queued))
+    return Known(
+        by_run={name: tuple(jobs) for name, jobs in found.items()},
+        last=last_submitted(runs),
+        at=queue.at,
+        problem=queue.problem,
+    )
+
+
+def runs_of(job: JobFolder) -> list[str]:
+    lanes: list[dict[str, Any]] = read_json(job.lanes)["lanes"]
+    return list(dict.fromkeys(item["run"] for lane in lanes for item in lane["items"]))
+
+
+def last_submitted(runs: Path) -> dict[str, tuple[JobFolder, str]]:
+    """The newest job that was ever submitted for each run, with its number."""
+    found: dict[str, tuple[JobFolder, str]] = {}
+    for job in sorted(list_jobs(runs), key=_age):
+        number = known_number(job)
+        if number is not None:
+            found |= dict.fromkeys(runs_of(job), (job, number))
+    return found
+
+
+def _age(job: JobFolder) -> tuple[float, str]:
+    try:
+        return job.submitted.stat().st_mtime, job.name
+    except OSError:
+        return 0.0, job.name

@@ -1,0 +1,246 @@
+"""`tasuki submit`: plan, freeze, and give the jobs to Slurm; a second call submits nothing twice.
+
+First everything is asked and checked that may refuse; only then is anything written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tasuki.actions.jobs import Terms, experiments_of, write_jobs
+from tasuki.actions.machine import Machine, device_for
+from tasuki.actions.plan import PlanRequest, make_plan
+from tasuki.actions.queued import Known, join
+from tasuki.actions.run import RunRequest, open_runs, take_up
+from tasuki.actions.status import read_status
+from tasuki.backends.slurm.fit import check_partition, choose_partition, notice_s
+from tasuki.backends.slurm.queue import Queue
+from tasuki.backends.slurm.script import (
+    SETUP,
+    SlurmJob,
+    minutes_for,
+    render_script,
+    render_submit,
+)
+from tasuki.backends.slurm.submit import Order, read_order, submit_jobs, write_order
+from tasuki.clock import Clock
+from tasuki.errors import UsageError
+from tasuki.plan.values import Job, Plan
+from tasuki.scheduler.slurm.client import Slurm
+from tasuki.spec.resolved import ResolvedCluster
+from tasuki.spec.site import Site, SiteGpu
+from tasuki.store.atomic import FORMAT, write_bytes
+from tasuki.store.find import latest_run
+from tasuki.store.jobs import JobFolder, job_folder, list_jobs
+from tasuki.store.runs import RunFolder
+
+_CPUS_PER_GPU = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmitRequest:
+    plan: PlanRequest
+    clock: Clock
+    slurm: Slurm
+    user: str
+    site: Site = field(default_factory=Site)
+    accepted: tuple[str, ...] = ()
+    lifts_hold: bool = False
+    takes_current_code: bool = False
+    is_dry: bool = False
+    on_submitted: Callable[[str, str], None] = lambda _name, _number: None
+
+
+@dataclass(slots=True)
+class SubmitResult:
+    plan: Plan
+    jobs: list[dict[str, Any]]
+    """{name, number, after, experiments, submit, script}"""
+    runs: list[RunFolder]
+    notes: list[str] = field(default_factory=list)
+
+    def as_json(self, *, now: float) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "plan": self.plan.as_json(),
+            "jobs": self.jobs,
+            "runs": read_status([run for run in self.runs if run.spec.exists()], now=now)["runs"],
+            "notes": self.notes,
+        }
+
+
+def submit(request: SubmitRequest) -> SubmitResult:
+    cluster = request.plan.spec.cluster
+    runs = Path(request.plan.spec.runs)
+    partition = choose_partition(cluster, request.slurm.partitions())
+    if partition is not None:
+        check_partition(cluster, partition)
+    grace_s = notice_s(cluster, partition, request.slurm.settings())
+    known = join(Queue(jobs=tuple(request.slurm.queue(request.user)), at=0.0), runs)
+    plan_request, notes = _leave_out_queued(_for_cluster(request.plan), known)
+    notes += _unknown_gpu(cluster, request.site)
+    run_request = RunRequest(
+        plan=plan_request,
+        clock=request.clock,
+        accepted=request.accepted,
+        lifts_hold=request.lifts_hold,
+        takes_current_code=request.takes_current_code,
+        stays=False,
+    )
+    folders = open_runs(run_request)
+    plan = make_plan(replace(plan_request, folders=folders))
+    _refuse_too_many(plan, known, request.site)
+    terms = Terms(backend="slurm", grace_s=grace_s, surplus_s=_surplus_s(cluster))
+    setup = _read_setup(request.plan)
+    if request.is_dry:
+        return _describe_only(plan, folders, request, notes)
+    notes += [*_doubts(runs), *take_up(folders, run_request)]
+    written = write_jobs(plan, folders, plan_request, terms, request.clock)
+    orders = [write_order(_slurm_job(made.job, made.folder, request)) for made in written]
+    for made in written:
+        if setup is not None:
+            write_bytes(made.folder.path / SETUP, setup)
+    left = _left_of_plans(known, runs)
+    numbers = submit_jobs(
+        request.slurm,
+        [*left, *orders],
+        user=request.user,
+        clock=request.clock,
+        on_submitted=lambda order, number: request.on_submitted(order.folder.name, number),
+    )
+    jobs = [_describe(made.job, request, numbers.get(made.folder.name)) for made in written]
+    return SubmitResult(plan, jobs, list(folders.values()), notes)
+
+
+def _for_cluster(request: PlanRequest) -> PlanRequest:
+    """Planned for its nodes, not for the machine on which somebody types."""
+    cluster = request.spec.cluster
+    is_cpu = cluster.gpu == "cpu"
+    cpus = cluster.cpus or (cluster.gpus if is_cpu else _CPUS_PER_GPU * cluster.gpus)
+    machine = Machine("cpu" if is_cpu else "cuda", 0 if is_cpu else cluster.gpus, cpus)
+    return replace(request, machine=machine, measure=False, is_slurm=True)
+
+
+def _leave_out_queued(request: PlanRequest, known: Known) -> tuple[PlanRequest, list[str]]:
+    """What waits or runs already is not submitted again."""
+    runs, notes, left = Path(request.spec.runs), [], []
+    for experiment in request.experiments:
+        run = request.folders.get(experiment.name) or latest_run(runs, experiment.name)
+        jobs = () if request.is_new else known.of(run)
+        if not jobs:
+            left.append(experiment)
+            continue
+        numbers = ", ".join(f"{job.number} ({job.queued.state})" for job in jobs)
+        notes.append(f"run `{run.name}` is submitted already: job {numbers}")
+    return replace(request, experiments=tuple(left)), notes
+
+
+def _left_of_plans(known: Known, runs: Path) -> list[Order]:
+    """Plans of which a part is in the queue and a part was never submitted: whoever did it was
+    stopped. Jobs that were submitted are listed too, since others wait for them."""
+    plans = {job.folder.name.rpartition("-")[0] for jobs in known.by_run.values() for job in jobs}
+    folders = [job for job in list_jobs(runs) if job.name.rpartition("-")[0] in plans]
+    if all(folder.submitted.exists() for folder in folders):
+        return []
+    return [read_order(folder) for folder in folders if folder.order.exists()]
+
+
+def _surplus_s(cluster: ResolvedCluster) -> float:
+    limit = cluster.time_limit_s
+    return 0.0 if limit is None else minutes_for(limit) * 60 - limit
+
+
+def _read_setup(request: PlanRequest) -> bytes | None:
+    """The user's own lines, sourced before srun: a file, read now so that a change or a mistake in
+    its name shows now."""
+    named = request.spec.cluster.setup
+    if named is None:
+        return None
+    path = Path(request.spec.folder, named).expanduser()
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UsageError(
+            f"`cluster.setup` names {path}, which cannot be read: {error.strerror}",
+            hint="it is a file of shell commands, such as `module load cuda`",
+        ) from error
+
+
+def _doubts(runs: Path) -> list[str]:
+    """Folders that usually exist on one host only: a job on a node would not find its own."""
+    for local in ("/tmp", "/var/tmp", "/dev/shm"):
+        if runs.resolve().is_relative_to(local):
+            return [f"the runs' folder {runs} lies in {local}, which nodes may not share"]
+    return []
+
+
+def _slurm_job(job: Job, folder: JobFolder, request: SubmitRequest) -> SlurmJob:
+    plan = _for_cluster(request.plan)
+    cluster = plan.spec.cluster
+    python = plan.python if cluster.container else (cluster.python or plan.python)
+    gpus = device_for(cluster, plan.machine) == "cuda"
+    wanted = request.site.gpus.get(cluster.gpu or "", SiteGpu())
+    return SlurmJob(
+        name=job.name,
+        folder=folder.path,
+        command=(python, "-P", "-m", "tasuki.supervisor", str(folder.path)),
+        limit_s=job.limit_s,
+        nodes=cluster.nodes,
+        gres=_gres(cluster, wanted) if gpus else None,
+        cpus=job.cpus,
+        memory_bytes=job.host_bytes,
+        partition=cluster.partition,
+        account=cluster.account,
+        qos=cluster.qos,
+        constraint=cluster.constraint or wanted.constraint,
+        is_requeued=cluster.requeue is not False,
+        mail=cluster.mail,
+        after=job.after,
+        extra=cluster.extra,
+    )
+
+
+def _gres(cluster: ResolvedCluster, wanted: SiteGpu) -> str:
+    return f"{wanted.gres or 'gpu'}:{cluster.gpus}"
+
+
+def _unknown_gpu(cluster: ResolvedCluster, site: Site) -> list[str]:
+    if cluster.gpu in (None, "cpu", *site.gpus):
+        return []
+    words = f"what `gpu: {cluster.gpu}` is called here is not known: any GPU is asked for"
+    return [f"{words}; the site file's `gpus` would tell (`tasuki doctor`)"]
+
+
+def _refuse_too_many(plan: Plan, known: Known, site: Site) -> None:
+    here = len({job.number for jobs in known.by_run.values() for job in jobs})
+    if site.max_jobs is not None and here + len(plan.jobs) > site.max_jobs:
+        raise UsageError(
+            f"{len(plan.jobs)} jobs are planned and {here} are in the queue, but this site takes "
+            f"{site.max_jobs} of a user",
+            hint="submit fewer with `--experiment`, or ask for a longer `cluster.time_limit`",
+        )
+
+
+def _describe_only(
+    plan: Plan, folders: Mapping[str, RunFolder], request: SubmitRequest, notes: list[str]
+) -> SubmitResult:
+    """`--dry-run`."""
+    jobs = [_describe(job, request, None) for job in plan.jobs]
+    return SubmitResult(plan, jobs, list(folders.values()), notes)
+
+
+def _describe(job: Job, request: SubmitRequest, number: str | None) -> dict[str, Any]:
+    folder = job_folder(Path(request.plan.spec.runs), job.name)
+    slurm_job = _slurm_job(job, folder, request)
+    return {
+        "name": job.name,
+        "number": number,
+        "after": list(job.after),
+        "experiments": experiments_of(job),
+        "folder": str(folder.path),
+        "submit": render_submit(slurm_job),
+        "script": render_script(),
+    }

@@ -1,0 +1,35 @@
+"""`tasuki extend`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from tasuki.cli.options import json_option, make_slurm, print_json, runs_folder, runs_option, user
+
+
+@click.command(
+    epilog="Example:  tasuki extend sine +2h", context_settings={"ignore_unknown_options": True}
+)
+@click.argument("run")
+@click.argument("amount", metavar="+2h|24h")
+@click.option("--dry-run", is_flag=True, help="Say what would be extended.")
+@runs_option
+@json_option
+def command(run: str, amount: str, dry_run: bool, runs: Path | None, as_json: bool) -> None:
+    """Give the job that works on a run more time: `+2h` adds, `24h` sets."""
+    from tasuki.actions.cancel import Controller
+    from tasuki.actions.extend import extend_run
+    from tasuki.actions.runs import find_run
+    from tasuki.clock import SystemClock
+
+    folder = find_run(run, runs_folder(runs))
+    controller = Controller(slurm=make_slurm(), user=user())
+    answer = extend_run(folder, amount, clock=SystemClock(), controller=controller, is_dry=dry_run)
+    if as_json:
+        print_json(answer)
+        return
+    words = "would be extended" if dry_run else "is extended"
+    kind = f"by {amount[1:]}" if amount.startswith("+") else f"to {amount}"
+    click.echo(f"job {answer['job']} of {folder.name} {words} {kind}")

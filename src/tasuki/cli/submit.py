@@ -1,0 +1,105 @@
+"""`tasuki submit`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from tasuki.cli.options import (
+    ManyValues,
+    json_option,
+    make_request,
+    make_slurm,
+    print_json,
+    read_spec,
+    spec_options,
+    user,
+)
+
+if TYPE_CHECKING:
+    from tasuki.actions.plan import PlanRequest
+
+
+@click.command(
+    cls=ManyValues,
+    epilog="Example:  tasuki submit --time 16h --memory 128G --extra reservation=class",
+)
+@spec_options
+@click.option("--new", "is_new", is_flag=True, help="Begin a new run beside the old one.")
+@click.option("--time", "limit", metavar="16h", help="`cluster.time_limit` of each job.")
+@click.option("--memory", metavar="128G", help="`cluster.memory` of each node.")
+@click.option("--no-requeue", is_flag=True, help="Stop, saved, where a job ends early.")
+@click.option("--extra", multiple=True, metavar="KEY=VALUE", help="A further option of sbatch.")
+@click.option(
+    "--accept-change", "accepted", multiple=True, metavar="KEY", help="Go on although KEY changed."
+)
+@click.option("--dry-run", is_flag=True, help="Print scripts and dependencies; change nothing.")
+@json_option
+def command(
+    spec: str,
+    experiments: tuple[str, ...],
+    config: str | None,
+    stages: tuple[str, ...],
+    settings: tuple[str, ...],
+    is_new: bool,
+    limit: str | None,
+    memory: str | None,
+    no_requeue: bool,
+    extra: tuple[str, ...],
+    accepted: tuple[str, ...],
+    dry_run: bool,
+    as_json: bool,
+) -> int:
+    """Give the work to Slurm: jobs inside the limits, each once. They hand over at time limits and
+    preemptions, come back by themselves, and evaluate. Submit again to go on with what is left.
+
+    Exit codes: 0 submitted (or nothing to do), 1 refused by Slurm, 2 usage.
+    """
+    own = (
+        *([f"cluster.time_limit={limit}"] if limit else []),
+        *([f"cluster.memory={memory}"] if memory else []),
+        *(["cluster.requeue=false"] if no_requeue else []),
+        *(f"cluster.extra.{pair}" for pair in extra),
+    )
+    resolved = read_spec(spec, (*settings, *own), config)
+    request = make_request(resolved, experiments, stages, is_new=is_new, measure=False)
+    return submit_and_show(request, accepted=accepted, is_dry=dry_run, as_json=as_json)
+
+
+def submit_and_show(
+    request: PlanRequest,
+    *,
+    accepted: tuple[str, ...] = (),
+    lifts_hold: bool = False,
+    takes_current_code: bool = False,
+    is_dry: bool = False,
+    as_json: bool,
+) -> int:
+    """Submit with a line for each job on stderr and the summary on stdout."""
+    from tasuki.actions.submit import SubmitRequest, submit
+    from tasuki.clock import SystemClock
+    from tasuki.spec.site import load_site
+
+    result = submit(
+        SubmitRequest(
+            plan=request,
+            clock=SystemClock(),
+            slurm=make_slurm(),
+            user=user(),
+            site=load_site(environ=request.environment),
+            accepted=accepted,
+            lifts_hold=lifts_hold,
+            takes_current_code=takes_current_code,
+            is_dry=is_dry,
+            on_submitted=lambda name, number: click.echo(f"job {number}: {name}", err=True),
+        )
+    )
+    values = result.as_json(now=SystemClock.wall())
+    if as_json:
+        print_json(values)
+        return 0
+    from tasuki.views.submit import show_submitted
+
+    show_submitted(values, python=request.python, runs=request.spec.runs, is_dry=is_dry)
+    return 0

@@ -1,0 +1,30 @@
+"""A job that cannot be requeued is carried on by another one, which waits for its end.
+
+Submitted from inside the job, from the order that lies in its folder; once, however often it is
+tried: a number is written down, and a lost one is found in the queue by the job's comment.
+"""
+
+from __future__ import annotations
+
+from tasuki.errors import StoreError
+from tasuki.scheduler.slurm.client import Slurm
+from tasuki.store.atomic import FORMAT, read_json, read_json_or_none, shaped, write_json
+from tasuki.store.jobs import JobFolder
+
+
+def submit_successor(slurm: Slurm, job: JobFolder, *, after: str) -> str:
+    """The number of the job that goes on when job `after` has ended."""
+    known = read_json_or_none(job.submitted) or {}
+    if known.get("after") == after:
+        return str(known["number"])
+    order = read_json(job.order)
+    with shaped(job.order):
+        options, words = list(order["options"]), list(order["arguments"])
+    if not options:
+        raise StoreError(f"{job.order} is damaged: it has no options for sbatch")
+    number = slurm.submit([*options, f"--dependency=afterany:{after}", *words])
+    before = [*known.get("before", ()), known["number"]] if "number" in known else []
+    write_json(
+        job.submitted, {"format": FORMAT, "number": number, "after": after, "before": before}
+    )
+    return number

@@ -1,0 +1,204 @@
+"""`python -m tasuki.supervisor JOB_DIR --after`: the job's processes are gone; what becomes of it?
+
+Run by the job's script behind srun, and by the local backend where a supervisor left no outcome.
+A supervisor that could say how it ended has written the outcome; for one that was killed it is
+written here, as `relay` says. Under Slurm the job then comes back: by Slurm itself, by a requeue,
+or, where that is refused, as a successor.
+
+Never acts for another life of the job: who was taken for dead may still run when the job has long
+been requeued elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tasuki.clock import Clock
+from tasuki.errors import EXIT_DONE, EXIT_FAILED, EXIT_RESUME_ME
+from tasuki.relay.decide import after_stillbirth, next_action
+from tasuki.relay.values import Action, Cause, Ending, HandOver, Hold, PhaseEnded, Retry, Verdict
+from tasuki.scheduler.local import told_cause
+from tasuki.store.attempts import read_attempt_end, read_holder, write_attempt_end
+from tasuki.store.claims import highest_claim
+from tasuki.store.control import Word, say
+from tasuki.store.jobs import begin_start, find_start, last_start, read_outcome, write_outcome
+from tasuki.store.runs import RunFolder
+from tasuki.supervisor.job import JobOrder
+from tasuki.supervisor.place import Place
+from tasuki.telemetry.events import EventLog, read_recent_events
+from tasuki.telemetry.view import read_view
+
+if TYPE_CHECKING:
+    from tasuki.scheduler.slurm.client import Slurm
+    from tasuki.scheduler.slurm.text import ShownJob
+
+_TRIES = 30
+"""To reach a busy controller: without it the job cannot come back. About a quarter of an hour."""
+
+
+def settle_job(job: JobOrder, place: Place, *, clock: Clock, environment: Mapping[str, str]) -> int:
+    """The exit code of the job."""
+    if place.number is None:
+        start = last_start(job.folder)
+        return _outcome(job, place, start, told_cause(job.folder, start), clock)[1]
+    from tasuki.scheduler.slurm.client import Slurm
+
+    slurm = Slurm(environment=environment, clock=clock, tries=_TRIES)
+    shown = slurm.show(place.number)
+    if shown is not None and shown.restarts != place.restarts:
+        _say(f"job {place.number} has been requeued meanwhile: nothing to do here")
+        return EXIT_DONE
+    start = find_start(job.folder, place.origin or {}) or begin_start(job.folder, place.origin)
+    cause = _cause(shown)
+    verdict, code = _outcome(job, place, start, cause, clock)
+    if verdict is Verdict.END:
+        return code
+    if cause is Cause.CANCELLED:  # the controller was silent when the supervisor asked
+        _say(f"job {place.number} was cancelled: it does not come back")
+        return EXIT_RESUME_ME
+    return _come_back(slurm, job, place, shown)
+
+
+def _cause(shown: ShownJob | None) -> Cause:
+    """Why a supervisor died without a word: Slurm's doing, or nobody's."""
+    from tasuki.scheduler.slurm.allocation import cause_of
+
+    cause = Cause.NONE if shown is None else cause_of(shown)
+    return Cause.NONE if cause is Cause.LOST else cause
+
+
+def _come_back(slurm: Slurm, job: JobOrder, place: Place, shown: ShownJob | None) -> int:
+    from tasuki.scheduler.slurm.allocation import is_coming_back
+    from tasuki.scheduler.slurm.client import SlurmRefused
+
+    assert place.number is not None
+    if shown is not None and is_coming_back(shown):
+        _say(f"job {place.number} comes back by itself")
+        return EXIT_RESUME_ME
+    try:
+        slurm.requeue(place.number)  # kills us; nothing after it is sure to run
+        _say(f"job {place.number} is requeued")
+        return EXIT_RESUME_ME
+    except SlurmRefused as error:
+        if "pending" in error.message:
+            return EXIT_RESUME_ME
+        _say(f"{error.message}; submitting a successor")
+        return _submit_successor(slurm, job, place)
+
+
+def _submit_successor(slurm: Slurm, job: JobOrder, place: Place) -> int:
+    from tasuki.scheduler.slurm.succession import submit_successor
+
+    number = submit_successor(slurm, job.folder, after=str(place.number))
+    _say(f"job {number} goes on when this one has ended")
+    return EXIT_DONE
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"tasuki: {text}\n")
+    sys.stderr.flush()
+
+
+# -- a supervisor that died without a word -----------------------------------------------------
+
+
+def _outcome(
+    job: JobOrder, place: Place, start: int, cause: Cause, clock: Clock
+) -> tuple[Verdict, int]:
+    """As it was written, or as it must be now."""
+    told = read_outcome(job.folder, start)
+    if told is None:
+        told = _bury(job, place, start, cause, clock)
+        write_outcome(job.folder, start, told)
+    return Verdict(told["verdict"]), int(told["exit_code"])
+
+
+def _bury(job: JobOrder, place: Place, start: int, cause: Cause, clock: Clock) -> dict[str, Any]:
+    """Write down how its attempts ended, and ask relay."""
+    log = job.folder.log(start) if place.number is None else job.folder.slurm_log(place.number)
+    end = PhaseEnded(
+        ending=Ending.FAILED,
+        cause=cause,
+        message="its supervisor died without a word",
+        hint=f"see {log}",
+    )
+    runs = {item.run: item.until for lane in job.lanes for item in lane.items}
+    left = {run: until for run, until in runs.items() if not run.is_complete()}
+    is_stillborn = not any(_is_ours(job, start, run) for run in left) and cause is Cause.NONE
+    deaths = 1 + _deaths_before(job, start) if is_stillborn else 0
+    actions = [
+        after_stillbirth(deaths, hint=end.hint)
+        if is_stillborn
+        else _bury_attempt(job, start, run, until, end, clock)
+        for run, until in left.items()
+    ]
+    for run, action in zip(left, actions, strict=True):
+        if isinstance(action, Hold):
+            claim = highest_claim(run)
+            say(run, Word.HOLD, reason=action.reason, hint=action.hint, claim=claim)
+    return {
+        **_settle(actions),
+        "at": clock.wall(),
+        "is_stillborn": is_stillborn,
+        "lanes": [],
+    }
+
+
+def _settle(actions: list[Action]) -> dict[str, Any]:
+    if any(
+        isinstance(action, Retry) or (isinstance(action, HandOver) and action.is_resumed)
+        for action in actions
+    ):
+        return {"verdict": Verdict.REQUEUE, "exit_code": EXIT_RESUME_ME}
+    is_held = any(isinstance(action, Hold) for action in actions)
+    code = EXIT_FAILED if is_held else (EXIT_RESUME_ME if actions else EXIT_DONE)
+    return {"verdict": Verdict.END, "exit_code": code}
+
+
+def _deaths_before(job: JobOrder, start: int) -> int:
+    """Starts right before this one that were stillborn too."""
+    deaths = 0
+    while start - deaths > 1:
+        told = read_outcome(job.folder, start - deaths - 1) or {}
+        if not told.get("is_stillborn"):
+            break
+        deaths += 1
+    return deaths
+
+
+def _is_ours(job: JobOrder, start: int, run: RunFolder) -> bool:
+    """Did this start take the run's newest claim?"""
+    claim = highest_claim(run)
+    holder = read_holder(run, claim) if claim else None
+    return holder is not None and (holder.job, holder.start) == (job.folder.name, start)
+
+
+def _bury_attempt(
+    job: JobOrder, start: int, run: RunFolder, until: str | None, end: PhaseEnded, clock: Clock
+) -> Action:
+    claim = highest_claim(run)
+    told = read_recent_events(run, claim)
+    own = replace(
+        end,
+        has_progressed=_has_committed(run, claim),
+        has_stepped=any(event["kind"] == "progress" for event in told),
+    )
+    action = next_action(read_view(run, until=until, requeue=job.requeue), own)
+    if _is_ours(job, start, run) and read_attempt_end(run, claim) is None:
+        write_attempt_end(run, claim, {**asdict(own), "at": clock.wall()})
+        log = EventLog(run, claim=claim, node=0, who="after", clock=clock)
+        log.add("attempt-ended", **asdict(own))
+        log.close()
+    return action
+
+
+def _has_committed(run: RunFolder, claim: int) -> bool:
+    """A checkpoint beyond a stage's start was committed by this claim."""
+    if not run.checkpoints.is_dir():
+        return False
+    return any(Path(name).suffix == f".c{claim}" for name in os.listdir(run.checkpoints))

@@ -1,0 +1,168 @@
+"""Submitted once, a run comes back finished: through preemptions of every kind, time limits, lost
+nodes, dead supervisors and a controller that is away."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.slurm.project import (
+    differences,
+    make_slurm_project,
+    run_here,
+    take_all_nodes,
+)
+
+pytestmark = pytest.mark.timeout(600)
+PREEMPTED, LIMIT, DONE = ("handed-over", "preempted"), ("handed-over", "limit"), ("done", "none")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(cluster, tmp_path_factory):
+    """The same runs without a disturbance, by the local backend."""
+    made = {}
+
+    def make(project):
+        key = (project.folder / "tasuki.yaml").read_text().replace(project.name, "")
+        spec = json.loads(key)
+        spec["cluster"] = {key: spec["cluster"].get(key) for key in ("gpus", "nodes")}
+        name = json.dumps(spec)
+        if name not in made:
+            made[name] = run_here(project, tmp_path_factory.mktemp("whole") / "p")
+        return made[name]
+
+    return make
+
+
+def test_in_every_partition_a_preempted_run_comes_back_and_ends_as_if_undisturbed(
+    cluster, tmp_path, undisturbed
+):
+    """Three runs at once: grace 0, a grace of 20 s, and a partition that cancels its jobs."""
+    projects = {
+        name: make_slurm_project(cluster, tmp_path / name, partition=name)
+        for name in ("low", "grace", "cancel")
+    }
+    for project in projects.values():
+        project.tasuki("submit")
+    for project in projects.values():
+        project.wait_for_step(1)
+    take_all_nodes(cluster, tmp_path / "high")
+    for project in projects.values():
+        project.wait_until_complete()
+    for name, project in projects.items():
+        assert project.ends() == [PREEMPTED, DONE], (name, project.logs())
+        assert project.recomputed() == 0, name
+        assert differences(undisturbed(project), project) == [], name
+        assert "TIMEOUT" not in project.states()
+
+
+def test_a_run_longer_than_its_limit_goes_from_job_to_job_and_none_ends_in_timeout(
+    cluster, tmp_path, undisturbed
+):
+    stages = [{"name": "one", "data": "d", "epochs": 40}]
+    project = make_slurm_project(cluster, tmp_path / "p", stages=stages, time_limit="14s")
+    project.tasuki("submit")
+    project.wait_until_complete()
+    ends = project.ends()
+    assert ends[0] == LIMIT and ends[-1] == DONE, project.logs()
+    assert project.recomputed() == 0
+    assert set(project.states()) <= {"PENDING", "COMPLETED"}, project.states()
+    assert differences(undisturbed(project), project) == []
+
+
+def test_cancel_ends_a_waiting_and_a_running_job_for_good_and_submit_goes_on(cluster, tmp_path):
+    project = make_slurm_project(cluster, tmp_path / "p", partition="grace")
+    project.tasuki("submit", "--extra", "hold=true")
+    waiting = project.status()
+    assert waiting["state"] == "waiting" and "JobHeldUser" in waiting["reason"], waiting
+    assert json.loads(project.tasuki("cancel", "exp", "--json"))["state"] == "cancelled"
+    assert project.queued() == []
+    project.tasuki("submit")
+    project.wait_for_step(1)
+    project.tasuki("cancel", "exp")
+    project.wait(lambda: not project.queued(), "out of the queue", 60)
+    assert project.status()["state"] == "cancelled"
+    (first,) = project.attempts()
+    assert first.handed_over == first.diary, "the last step was not saved"
+    project.tasuki("submit")
+    project.wait_until_complete()
+    assert project.recomputed() == 0
+
+
+@pytest.mark.parametrize(
+    "partition", ["low", *(pytest.param(p, marks=pytest.mark.long) for p in ("grace", "cancel"))]
+)
+def test_a_plain_scancel_is_a_persons_word_and_leaves_a_run_that_can_be_resumed(
+    cluster, tmp_path, partition
+):
+    project = make_slurm_project(cluster, tmp_path / "p", partition=partition)
+    project.tasuki("submit")
+    project.wait_for_step(1)
+    cluster.run("scancel", project.number)
+    project.wait(lambda: not project.queued(), "out of the queue", 60)
+    status = project.status()
+    assert (status["state"], status["reason"]) == (
+        "cancelled",
+        "its job was cancelled with scancel",
+    ), project.logs()
+    project.tasuki("resume", "exp")
+    project.wait_until_complete()
+    assert project.recomputed() == 0
+
+
+def test_what_fails_at_once_is_held_after_three_attempts_with_its_reason_in_status(
+    cluster, tmp_path
+):
+    params = {"fail_at": 0, "pause": 0.0}
+    project = make_slurm_project(cluster, tmp_path / "p", params=params)
+    project.tasuki("submit")
+    project.wait(lambda: project.try_tasuki("status", "--json").stdout.count('"held"'), "held")
+    status = project.status()
+    assert status["attempts"] == 3 and "planted failure" in status["reason"], status
+    project.wait(lambda: not project.queued(), "out of the queue", 60)
+
+
+def test_two_nodes_and_four_ranks_are_preempted_and_resume_bit_for_bit(
+    cluster, tmp_path, undisturbed
+):
+    project = make_slurm_project(cluster, tmp_path / "p", nodes=2, gpus=2, cpus=2)
+    project.tasuki("submit")
+    project.wait_for_step(1, more=12)
+    take_all_nodes(cluster, tmp_path / "high")
+    project.wait_until_complete()
+    assert project.ends() == [PREEMPTED, DONE], project.logs()
+    assert differences(undisturbed(project), project) == []
+
+
+def supervisors(project) -> dict[int, int]:
+    """By node: the processes that supervise this run."""
+    from pathlib import Path
+
+    found = {}
+    for folder in Path("/proc").iterdir():
+        try:
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+            told = (folder / "environ").read_bytes().split(b"\0")
+        except (OSError, ValueError):
+            continue
+        is_ours = any(str(project.folder).encode() in word for word in words)
+        if b"tasuki.supervisor" in words and is_ours and b"srun" not in words[0]:
+            node = next((t for t in told if t.startswith(b"SLURM_NODEID=")), b"=0")
+            if any(t.startswith(b"SLURM_PROCID=") for t in told):
+                found[int(node.partition(b"=")[2])] = int(folder.name)
+    return found
+
+
+@pytest.mark.parametrize("node", [1, pytest.param(0, marks=pytest.mark.long)])
+def test_a_killed_supervisor_brings_its_job_down_and_back(cluster, tmp_path, undisturbed, node):
+    import os
+    import signal
+
+    project = make_slurm_project(cluster, tmp_path / "p", nodes=2, gpus=2, cpus=2)
+    project.tasuki("submit")
+    project.wait_for_step(1, more=12)
+    os.kill(supervisors(project)[node], signal.SIGKILL)
+    project.wait_until_complete()
+    assert len(project.attempts()) == 2, project.logs()
+    assert differences(undisturbed(project), project) == []
