@@ -4,6 +4,9 @@ nodes, dead supervisors and a controller that is away."""
 from __future__ import annotations
 
 import json
+import os
+import signal
+from pathlib import Path
 
 import pytest
 
@@ -135,10 +138,40 @@ def test_two_nodes_and_four_ranks_are_preempted_and_resume_bit_for_bit(
     assert differences(undisturbed(project), project) == []
 
 
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_with_no_hand_on_them_runs_end_bit_for_bit_through_three_preemptions_and_two_limits(
+    cluster, tmp_path, undisturbed
+):
+    stages = [{"name": "one", "data": "d", "epochs": 160}]
+    projects = [
+        make_slurm_project(
+            cluster, tmp_path / name, partition=name, stages=stages, time_limit="25s"
+        )
+        for name in ("low", "grace", "cancel")
+    ]
+    for project in projects:
+        project.tasuki("submit")
+    for number in range(3):
+        for project in projects:
+            project.wait(lambda p=project, n=number: len(p.attempts()) > 2 * n, "going on")
+            project.wait_for_step(len(project.attempts()))
+        take_all_nodes(cluster, tmp_path / f"high-{number}")
+        for project in projects:
+            wanted = number + 1
+            project.wait(lambda p=project, w=wanted: p.ends().count(PREEMPTED) >= w, "preempted")
+    for project in projects:
+        project.wait_until_complete(600)
+        ends = project.ends()
+        assert ends.count(PREEMPTED) >= 3 and ends.count(LIMIT) >= 2, project.logs()
+        assert ends[-1] == DONE and len(set(ends)) == 3, ends
+        assert project.recomputed() == 0
+        assert set(project.states()) <= {"PENDING", "PREEMPTED", "COMPLETED", "CANCELLED"}
+        assert differences(undisturbed(project), project) == []
+
+
 def supervisors(project) -> dict[int, int]:
     """By node: the processes that supervise this run."""
-    from pathlib import Path
-
     found = {}
     for folder in Path("/proc").iterdir():
         try:
@@ -154,11 +187,9 @@ def supervisors(project) -> dict[int, int]:
     return found
 
 
-@pytest.mark.parametrize("node", [1, pytest.param(0, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("node", [0, 1])
 def test_a_killed_supervisor_brings_its_job_down_and_back(cluster, tmp_path, undisturbed, node):
-    import os
-    import signal
-
     project = make_slurm_project(cluster, tmp_path / "p", nodes=2, gpus=2, cpus=2)
     project.tasuki("submit")
     project.wait_for_step(1, more=12)

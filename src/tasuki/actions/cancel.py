@@ -11,6 +11,7 @@ from typing import Any
 
 from tasuki.actions.queued import NOTHING, Known, RunsJob, look, runs_of, uses_slurm
 from tasuki.actions.status import state_of
+from tasuki.backends.slurm.queue import forget_queue
 from tasuki.clock import Clock
 from tasuki.errors import RunError
 from tasuki.relay.values import Cause
@@ -59,6 +60,7 @@ def cancel_run(
         say(run, Word.CANCEL, reason="cancelled by a person", claim=highest_claim(run))
     if known.of(run) and controller is not None:
         _end_jobs(run, known, controller, clock, wait_s)
+        forget_queue(run.path.parent)
     elif holder is not None and holder.is_alive():
         _end_here(run, holder, clock, wait_s)
     return _answer(run, state_of(run, now=clock.wall())[0], holder, known)

@@ -19,6 +19,9 @@ from tasuki.store.atomic import read_json
 from tasuki.store.jobs import JobFolder, job_folder, list_jobs
 from tasuki.store.runs import RunFolder
 
+_SETTLED_S = 5.0
+"""Clocks of hosts differ a little, and a number is written after the job is in the queue."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunsJob:
@@ -58,12 +61,10 @@ def uses_slurm(runs: Path) -> bool:
     return any(job.order.exists() for job in list_jobs(runs))
 
 
-def look_if_used(
+def look_or_say(
     slurm: Slurm, runs: Path, *, user: str, clock: Clock, fresh_s: float = FRESH_S
 ) -> Known:
     """For who only wants to know: where Slurm cannot be asked, what is known from files."""
-    if not uses_slurm(runs):
-        return NOTHING
     try:
         return look(slurm, runs, user=user, clock=clock, fresh_s=fresh_s)
     except SlurmError as error:
@@ -97,6 +98,13 @@ def join(queue: Queue, runs: Path) -> Known:
 def runs_of(job: JobFolder) -> list[str]:
     lanes: list[dict[str, Any]] = read_json(job.lanes)["lanes"]
     return list(dict.fromkeys(item["run"] for lane in lanes for item in lane["items"]))
+
+
+def is_gone(known: Known, job: JobFolder) -> bool:
+    """Was it submitted, and is it not in a queue that was read well after that?"""
+    if known.problem or known.at is None:
+        return False
+    return job.submitted.stat().st_mtime < known.at - _SETTLED_S
 
 
 def last_submitted(runs: Path) -> dict[str, tuple[JobFolder, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from tasuki.actions.queued import Known, RunsJob
+from tasuki.actions.queued import Known, RunsJob, is_gone
 from tasuki.clock import utc
 from tasuki.store.atomic import FORMAT, read_json, read_json_or_none, shaped
 from tasuki.store.attempts import live_runner, read_attempt_end, read_holder
@@ -105,9 +105,9 @@ def in_queue(run: RunFolder, state: str, reason: str, known: Known) -> tuple[str
     if jobs:
         job = next((job for job in jobs if job.is_running), jobs[0])
         return "waiting", _queue_words(job)
-    if run.name in known.last and not known.problem:
+    if run.name in known.last:
         folder, number = known.last[run.name]
-        if read_outcome(folder, last_start(folder)) is None:
+        if is_gone(known, folder) and read_outcome(folder, last_start(folder)) is None:
             log = folder.slurm_log(number)
             where = f"see {log}" if log.exists() else "it left no log: do nodes see this folder?"
             return state, f"job {number} is gone from the queue without a word; {where}"

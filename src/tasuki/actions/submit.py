@@ -17,7 +17,7 @@ from tasuki.actions.queued import Known, join
 from tasuki.actions.run import RunRequest, open_runs, take_up
 from tasuki.actions.status import read_status
 from tasuki.backends.slurm.fit import check_partition, choose_partition, notice_s
-from tasuki.backends.slurm.queue import Queue
+from tasuki.backends.slurm.queue import Queue, forget_queue
 from tasuki.backends.slurm.script import (
     SETUP,
     SlurmJob,
@@ -111,6 +111,7 @@ def submit(request: SubmitRequest) -> SubmitResult:
         clock=request.clock,
         on_submitted=lambda order, number: request.on_submitted(order.folder.name, number),
     )
+    forget_queue(runs)
     jobs = [_describe(made.job, request, numbers.get(made.folder.name)) for made in written]
     return SubmitResult(plan, jobs, list(folders.values()), notes)
 

@@ -118,19 +118,27 @@ def runs_folder(runs: Path | None) -> Path:
     return Path(load_runs_folder("tasuki.yaml", environ=os.environ))
 
 
-def make_slurm() -> Slurm:
+def make_slurm(*, is_patient: bool = True) -> Slurm:
+    """A patient one asks again while the controller is busy."""
     from tasuki.clock import SystemClock
     from tasuki.scheduler.slurm.client import Slurm
 
-    return Slurm(environment=os.environ, clock=SystemClock())
+    hasty: dict[str, Any] = {} if is_patient else {"tries": 1, "within_s": 5.0}
+    return Slurm(environment=os.environ, clock=SystemClock(), **hasty)
 
 
 def look_at_queue(runs: Path) -> Known:
     """What Slurm says of the jobs of a folder of runs; nothing, where it was never asked."""
-    from tasuki.actions.queued import look_if_used
+    from tasuki.actions.queued import NOTHING, look_or_say, uses_slurm
     from tasuki.clock import SystemClock
 
-    return look_if_used(make_slurm(), runs, user=user(), clock=SystemClock())
+    if not uses_slurm(runs):
+        return NOTHING
+    from tasuki.spec.site import load_site
+
+    slurm = make_slurm(is_patient=False)  # what was heard last is shown meanwhile
+    fresh_s = load_site(environ=os.environ).poll_s
+    return look_or_say(slurm, runs, user=user(), clock=SystemClock(), fresh_s=fresh_s)
 
 
 def user() -> str:

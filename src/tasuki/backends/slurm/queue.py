@@ -70,6 +70,12 @@ def read_queue(
         return queue
 
 
+def forget_queue(runs: Path) -> None:
+    """Something was just submitted or cancelled: the next who asks hears of it."""
+    with contextlib.suppress(OSError):
+        queue_path(runs).unlink()
+
+
 def _is_fresh(queue: Queue, clock: Clock, fresh_s: float) -> bool:
     return 0 <= clock.wall() - queue.at < fresh_s
 

@@ -1,0 +1,90 @@
+"""What people get wrong on a cluster: each has its message, and what to do."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.slurm.project import make_slurm_project
+
+
+@pytest.mark.parametrize(
+    ("wanted", "error", "hint"),
+    [
+        ({"partition": "lwo"}, "there is no partition `lwo`", "did you mean `low`?"),
+        ({"partition": "short", "time_limit": "3h"}, "may last 2m", "time_limit: 2m"),
+        ({"nodes": 9}, "`cluster.nodes` is 9", "fewer nodes"),
+        ({"account": "nobodys", "extra": {"gres": "x"}}, "has a key of its own", "cluster.gpus"),
+        ({"setup": "nowhere.sh"}, "nowhere.sh, which cannot be read", "shell commands"),
+        ({"memory": "900G"}, "sbatch` says", "no node has that"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_wish_that_this_cluster_cannot_fulfil_is_refused_in_words_and_changes_nothing(
+    cluster, tmp_path, wanted, error, hint
+):
+    project = make_slurm_project(cluster, tmp_path / "p", **wanted)
+    said = project.try_tasuki("submit")
+    assert said.returncode in (1, 2), said
+    assert error in said.stderr and hint in said.stderr, said.stderr
+    assert "Traceback" not in said.stderr
+    assert project.queued() == [] if project.jobs else True
+
+
+def test_without_slurm_submit_says_where_to_go(cluster, tmp_path):
+    project = make_slurm_project(cluster, tmp_path / "p")
+    said = project.try_tasuki("submit", PATH="/nowhere")
+    assert said.returncode == 1
+    assert "there is no `" in said.stderr and "login node" in said.stderr
+    assert not (project.folder / "runs").exists()
+
+
+def test_run_on_a_login_node_asks_for_here(cluster, tmp_path):
+    project = make_slurm_project(cluster, tmp_path / "p")
+    said = project.try_tasuki("run")
+    assert said.returncode == 2 and "tasuki submit" in said.stderr and "--here" in said.stderr
+
+
+def test_a_dry_run_shows_scripts_and_what_waits_for_what_and_changes_nothing(cluster, tmp_path):
+    stages = [
+        {"name": name, "data": "d", "epochs": 2, "expect": {"wall": "50m"}} for name in ("a", "b")
+    ]
+    project = make_slurm_project(cluster, tmp_path / "p", stages=stages, time_limit="1h")
+    said = project.tasuki("submit", "--dry-run", "--extra", "nice=3", "--memory", "300M")
+    assert "srun --ntasks-per-node=1" in said and "--nice=3" in said and "--mem=300M" in said
+    assert " after t-" in said
+    assert not (project.folder / "runs").exists()
+    value = json.loads(project.tasuki("submit", "--dry-run", "--json"))
+    first, second = value["jobs"]
+    assert second["after"] == [first["name"]] and first["number"] is None
+
+
+def test_a_job_that_vanished_without_a_word_is_said_with_its_log(cluster, tmp_path):
+    """Its Python is none: neither the supervisor nor what looks after it can be started."""
+    project = make_slurm_project(cluster, tmp_path / "p", python="/bin/false")
+    project.tasuki("submit")
+    project.wait(lambda: not project.queued(), "out of the queue", 60)
+    said = project.jobs[0] / "slurm.json"
+    said.touch()
+    import os
+
+    os.utime(said, (1, 1))  # long ago
+    status = project.status()
+    assert status["state"] == "waiting" and "without a word" in status["reason"], status
+    assert f"slurm-{project.number}.log" in status["reason"]
+
+
+def test_a_folder_that_a_node_does_not_see_is_said_in_the_jobs_log(cluster, tmp_path):
+    project = make_slurm_project(cluster, tmp_path / "p")
+    project.tasuki("submit", "--extra", "hold=true")
+    job, log = project.jobs[0], tmp_path / "log"
+    number = project.number
+    cluster.run("scontrol", "update", f"jobid={number}", f"StdOut={log}")
+    away = job.rename(tmp_path / "away")
+    cluster.run("scontrol", "release", number)
+    project.wait(
+        lambda: not cluster.run("squeue", "-h", "-j", number).strip(), "out of the queue", 60
+    )
+    assert "is not visible on" in log.read_text() and "all nodes share" in log.read_text()
+    away.rename(job)
