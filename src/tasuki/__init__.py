@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         drill,
         evaluate,
         export,
+        extend,
         inspect,
         logs,
         new,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
         resume,
         run,
         status,
+        submit,
     )
     from tasuki.data.collate import pad_collate
     from tasuki.data.hdf5.dataset import Hdf5Dataset
@@ -77,6 +79,7 @@ __all__ = [
     "drill",
     "evaluate",
     "export",
+    "extend",
     "inspect",
     "logs",
     "new",
@@ -85,6 +88,7 @@ __all__ = [
     "resume",
     "run",
     "status",
+    "submit",
 ]
 
 _VERBS = (
@@ -101,6 +105,7 @@ _VERBS = (
     "drill",
     "evaluate",
     "export",
+    "extend",
     "inspect",
     "logs",
     "new",
@@ -108,6 +113,7 @@ _VERBS = (
     "resume",
     "run",
     "status",
+    "submit",
 )
 
 _HOMES = {

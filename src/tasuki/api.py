@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tasuki.actions.audit import audit_run
-from tasuki.actions.cancel import cancel_run
+from tasuki.actions.cancel import Controller, cancel_run
 from tasuki.actions.checkpoint import (
     ComparedBy,
     diff_checkpoints,
@@ -26,19 +26,25 @@ from tasuki.actions.doctor import DoctorRequest, examine
 from tasuki.actions.drill import DrillRequest, run_drill
 from tasuki.actions.evaluate import Asked, evaluate_weights, of_run, of_spec
 from tasuki.actions.export import Wanted, export_run
+from tasuki.actions.extend import extend_run
 from tasuki.actions.inspect import Asking, inspect_files, inspect_spec, which_spec
 from tasuki.actions.logs import read_logs
 from tasuki.actions.new import new_project
 from tasuki.actions.plan import PlanRequest, make_plan, request_plan
 from tasuki.actions.prune import prune_run
+from tasuki.actions.queued import look_or_say, uses_slurm
 from tasuki.actions.resume import frozen_spec
 from tasuki.actions.run import RunRequest, run_here
 from tasuki.actions.runs import find_run
 from tasuki.actions.status import read_status
+from tasuki.actions.submit import SubmitRequest
+from tasuki.actions.submit import submit as submit_jobs
 from tasuki.clock import SystemClock
+from tasuki.scheduler.slurm.client import Slurm
 from tasuki.spec.export import FileFormat
 from tasuki.spec.load import load_spec
 from tasuki.spec.resolved import ResolvedSpec
+from tasuki.spec.site import load_site
 from tasuki.store.find import list_runs
 from tasuki.units import Duration
 
@@ -122,16 +128,56 @@ def resume(
     return result.as_json(now=_CLOCK.wall())
 
 
+def submit(
+    spec: str | Path = "tasuki.yaml",
+    *,
+    experiments: Sequence[str] = (),
+    stages: Sequence[str] = (),
+    settings: Sequence[str] = (),
+    config: str | None = None,
+    is_new: bool = False,
+    accepted: Sequence[str] = (),
+    is_dry: bool = False,
+) -> dict[str, Any]:
+    """Give the work to Slurm; what waits or runs already is not submitted again."""
+    request = _request(_load(spec, settings, config), experiments, stages)
+    result = submit_jobs(
+        SubmitRequest(
+            plan=replace(request, is_new=is_new),
+            clock=_CLOCK,
+            slurm=_slurm().slurm,
+            user=_slurm().user,
+            site=load_site(environ=os.environ),
+            accepted=tuple(accepted),
+            is_dry=is_dry,
+        )
+    )
+    return result.as_json(now=_CLOCK.wall())
+
+
+def extend(run: str, amount: str, *, runs: str | Path = "runs") -> dict[str, Any]:
+    """More time for the job that works on a run: `+2h` adds, `24h` sets."""
+    return extend_run(find_run(run, Path(runs)), amount, clock=_CLOCK, controller=_slurm())
+
+
+def _slurm() -> Controller:
+    return Controller(slurm=Slurm(environment=os.environ, clock=_CLOCK), user=str(os.getuid()))
+
+
 def status(*names: str, runs: str | Path = "runs") -> dict[str, Any]:
     """Where runs stand; all of them without names."""
     folder = Path(runs)
     chosen = [find_run(name, folder) for name in names] or list_runs(folder)
-    return read_status(chosen, now=_CLOCK.wall())
+    known = None
+    if uses_slurm(folder):
+        asked = _slurm()
+        known = look_or_say(asked.slurm, folder, user=asked.user, clock=_CLOCK)
+    return read_status(chosen, now=_CLOCK.wall(), known=known)
 
 
 def cancel(run: str, *, runs: str | Path = "runs") -> dict[str, Any]:
     """End a run, saved."""
-    return cancel_run(find_run(run, Path(runs)), clock=_CLOCK)
+    return cancel_run(find_run(run, Path(runs)), clock=_CLOCK, controller=_slurm())
 
 
 def logs(run: str, *, runs: str | Path = "runs", errors: bool = False) -> dict[str, str]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -197,3 +198,45 @@ def test_a_killed_supervisor_brings_its_job_down_and_back(cluster, tmp_path, und
     project.wait_until_complete()
     assert len(project.attempts()) == 2, project.logs()
     assert differences(undisturbed(project), project) == []
+
+
+def test_after_a_preemption_that_may_not_be_requeued_the_later_jobs_of_a_plan_stay_away(
+    cluster, tmp_path
+):
+    stages = [
+        {"name": name, "data": "d", "epochs": 20, "expect": {"wall": "50m"}} for name in ("a", "b")
+    ]
+    project = make_slurm_project(cluster, tmp_path / "p", stages=stages, time_limit="1h")
+    project.tasuki("submit", "--no-requeue")
+    assert len(project.jobs) == len(project.queued()) == 2
+    project.wait_for_step(1)
+    take_all_nodes(cluster, tmp_path / "high")
+    project.wait(lambda: not project.queued(), "out of the queue")
+    assert project.ends() == [PREEMPTED], project.logs()
+    assert project.status()["state"] == "handed-over"
+    first = project.attempts()[0]
+    assert first.handed_over == first.diary, "the last step was not saved"
+
+
+def test_a_job_has_its_setup_container_and_gpus_and_more_time_when_it_is_extended(
+    cluster, tmp_path
+):
+    project = make_slurm_project(
+        cluster,
+        tmp_path / "p",
+        setup="env.sh",
+        container="env BOXED=yes",
+        python=sys.executable,
+        time_limit="16s",
+    )
+    (project.folder / "env.sh").write_text("export FROM_SETUP=yes\n")
+    recipes = project.folder / "recipes.py"
+    checks = "assert (os.environ['FROM_SETUP'], os.environ['BOXED']) == ('yes', 'yes')\n"
+    recipes.write_text(recipes.read_text() + checks)
+    project.tasuki("submit", "--extra", "gres=gpu:1", code=2)
+    project.tasuki("submit")
+    project.tasuki("extend", "exp", "+30m")
+    shown = cluster.run("scontrol", "show", "job", project.number)
+    assert "TimeLimit=00:31:00" in shown, shown
+    project.wait_until_complete()
+    assert project.ends() == [DONE], "it did not use the time it was given"

@@ -282,7 +282,7 @@ WITHOUT_EFFECT_ABOVE = {
     "on": "on: {complete: mail}",
     "share": "share: group",
     "deadline": "deadline: 2030-01-01 08:00",
-    "container": "cluster: {container: x.sif}",
+    "signal": "cluster: {signal: USR1@60}",
 }
 
 

@@ -151,8 +151,8 @@ def test_a_site_file_that_is_named_must_be_there(tmp_path):
 
 
 def test_what_has_no_effect_yet_warns_with_the_place_in_the_site_file(tmp_path):
-    (warning,) = load(tmp_path, "cluster: {container: image.sif}\n").warnings
-    assert warning.startswith(f"{tmp_path / 'site' / 'site.yaml'}:1: `container: image.sif`")
+    (warning,) = load(tmp_path, "cluster: {signal: USR1@60}\n").warnings
+    assert warning.startswith(f"{tmp_path / 'site' / 'site.yaml'}:1: `signal: USR1@60`")
 
 
 def test_reading_a_site_file_imports_nothing_heavy(tmp_path):

@@ -99,6 +99,7 @@ def _lanes(
     return {
         "format": FORMAT,
         "plan": plan_id,
+        "after": list(job.after),
         "backend": terms.backend,
         "python": spec.cluster.python or (_IN_CONTAINER if container else request.python),
         "container": container,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tasuki.actions.status import state_of
@@ -39,9 +39,15 @@ def read_logs(
 
 
 def follow_logs(
-    run: RunFolder, *, clock: Clock, errors: bool = False, attempt: int | None = None
+    run: RunFolder,
+    *,
+    clock: Clock,
+    errors: bool = False,
+    attempt: int | None = None,
+    is_queued: Callable[[], bool] = lambda: False,
 ) -> Iterator[tuple[str, str]]:
-    """As `read_logs`, and then whatever is added, until the run works no more."""
+    """As `read_logs`, and then whatever is added, until the run works no more: neither now nor,
+    as `is_queued` tells, in a job that waits."""
     seen: dict[Path, int] = {}
     handed_over_at: float | None = None
     while True:
@@ -54,6 +60,7 @@ def follow_logs(
             clock.monotonic() - handed_over_at < _COMES_BACK_S
         )
         is_running = state in ("running", "waiting") or is_coming_back
+        is_running = is_running or (state == "handed-over" and is_queued())
         for path in log_paths(run, errors=errors, attempt=attempt):
             with path.open("rb") as file:
                 file.seek(seen.get(path, 0))

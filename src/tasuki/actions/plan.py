@@ -107,7 +107,7 @@ def make_plan(request: PlanRequest) -> Plan:
         lower_bound_s=None,
         gap=None,
         optimal=None,
-        cost=_cost(makespan, spec),
+        cost=_cost(makespan, request),
         reasons=tuple(reasons),
         warnings=tuple(warnings),
     )
@@ -370,8 +370,8 @@ def _add_up(seconds: Sequence[float | None]) -> float | None:
     return sum(known) if len(known) == len(seconds) else None
 
 
-def _cost(makespan: float | None, spec: ResolvedSpec) -> float | None:
-    price = spec.cluster.price_per_gpu_hour
+def _cost(makespan: float | None, request: PlanRequest) -> float | None:
+    price = request.spec.cluster.price_per_gpu_hour
     if makespan is None or price is None:
         return None
-    return makespan / 3600 * price * spec.cluster.gpus
+    return makespan / 3600 * price * ranks_of(request)

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from tasuki.backends.slurm.queue import FRESH_S, Queue, read_queue
-from tasuki.backends.slurm.submit import COMMENT, known_number
+from tasuki.backends.slurm.submit import known_number
 from tasuki.clock import Clock
 from tasuki.scheduler.slurm.client import Slurm, SlurmError
+from tasuki.scheduler.slurm.succession import COMMENT
 from tasuki.scheduler.slurm.text import QueuedJob
 from tasuki.store.atomic import read_json
 from tasuki.store.jobs import JobFolder, job_folder, list_jobs

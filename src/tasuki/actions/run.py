@@ -29,7 +29,7 @@ from tasuki.plan.values import Plan
 from tasuki.spec.resolved import ResolvedExperiment
 from tasuki.store.accepted import CODE, DATA
 from tasuki.store.atomic import FORMAT
-from tasuki.store.attempts import live_runner, write_runner
+from tasuki.store.attempts import Holder, live_runner, write_runner
 from tasuki.store.claims import highest_claim
 from tasuki.store.control import Word, last_said, say
 from tasuki.store.find import latest_run, next_run
@@ -50,6 +50,8 @@ class RunRequest:
     takes_current_code: bool = False
     stays: bool = True
     """This process plays scheduler until all is done."""
+    is_over: Callable[[Holder], bool] = lambda _: False
+    """Who cannot be looked at from here is known to be gone."""
     on_plan: Callable[[Plan], None] = lambda _: None
     on_tick: Callable[[], None] = lambda: None
     on_event: Callable[[str, str], None] = lambda _kind, _text: None
@@ -121,7 +123,7 @@ def open_runs(request: RunRequest) -> dict[str, RunFolder]:
         find = next_run if request.plan.is_new else latest_run
         meant = request.plan.folders.get(experiment.name)
         run = meant or find(Path(request.plan.spec.runs), experiment.name)
-        _refuse_live(run, request.clock)
+        _refuse_live(run, request)
         if run.spec.exists():
             _refuse_held(run, lifts_hold=request.lifts_hold)
             find_changes(run, experiment, accepted=request.accepted)
@@ -178,8 +180,10 @@ def _refuse_commands(experiment: ResolvedExperiment) -> None:
             )
 
 
-def _refuse_live(run: RunFolder, clock: Clock) -> None:
-    holder = live_holder(run, now=clock.wall())
+def _refuse_live(run: RunFolder, request: RunRequest) -> None:
+    holder = live_holder(run, now=request.clock.wall())
+    if holder is not None and holder.is_alive() is None and request.is_over(holder):
+        return
     if holder is not None:
         who = f"attempt {holder.claim} in job {holder.job} (process {holder.pid})"
     elif (runner := live_runner(run)) is not None:

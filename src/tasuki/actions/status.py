@@ -99,9 +99,13 @@ def state_of(run: RunFolder, *, now: float) -> tuple[str, str]:
 
 def in_queue(run: RunFolder, state: str, reason: str, known: Known) -> tuple[str, str]:
     """What the run's folder says, completed by what Slurm says of its jobs."""
+    jobs = known.of(run)
+    if state == "running" and jobs and not any(job.is_running for job in jobs):
+        holder = read_holder(run, highest_claim(run))
+        if holder is not None and holder.is_alive() is None:  # on a node that is gone
+            return "waiting", _queue_words(jobs[0])
     if state not in ("waiting", "handed-over"):
         return state, reason
-    jobs = known.of(run)
     if jobs:
         job = next((job for job in jobs if job.is_running), jobs[0])
         return "waiting", _queue_words(job)

@@ -33,6 +33,7 @@ from tasuki.scheduler.slurm.client import Slurm
 from tasuki.spec.resolved import ResolvedCluster
 from tasuki.spec.site import Site, SiteGpu
 from tasuki.store.atomic import FORMAT, write_bytes
+from tasuki.store.attempts import Holder
 from tasuki.store.find import latest_run
 from tasuki.store.jobs import JobFolder, job_folder, list_jobs
 from tasuki.store.runs import RunFolder
@@ -75,6 +76,11 @@ class SubmitResult:
 def submit(request: SubmitRequest) -> SubmitResult:
     cluster = request.plan.spec.cluster
     runs = Path(request.plan.spec.runs)
+    if cluster.backend == "local":
+        raise UsageError(
+            "`cluster.backend: local` is not for Slurm",
+            hint="`tasuki run` trains here; write `backend: slurm`, or leave it out, to submit",
+        )
     partition = choose_partition(cluster, request.slurm.partitions())
     if partition is not None:
         check_partition(cluster, partition)
@@ -89,6 +95,7 @@ def submit(request: SubmitRequest) -> SubmitResult:
         lifts_hold=request.lifts_hold,
         takes_current_code=request.takes_current_code,
         stays=False,
+        is_over=lambda holder: _has_left_queue(holder, known, runs),
     )
     folders = open_runs(run_request)
     plan = make_plan(replace(plan_request, folders=folders))
@@ -137,6 +144,12 @@ def _leave_out_queued(request: PlanRequest, known: Known) -> tuple[PlanRequest, 
         numbers = ", ".join(f"{job.number} ({job.queued.state})" for job in jobs)
         notes.append(f"run `{run.name}` is submitted already: job {numbers}")
     return replace(request, experiments=tuple(left)), notes
+
+
+def _has_left_queue(holder: Holder, known: Known, runs: Path) -> bool:
+    """An attempt on a node that died says nothing; its job is not in the queue any more."""
+    in_queue = {job.folder.name for jobs in known.by_run.values() for job in jobs}
+    return job_folder(runs, holder.job).order.exists() and holder.job not in in_queue
 
 
 def _left_of_plans(known: Known, runs: Path) -> list[Order]:

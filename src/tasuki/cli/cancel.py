@@ -29,4 +29,5 @@ def command(run: str, dry_run: bool, runs: Path | None, as_json: bool) -> None:
     if dry_run:
         click.echo(f"would cancel {folder.name} ({answer['state']})")
         return
-    click.echo(f"{folder.name} is {answer['state']}; `tasuki run` or `tasuki resume` goes on")
+    again = "submit" if answer["jobs"] else "run"
+    click.echo(f"{folder.name} is {answer['state']}; `tasuki {again}` or `tasuki resume` goes on")

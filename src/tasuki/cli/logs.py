@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from tasuki.cli.options import json_option, print_json, runs_folder, runs_option
+from tasuki.cli.options import json_option, look_at_queue, print_json, runs_folder, runs_option
 
 
 @click.command(epilog="Example:  tasuki logs sine -f")
@@ -37,7 +37,13 @@ def command(
         print_json({"format": FORMAT, "experiment": folder.name, "logs": texts})
         return
     if follow:
-        parts = follow_logs(folder, clock=SystemClock(), errors=errors, attempt=attempt)
+        parts = follow_logs(
+            folder,
+            clock=SystemClock(),
+            errors=errors,
+            attempt=attempt,
+            is_queued=lambda: bool(look_at_queue(folder.path.parent).of(folder)),
+        )
     else:
         parts = read_logs(folder, errors=errors, attempt=attempt)
     last = ""

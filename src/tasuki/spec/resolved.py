@@ -171,7 +171,7 @@ NOT_YET: Mapping[str, str] = MappingProxyType(
         "on": "nobody is told",
         "share": "folders are private to the user",
         "deadline": "plans do not look at it",
-        "container": "jobs run without one",
+        "signal": "jobs end by their own clock before the limit",
         "command": "only recipes are run",
     }
 )

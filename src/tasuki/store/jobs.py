@@ -154,11 +154,17 @@ def queue_path(runs: Path) -> Path:
 
 
 def list_jobs(runs: Path) -> list[JobFolder]:
-    """All that were ever written, by name."""
+    """All that were ever written, by plan, and in its order."""
     with translated(runs / JOBS):
         try:
-            names = sorted(os.listdir(runs / JOBS))
+            names = sorted(os.listdir(runs / JOBS), key=_by_number)
         except FileNotFoundError:
             return []
     found = [JobFolder(runs / JOBS / name) for name in names]
     return [job for job in found if job.lanes.exists()]
+
+
+def _by_number(name: str) -> tuple[str, int, str]:
+    """The hundredth job comes after the eleventh."""
+    plan, _, number = name.rpartition("-")
+    return plan, int(number) if number.isdecimal() else 0, name

@@ -49,7 +49,7 @@ def settle_job(job: JobOrder, place: Place, *, clock: Clock, environment: Mappin
     from tasuki.scheduler.slurm.client import Slurm
 
     slurm = Slurm(environment=environment, clock=clock, tries=_TRIES)
-    shown = slurm.show(place.number)
+    shown = _show(slurm, place)
     if shown is not None and shown.restarts != place.restarts:
         _say(f"job {place.number} has been requeued meanwhile: nothing to do here")
         return EXIT_DONE
@@ -72,29 +72,43 @@ def _cause(shown: ShownJob | None) -> Cause:
     return Cause.NONE if cause is Cause.LOST else cause
 
 
+def _show(slurm: Slurm, place: Place) -> ShownJob | None:
+    from tasuki.scheduler.slurm.client import NoSlurm
+
+    try:
+        return slurm.show(place.number or "")
+    except NoSlurm:
+        return None  # a node, or a container, without its commands
+
+
 def _come_back(slurm: Slurm, job: JobOrder, place: Place, shown: ShownJob | None) -> int:
+    """By Slurm itself, by a requeue, or as a successor."""
     from tasuki.scheduler.slurm.allocation import is_coming_back
-    from tasuki.scheduler.slurm.client import SlurmRefused
+    from tasuki.scheduler.slurm.client import NoSlurm, SlurmRefused, SlurmSilent
 
     assert place.number is not None
-    if shown is not None and is_coming_back(shown):
-        _say(f"job {place.number} comes back by itself")
-        return EXIT_RESUME_ME
-    try:
-        slurm.requeue(place.number)  # kills us; nothing after it is sure to run
-        _say(f"job {place.number} is requeued")
-        return EXIT_RESUME_ME
-    except SlurmRefused as error:
-        if "pending" in error.message:
-            return EXIT_RESUME_ME
-        _say(f"{error.message}; submitting a successor")
-        return _submit_successor(slurm, job, place)
+    while shown is None or not is_coming_back(shown):
+        try:
+            slurm.requeue(place.number)  # kills us; nothing after it is sure to run
+            break
+        except SlurmSilent:
+            shown = _show(slurm, place)  # patiently; it may have been heard
+            if shown is None or shown.restarts != place.restarts:
+                break
+        except (SlurmRefused, NoSlurm) as error:
+            if "pending" in error.message:
+                break
+            _say(f"{error.message}; submitting a successor")
+            return _submit_successor(slurm, job, place)
+    _say(f"job {place.number} comes back")
+    return EXIT_RESUME_ME
 
 
 def _submit_successor(slurm: Slurm, job: JobOrder, place: Place) -> int:
     from tasuki.scheduler.slurm.succession import submit_successor
 
-    number = submit_successor(slurm, job.folder, after=str(place.number))
+    user = str(os.getuid())
+    number = submit_successor(slurm, job.folder, after=str(place.number), user=user)
     _say(f"job {number} goes on when this one has ended")
     return EXIT_DONE
 

@@ -43,6 +43,8 @@ class JobOrder:
     lanes: tuple[LaneOrder, ...]
     device: str = "cpu"
     """cpu or cuda."""
+    after: tuple[str, ...] = ()
+    """Names of the jobs of its plan that came before."""
     container: tuple[str, ...] = ()
     """The words that start a rank inside a container."""
     surplus_s: float = 0.0
@@ -72,6 +74,7 @@ def read_job(path: Path) -> JobOrder:
             requeue=value["requeue"],
             lanes=tuple(_read_lane(lane, folder.runs) for lane in value["lanes"]),
             device=str(value.get("device", "cpu")),
+            after=tuple(map(str, value.get("after", ()))),
             container=tuple(map(str, value.get("container", ()))),
             surplus_s=float(value.get("surplus_s", 0.0)),
         )

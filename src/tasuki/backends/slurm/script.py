@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tasuki.errors import UsageError
+from tasuki.scheduler.slurm.succession import COMMENT
 
 SCRIPT = "job.sh"
 SUBMIT = "submit.sh"
@@ -89,7 +90,7 @@ class SlurmJob:
 
     @property
     def comment(self) -> str:
-        return f"tasuki {self.folder.name}"
+        return f"{COMMENT}{self.folder.name}"
 
     def __post_init__(self) -> None:
         for key in self.extra:

@@ -23,6 +23,7 @@ from tasuki.backends.slurm.script import (
 )
 from tasuki.clock import Clock
 from tasuki.scheduler.slurm.client import Slurm, SlurmError, SlurmSilent
+from tasuki.scheduler.slurm.succession import COMMENT
 from tasuki.store.atomic import (
     FORMAT,
     read_json,
@@ -35,8 +36,6 @@ from tasuki.store.jobs import JobFolder
 
 _LOOK_FOR_S = 30.0
 _LOOK_EVERY_S = 5.0
-COMMENT = "tasuki "
-"""Begins the comment of every job of ours; the name of its folder follows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
