@@ -218,7 +218,7 @@ def test_after_a_preemption_that_may_not_be_requeued_the_later_jobs_of_a_plan_st
     assert first.handed_over == first.diary, "the last step was not saved"
 
 
-def test_a_job_has_its_setup_container_and_gpus_and_more_time_when_it_is_extended(
+def test_a_job_has_its_setup_and_container_and_more_time_when_it_is_extended(
     cluster, tmp_path
 ):
     project = make_slurm_project(
