@@ -64,7 +64,7 @@ def test_in_every_partition_a_preempted_run_comes_back_and_ends_as_if_undisturbe
 def test_a_run_longer_than_its_limit_goes_from_job_to_job_and_none_ends_in_timeout(
     cluster, tmp_path, undisturbed
 ):
-    stages = [{"name": "one", "data": "d", "epochs": 40}]
+    stages = [{"name": "one", "data": "d", "epochs": 28}]
     project = make_slurm_project(cluster, tmp_path / "p", stages=stages, time_limit="14s")
     project.tasuki("submit")
     project.wait_until_complete()
@@ -127,12 +127,13 @@ def test_what_fails_at_once_is_held_after_three_attempts_with_its_reason_in_stat
     project.wait(lambda: not project.queued(), "out of the queue", 60)
 
 
-def test_two_nodes_and_four_ranks_are_preempted_and_resume_bit_for_bit(
-    cluster, tmp_path, undisturbed
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.long)])
+def test_the_ranks_of_two_nodes_are_preempted_and_resume_bit_for_bit(
+    cluster, tmp_path, undisturbed, ranks
 ):
-    project = make_slurm_project(cluster, tmp_path / "p", nodes=2, gpus=2, cpus=2)
+    project = make_slurm_project(cluster, tmp_path / "p", nodes=2, gpus=ranks // 2, cpus=ranks // 2)
     project.tasuki("submit")
-    project.wait_for_step(1, more=12)
+    project.wait_for_step(1, more=3 * ranks)
     take_all_nodes(cluster, tmp_path / "high")
     project.wait_until_complete()
     assert project.ends() == [PREEMPTED, DONE], project.logs()
@@ -218,9 +219,7 @@ def test_after_a_preemption_that_may_not_be_requeued_the_later_jobs_of_a_plan_st
     assert first.handed_over == first.diary, "the last step was not saved"
 
 
-def test_a_job_has_its_setup_and_container_and_more_time_when_it_is_extended(
-    cluster, tmp_path
-):
+def test_a_job_has_its_setup_and_container_and_more_time_when_it_is_extended(cluster, tmp_path):
     project = make_slurm_project(
         cluster,
         tmp_path / "p",
