@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -67,8 +70,6 @@ def test_a_job_that_vanished_without_a_word_is_said_with_its_log(cluster, tmp_pa
     project.wait(lambda: not project.queued(), "out of the queue", 60)
     said = project.jobs[0] / "slurm.json"
     said.touch()
-    import os
-
     os.utime(said, (1, 1))  # long ago
     status = project.status()
     assert status["state"] == "waiting" and "without a word" in status["reason"], status
@@ -88,3 +89,15 @@ def test_a_folder_that_a_node_does_not_see_is_said_in_the_jobs_log(cluster, tmp_
     )
     assert "is not visible on" in log.read_text() and "all nodes share" in log.read_text()
     away.rename(job)
+
+
+def test_two_terminals_that_submit_at_once_submit_one_job(cluster, tmp_path):
+    project = make_slurm_project(cluster, tmp_path / "p")
+    words = [sys.executable, "-m", "tasuki", "submit", "--extra", "hold=true"]
+    more = {"cwd": project.folder, "env": project.environment, "stderr": subprocess.DEVNULL}
+    both = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True, **more) for _ in range(2)]
+    told = [process.communicate(timeout=120)[0] for process in both]
+    queued = project.queued()
+    cluster.run("scancel", project.number)
+    assert len(queued) == 1, queued
+    assert sum("is submitted already" in text for text in told) == 1, told

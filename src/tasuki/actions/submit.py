@@ -35,7 +35,8 @@ from tasuki.spec.site import Site, SiteGpu
 from tasuki.store.atomic import FORMAT, write_bytes
 from tasuki.store.attempts import Holder
 from tasuki.store.find import latest_run
-from tasuki.store.jobs import JobFolder, job_folder, list_jobs
+from tasuki.store.jobs import JobFolder, job_folder, list_jobs, submit_lock
+from tasuki.store.locks import locked
 from tasuki.store.runs import RunFolder
 
 _CPUS_PER_GPU = 4
@@ -75,7 +76,6 @@ class SubmitResult:
 
 def submit(request: SubmitRequest) -> SubmitResult:
     cluster = request.plan.spec.cluster
-    runs = Path(request.plan.spec.runs)
     if cluster.backend == "local":
         raise UsageError(
             "`cluster.backend: local` is not for Slurm",
@@ -85,6 +85,15 @@ def submit(request: SubmitRequest) -> SubmitResult:
     if partition is not None:
         check_partition(cluster, partition)
     grace_s = notice_s(cluster, partition, request.slurm.settings())
+    terms = Terms(backend="slurm", grace_s=grace_s, surplus_s=_surplus_s(cluster))
+    if request.is_dry:
+        return _submit(request, terms)
+    with locked(submit_lock(Path(request.plan.spec.runs))):  # two terminals, one job
+        return _submit(request, terms)
+
+
+def _submit(request: SubmitRequest, terms: Terms) -> SubmitResult:
+    cluster, runs = request.plan.spec.cluster, Path(request.plan.spec.runs)
     known = join(Queue(jobs=tuple(request.slurm.queue(request.user)), at=0.0), runs)
     plan_request, notes = _leave_out_queued(_for_cluster(request.plan), known)
     notes += _unknown_gpu(cluster, request.site)
@@ -100,7 +109,6 @@ def submit(request: SubmitRequest) -> SubmitResult:
     folders = open_runs(run_request)
     plan = make_plan(replace(plan_request, folders=folders))
     _refuse_too_many(plan, known, request.site)
-    terms = Terms(backend="slurm", grace_s=grace_s, surplus_s=_surplus_s(cluster))
     setup = _read_setup(request.plan)
     if request.is_dry:
         return _describe_only(plan, folders, request, notes)

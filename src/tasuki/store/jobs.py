@@ -153,6 +153,11 @@ def queue_path(runs: Path) -> Path:
     return runs / JOBS / "queue.json"
 
 
+def submit_lock(runs: Path) -> Path:
+    """Who submits holds it."""
+    return runs / JOBS / "submit.lock"
+
+
 def list_jobs(runs: Path) -> list[JobFolder]:
     """All that were ever written, by plan, and in its order."""
     with translated(runs / JOBS):

@@ -8,9 +8,6 @@ uses it; one asks while the others wait for the file or take what is there.
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -18,15 +15,9 @@ from tasuki.clock import Clock
 from tasuki.errors import StoreError
 from tasuki.scheduler.slurm.client import Slurm, SlurmError
 from tasuki.scheduler.slurm.text import QueuedJob
-from tasuki.store.atomic import (
-    FILE_MODE,
-    FORMAT,
-    make_folder,
-    read_json_or_none,
-    shaped,
-    write_json,
-)
+from tasuki.store.atomic import FORMAT, read_json_or_none, shaped, write_json
 from tasuki.store.jobs import queue_path
+from tasuki.store.locks import locked
 
 FRESH_S = 15.0
 """How old an answer may be before the controller is asked again."""
@@ -55,7 +46,7 @@ def read_queue(
     kept = _read(path)
     if kept is not None and _is_fresh(kept, clock, fresh_s):
         return kept
-    with _turn(path):
+    with locked(path.with_suffix(".lock")):
         kept = _read(path)  # another one may just have asked
         if kept is not None and _is_fresh(kept, clock, fresh_s):
             return kept
@@ -87,16 +78,3 @@ def _read(path: Path) -> Queue | None:
     with shaped(path):
         jobs = tuple(QueuedJob(**job) for job in value["jobs"])
         return Queue(jobs=jobs, at=float(value["at"]))
-
-
-@contextlib.contextmanager
-def _turn(path: Path) -> Iterator[None]:
-    """One at a time, on this host; a file system without locks costs a question more."""
-    make_folder(path.parent)
-    lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, FILE_MODE)
-    try:
-        with contextlib.suppress(OSError):
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(lock)
