@@ -63,6 +63,18 @@ def test_a_dry_run_shows_scripts_and_what_waits_for_what_and_changes_nothing(clu
     assert second["after"] == [first["name"]] and first["number"] is None
 
 
+def test_limits_given_at_submission_and_by_exported_variables_reach_sbatch(cluster, tmp_path):
+    project = make_slurm_project(cluster, tmp_path / "p")
+    words = ("submit", "--dry-run", "--json", "--time", "90m", "--memory", "250M")
+    value = json.loads(
+        project.tasuki(*words, TASUKI_SET="cluster.partition=grace,effective_batch=4")
+    )
+    (job,) = value["jobs"]
+    assert {"--time=90", "--mem=250M", "--partition=grace"} <= set(job["submit"].split())
+    (piece, _) = value["plan"]["jobs"][0]["lanes"][0]["stages"]
+    assert piece["effective_batch"] == 4
+
+
 def test_a_job_that_vanished_without_a_word_is_said_with_its_log(cluster, tmp_path):
     """Its Python is none: neither the supervisor nor what looks after it can be started."""
     project = make_slurm_project(cluster, tmp_path / "p", python="/bin/false")
