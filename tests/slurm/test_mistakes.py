@@ -67,7 +67,7 @@ def test_limits_given_at_submission_and_by_exported_variables_reach_sbatch(clust
     project = make_slurm_project(cluster, tmp_path / "p")
     words = ("submit", "--dry-run", "--json", "--time", "90m", "--memory", "250M")
     value = json.loads(
-        project.tasuki(*words, TASUKI_SET="cluster.partition=grace,effective_batch=4")
+        project.tasuki(*words, TASUKI_SET="cluster.partition=grace; effective_batch=4")
     )
     (job,) = value["jobs"]
     assert {"--time=90", "--mem=250M", "--partition=grace"} <= set(job["submit"].split())
