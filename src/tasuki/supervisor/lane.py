@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -63,6 +64,9 @@ class Lane:
     launch: Launcher
     environment: dict[str, str]
     place: Place = field(default_factory=Place)
+    ask_deadline: Callable[[], None] = lambda: None
+    """Has `set_remaining` called."""
+    has_heard: bool = False
     remaining_s: float | None = None
     notice: Cause = Cause.NONE
     notice_until: float | None = None
@@ -155,7 +159,11 @@ class Lane:
 
     def _is_too_late(self, attempt: Attempt, action: Action) -> bool:
         """An evaluation that cannot end in time is left to the next attempt."""
-        if not isinstance(action, Evaluate) or self.remaining_s is None:
+        if not isinstance(action, Evaluate):
+            return False
+        if not self.has_heard:
+            self.ask_deadline()
+        if self.remaining_s is None:
             return False
         stages = read_json(attempt.item.run.spec)["stages"]
         reserve = next(s.get("reserve_s") for s in stages if s["name"] == action.stage)
@@ -311,6 +319,7 @@ class Lane:
 
     def set_remaining(self, remaining_s: float | None) -> None:
         """The scheduler's word on the end, now."""
+        self.has_heard = True
         self.remaining_s = remaining_s
         if remaining_s is not None:
             self._tell_deadline()

@@ -9,7 +9,7 @@ import os
 import selectors
 import signal
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cached_property, partial
 
 from tasuki.clock import Clock
 from tasuki.errors import StoreError, TasukiError
@@ -45,12 +45,13 @@ class Supervisor:
     ) -> None:
         self._job = job
         self._clock = clock
-        place = place or Place()
+        self._environment = environment
+        self._place = place = place or Place()
         self._start = begin_start(job.folder, place.origin)
-        self._allocation = _allocation(job, place, self._start, clock, environment)
         self._leash = leash
+        ask = self._ask_deadline
         self._lanes = [
-            Lane(job, order, number, self._start, clock, launch, environment, place)
+            Lane(job, order, number, self._start, clock, launch, environment, place, ask)
             for number, order in enumerate(job.lanes)
         ]
         self._asked_at = clock.monotonic()
@@ -65,9 +66,10 @@ class Supervisor:
             if self._leash is not None:
                 os.set_blocking(self._leash, False)
                 selector.register(self._leash, selectors.EVENT_READ, "leash")
-            self._ask_deadline()
             for lane in self._lanes:
                 self._guard(lane, lane.begin)
+            # Not before: the ranks' imports take seconds, and a busy controller may too.
+            self._ask_deadline()
             while any(lane.end is None for lane in self._lanes):
                 self._turn(selector, signals)
         return self._settle()
@@ -99,6 +101,11 @@ class Supervisor:
                 for rank in lane.phase.ranks:
                     if not rank.wire.is_closed and rank.status is None:
                         yield lane.phase, rank
+
+    @cached_property
+    def _allocation(self) -> Allocation:
+        """Made when it is first asked: its imports need not come before the ranks."""
+        return _allocation(self._job, self._place, self._start, self._clock, self._environment)
 
     def _cause(self) -> Cause:
         try:
