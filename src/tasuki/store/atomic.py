@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from tasuki.errors import DiskFull, NewerFormat, StoreError
-from tasuki.units import format_bytes
 
 FORMAT = 1
 """Of every JSON file tasuki writes. A reader refuses a larger one by name."""
@@ -131,7 +130,7 @@ def read_plain(path: Path, *, limit: int) -> bytes:
         with os.fdopen(fd, "rb", buffering=0) as file:
             found = os.fstat(fd)
             if not stat.S_ISREG(found.st_mode) or found.st_size > limit:
-                size = format_bytes(found.st_size)
+                size = _in_words(found.st_size)
                 raise StoreError(f"{path} is damaged: it is no plain file, or too large ({size})")
             return file.readall()
 
@@ -213,10 +212,10 @@ def _explain(error: OSError, path: Path, need: int | None) -> StoreError:
     words = f"{path}: {error.strerror or error} ({name})"
     if error.errno in _FULL:
         try:
-            free = f"{format_bytes(free_bytes(path))} free"
+            free = f"{_in_words(free_bytes(path))} free"
         except StoreError:
             free = "free space unknown"
-        wants = f"needs {format_bytes(need)}, " if need is not None else ""
+        wants = f"needs {_in_words(need)}, " if need is not None else ""
         return DiskFull(
             f"{words}: {wants}{free}",
             hint="make room there, or write to another disk; nothing that was committed is lost",
@@ -263,3 +262,10 @@ def _write_temp(path: Path, data: bytes) -> Path:
         temp.unlink(missing_ok=True)
         raise
     return temp
+
+
+def _in_words(size: int) -> str:
+    """Bytes, for an error. Imported here: every supervisor would pay for it at its start."""
+    from tasuki.units import format_bytes
+
+    return format_bytes(size)
