@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 
 import pytest
 from tests.harness.project import make_project
@@ -75,3 +76,24 @@ def test_a_crash_loop_stops_at_exactly_the_third_attempt(job):
     said = last_said(project.run)
     assert said is not None and said.word == "hold" and "boom" in said.reason
     print("R12: stopped at 3 of 3")
+
+
+def test_a_job_too_short_for_the_evaluation_that_is_left_does_not_begin_it(job):
+    project, order = job
+    spec = json.loads(project.run.spec.read_text())
+    spec["stages"] = [{**stage, "evaluates": True, "reserve_s": 60.0} for stage in spec["stages"]]
+    project.run.spec.write_text(json.dumps(spec))
+    for stage in project.stages:
+        folder = project.run.stage(stage)
+        folder.path.mkdir(parents=True)
+        folder.metrics.write_text("{}")
+    supervisor = Supervisor(
+        replace(order, limit_s=5.0),
+        clock=SystemClock(),
+        launch=lambda _: pytest.fail("a rank was started"),
+        environment={},
+        leash=None,
+    )
+    assert supervisor.run().exit_code == 75
+    [end] = read_attempt_ends(project.run).values()
+    assert (end["ending"], end["cause"]) == ("handed-over", "limit")
