@@ -30,12 +30,13 @@ def node_of(project: SlurmProject) -> str:
 def test_while_the_controller_is_away_status_says_so_and_nothing_is_submitted_twice(
     small, tmp_path
 ):
-    project = make_slurm_project(small, tmp_path / "p", time_limit="20s")
+    stages = [{"name": "one", "data": "d", "epochs": 90}]
+    project = make_slurm_project(small, tmp_path / "p", stages=stages, time_limit="20s")
     project.tasuki("submit")
     project.wait_for_step(1)
     project.tasuki("status")
     small.end(CONTROLLER)
-    (project.folder / "runs" / ".jobs" / "queue.json").unlink()
+    next(project.folder.glob("runs/.jobs/queue.*.json")).unlink()
     status = json.loads(project.tasuki("status", "--json"))
     assert status["runs"][0]["state"] == "running"
     assert "Slurm does not answer" in status["slurm"]["problem"], status["slurm"]

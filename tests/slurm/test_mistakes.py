@@ -21,6 +21,7 @@ from tests.slurm.project import make_slurm_project
         ({"account": "nobodys", "extra": {"gres": "x"}}, "has a key of its own", "cluster.gpus"),
         ({"setup": "nowhere.sh"}, "nowhere.sh, which cannot be read", "shell commands"),
         ({"memory": "900G"}, "sbatch` says", "no node has that"),
+        ({"cpus": 64}, "sbatch` says", "no node has that"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

@@ -47,8 +47,12 @@ def test_in_every_partition_a_preempted_run_comes_back_and_ends_as_if_undisturbe
         name: make_slurm_project(cluster, tmp_path / name, partition=name)
         for name in ("low", "grace", "cancel")
     }
-    for project in projects.values():
-        project.tasuki("submit")
+    # Whatever a setup does to its shell, and whatever the shell that submits has of other jobs.
+    (projects["cancel"].folder / "env.sh").write_text("set -euo pipefail\nset -- a b\n")
+    others = {"SLURM_RESTART_COUNT": "3", "SLURM_MEM_PER_CPU": "100", "SBATCH_EXPORT": "NONE"}
+    projects["cancel"].tasuki("submit", "--set", "cluster.setup=env.sh", **others)
+    for name in ("low", "grace"):
+        projects[name].tasuki("submit")
     for project in projects.values():
         project.wait_for_step(1)
     take_all_nodes(cluster, tmp_path / "high")
@@ -113,6 +117,47 @@ def test_a_plain_scancel_is_a_persons_word_and_leaves_a_run_that_can_be_resumed(
     project.tasuki("resume", "exp")
     project.wait_until_complete()
     assert project.recomputed() == 0
+
+
+def test_a_scancel_of_a_job_that_waits_keeps_the_later_jobs_of_its_plan_away_too(cluster, tmp_path):
+    stages = [
+        {"name": name, "data": "d", "epochs": 20, "expect": {"wall": "50m"}} for name in ("a", "b")
+    ]
+    project = make_slurm_project(cluster, tmp_path / "p", stages=stages, time_limit="1h")
+    project.tasuki("submit", "--extra", "hold")
+    first, second = (line.split()[0] for line in sorted(project.queued()))
+    cluster.run("scancel", first)
+    cluster.run("scontrol", "release", second)
+    project.wait(lambda: not project.queued(), "out of the queue", 60)
+    assert project.status()["state"] == "cancelled", project.logs()
+    assert project.attempts() == []
+
+
+@pytest.mark.long
+def test_a_scancel_in_the_grace_of_a_preemption_stays_a_cancel(cluster, tmp_path):
+    project = make_slurm_project(cluster, tmp_path / "p", partition="grace", params={"pause": 3})
+    project.tasuki("submit")
+    project.wait_for_step(1, more=1)
+    take_all_nodes(cluster, tmp_path / "high")
+    shown = ("scontrol", "show", "job", project.number)
+    project.wait(lambda: "PreemptTime=None" not in cluster.run(*shown), "in its grace", 30)
+    cluster.run("scancel", project.number)
+    project.wait(lambda: not project.queued(), "out of the queue", 60)
+    assert project.status()["state"] == "cancelled", project.logs()
+
+
+@pytest.mark.long
+def test_at_the_cap_of_its_preemptions_a_run_stops_though_slurm_requeues_it(cluster, tmp_path):
+    stages = [{"name": "one", "data": "d", "epochs": 100}]
+    project = make_slurm_project(cluster, tmp_path / "p", stages=stages, requeue=1)
+    project.tasuki("submit")
+    for number in (1, 2):
+        project.wait_for_step(number)
+        take_all_nodes(cluster, tmp_path / f"high-{number}")
+        project.wait(lambda n=number: len(project.ends()) == n and project.ends()[-1][0], "over")
+    project.wait(lambda: not project.queued(), "out of the queue", 90)
+    assert project.ends() == [PREEMPTED, PREEMPTED], project.logs()
+    assert project.status()["state"] == "handed-over"
 
 
 def test_what_fails_at_once_is_held_after_three_attempts_with_its_reason_in_status(

@@ -16,7 +16,7 @@ from tasuki.clock import Clock
 from tasuki.errors import RunError
 from tasuki.relay.values import Cause
 from tasuki.scheduler.local import give_cause
-from tasuki.scheduler.slurm.client import Slurm, SlurmRefused
+from tasuki.scheduler.slurm.client import Slurm, SlurmError, SlurmRefused
 from tasuki.store.atomic import FORMAT
 from tasuki.store.attempts import Holder
 from tasuki.store.claims import highest_claim
@@ -50,17 +50,17 @@ def cancel_run(
     if state == "complete":
         raise RunError(
             f"run `{run.name}` is complete: there is nothing to cancel",
-            hint="`tasuki run --new` begins another one",
+            hint="`--new` of `tasuki run` and `tasuki submit` begins another one",
         )
-    known = _look(run, controller, clock)
     holder = live_holder(run, now=clock.wall())
+    if not is_dry and state not in ("cancelled", "held", "failed"):  # only `resume` lifts a hold
+        say(run, Word.CANCEL, reason="cancelled by a person", claim=highest_claim(run))
+    known = _look(run, controller, clock)
     if is_dry:
         return _answer(run, state, holder, known)
-    if state not in ("cancelled", "held", "failed"):  # only `resume` lifts a hold
-        say(run, Word.CANCEL, reason="cancelled by a person", claim=highest_claim(run))
     if known.of(run) and controller is not None:
         _end_jobs(run, known, controller, clock, wait_s)
-        forget_queue(run.path.parent)
+        forget_queue(run.path.parent, controller.user)
     elif holder is not None and holder.is_alive():
         _end_here(run, holder, clock, wait_s)
     return _answer(run, state_of(run, now=clock.wall())[0], holder, known)
@@ -70,7 +70,12 @@ def _look(run: RunFolder, controller: Controller | None, clock: Clock) -> Known:
     runs = run.path.parent
     if controller is None or not uses_slurm(runs):
         return NOTHING
-    return look(controller.slurm, runs, user=controller.user, clock=clock, fresh_s=0.0)
+    try:
+        return look(controller.slurm, runs, user=controller.user, clock=clock, fresh_s=0.0)
+    except SlurmError as error:
+        error.message = f"run `{run.name}` is to end, but its job cannot be told: {error.message}"
+        error.hint = "it will not be started again; `tasuki cancel` again when Slurm answers"
+        raise
 
 
 def _end_here(run: RunFolder, holder: Holder, clock: Clock, wait_s: float) -> None:
@@ -99,8 +104,11 @@ def _end_jobs(
     running = [job for job in jobs if job.is_running]
     while running and clock.monotonic() < until:
         clock.sleep(_ASK_EVERY_S)
-        left = {job.number for job in controller.slurm.queue(controller.user)}
-        running = [job for job in running if job.number in left]
+        left = {job.number: job.state for job in controller.slurm.queue(controller.user)}
+        for number in [job.number for job in running if left.get(job.number) == "PENDING"]:
+            with contextlib.suppress(SlurmRefused):  # requeued before it heard us
+                controller.slurm.cancel(number)
+        running = [job for job in running if left.get(job.number, "PENDING") != "PENDING"]
     for job in running:
         with contextlib.suppress(SlurmRefused):
             controller.slurm.cancel(job.number)

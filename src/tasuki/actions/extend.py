@@ -18,7 +18,7 @@ from tasuki.store.atomic import FORMAT
 from tasuki.store.jobs import job_folder
 from tasuki.store.runs import RunFolder
 from tasuki.telemetry.view import live_holder
-from tasuki.units import Duration
+from tasuki.units import Duration, format_seconds
 
 
 def extend_run(
@@ -36,9 +36,10 @@ def extend_run(
         known = look(controller.slurm, runs, user=controller.user, clock=clock, fresh_s=0.0)
         jobs = [job for job in known.of(run) if job.is_running] or list(known.of(run))[:1]
         if jobs:
+            limit = None
             if not is_dry:
-                _extend_slurm(controller, jobs[0].number, seconds, adds=adds)
-            return _answer(run, jobs[0].number, amount)
+                limit = _extend_slurm(controller, jobs[0].number, seconds, adds=adds)
+            return _answer(run, jobs[0].number, amount, limit)
     holder = live_holder(run, now=clock.wall())
     if holder is None or not holder.is_alive():
         raise RunError(
@@ -52,16 +53,22 @@ def extend_run(
             f"the job of run `{run.name}` has no time limit", hint="there is nothing to extend"
         )
     began = clock.monotonic() - (clock.wall() - holder.at)
+    ends_at = ends + seconds if adds else began + seconds
+    _refuse_less(ends_at - began, ends - began)
     if not is_dry:
-        ends_at = ends + seconds if adds else began + seconds
         set_deadline(job, start=holder.start, ends_monotonic=ends_at)
-    return _answer(run, holder.job, amount)
+    return _answer(run, holder.job, amount, ends_at - began)
 
 
-def _extend_slurm(controller: Controller, number: str, seconds: float, *, adds: bool) -> None:
-    minutes = max(1, round(seconds / 60))
+def _extend_slurm(controller: Controller, number: str, seconds: float, *, adds: bool) -> float:
+    """The new limit."""
+    shown = controller.slurm.show(number)
+    if shown is None or shown.limit_s is None:
+        raise UsageError(f"job {number} has no time limit", hint="there is nothing to extend")
+    limit = shown.limit_s + seconds if adds else seconds
+    _refuse_less(limit, shown.limit_s)
     try:
-        controller.slurm.set_limit(number, f"+{minutes}" if adds else str(minutes))
+        controller.slurm.set_limit(number, str(max(1, round(limit / 60))))
     except SlurmRefused as error:
         denied = any(words in error.message for words in ("ermission", "denied"))
         hint = (
@@ -71,7 +78,17 @@ def _extend_slurm(controller: Controller, number: str, seconds: float, *, adds: 
             else error.hint
         )
         raise RunError(f"job {number} cannot be extended: {error.message}", hint=hint) from error
+    return limit
 
 
-def _answer(run: RunFolder, job: str, amount: str) -> dict[str, Any]:
-    return {"format": FORMAT, "experiment": run.name, "job": job, "amount": amount}
+def _refuse_less(limit: float, now: float) -> None:
+    if limit < now:
+        raise UsageError(
+            f"the job has {format_seconds(now)}: {format_seconds(limit)} would shorten it",
+            hint=f"`+{format_seconds(limit)}` adds; `tasuki cancel` ends a run, saved",
+        )
+
+
+def _answer(run: RunFolder, job: str, amount: str, limit: float | None) -> dict[str, Any]:
+    facts = {"experiment": run.name, "job": job, "amount": amount}
+    return {"format": FORMAT, **facts, "limit_s": limit}

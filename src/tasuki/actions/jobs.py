@@ -38,7 +38,10 @@ class Terms:
 
     backend: str
     grace_s: float
+    """From the signal to the kill."""
     surplus_s: float = 0.0
+    partition_grace_s: float = 0.0
+    """Before that, for a job that is preempted."""
 
 
 def write_jobs(
@@ -110,6 +113,7 @@ def _lanes(
         "limit_s": job.limit_s,
         "surplus_s": terms.surplus_s,
         "grace_s": terms.grace_s,
+        "partition_grace_s": terms.partition_grace_s,
         "reserve_s": job.reserve_s,
         "requeue": spec.cluster.requeue,
         "lanes": lanes,

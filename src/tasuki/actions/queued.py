@@ -15,7 +15,7 @@ from tasuki.backends.slurm.submit import known_number
 from tasuki.clock import Clock
 from tasuki.scheduler.slurm.client import Slurm, SlurmError
 from tasuki.scheduler.slurm.succession import COMMENT
-from tasuki.scheduler.slurm.text import QueuedJob
+from tasuki.scheduler.slurm.text import QueuedJob, UnknownWords
 from tasuki.store.atomic import read_json
 from tasuki.store.jobs import JobFolder, job_folder, list_jobs
 from tasuki.store.runs import RunFolder
@@ -68,7 +68,7 @@ def look_or_say(
     """For who only wants to know: where Slurm cannot be asked, what is known from files."""
     try:
         return look(slurm, runs, user=user, clock=clock, fresh_s=fresh_s)
-    except SlurmError as error:
+    except (SlurmError, UnknownWords) as error:
         return Known(by_run={}, last=last_submitted(runs), problem=error.message)
 
 

@@ -31,7 +31,7 @@ def frozen_spec(
     if run.is_complete():
         raise RunError(
             f"run `{run.name}` is complete: there is nothing to resume",
-            hint="`tasuki run --new` begins another one",
+            hint="`--new` of `tasuki run` and `tasuki submit` begins another one",
         )
     value = read_json(run.spec)
     with shaped(run.spec):

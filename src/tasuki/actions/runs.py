@@ -27,5 +27,9 @@ def find_run(name: str, runs: Path) -> RunFolder:
         f"there is no run `{name}` in {runs}",
         hint=f"did you mean `{near[0]}`?"
         if near
-        else (f"there are: {', '.join(known)}" if known else "`tasuki run` makes runs"),
+        else (
+            f"there are: {', '.join(known)}"
+            if known
+            else "go to the folder of the project, or say `--runs FOLDER`"
+        ),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from tasuki.actions.queued import Known, RunsJob, is_gone
@@ -10,13 +11,14 @@ from tasuki.clock import utc
 from tasuki.store.atomic import FORMAT, read_json, read_json_or_none, shaped
 from tasuki.store.attempts import live_runner, read_attempt_end, read_holder
 from tasuki.store.claims import highest_claim, list_claims
-from tasuki.store.control import Word, last_said
-from tasuki.store.jobs import last_start, read_outcome
+from tasuki.store.control import Said, Word, last_said
+from tasuki.store.jobs import JobFolder, last_start, read_outcome
 from tasuki.store.runs import RunFolder
 from tasuki.telemetry.events import read_events, read_recent_events
 from tasuki.telemetry.ledger import Ledger, make_ledger
 from tasuki.telemetry.view import count_preemptions, live_holder
 
+_CAUSES = {"limit": "at its time limit", "lost": "saved when a part of its job died"}
 _STATE_OF = {Word.CANCEL: "cancelled", Word.HOLD: "held", Word.FAIL: "failed"}
 
 
@@ -52,7 +54,7 @@ def _describe_run(run: RunFolder, now: float, known: Known | None) -> dict[str, 
         "experiment": run.name,
         "state": state,
         "reason": reason,
-        "hint": said.hint if said is not None and state in _STATE_OF.values() else "",
+        "hint": _hint(run, state, said),
         **merged,
         "attempts": len(list_claims(run)),
         "preemptions": count_preemptions(run),
@@ -91,10 +93,18 @@ def state_of(run: RunFolder, *, now: float) -> tuple[str, str]:
     if end is None:
         return "handed-over", f"the last attempt died without a word; {_on(run)}"
     if end["ending"] == "handed-over":
-        return "handed-over", f"{end['cause']}; {_on(run)}"
+        cause = _CAUSES.get(str(end["cause"]), str(end["cause"]))
+        return "handed-over", f"{cause}; {_on(run)}"
     if end["ending"] == "done":
         return "waiting", "what was asked for is done; `tasuki run` does the stages that are left"
     return "waiting", str(end.get("message", ""))
+
+
+def _hint(run: RunFolder, state: str, said: Said | None) -> str:
+    if said is None or state not in _STATE_OF.values():
+        return ""
+    again = "--code current` takes a mended recipe" if state == "failed" else "` goes on"
+    return said.hint or f"`tasuki resume {run.name}{' ' if state == 'failed' else ''}{again}"
 
 
 def in_queue(run: RunFolder, state: str, reason: str, known: Known) -> tuple[str, str]:
@@ -109,19 +119,38 @@ def in_queue(run: RunFolder, state: str, reason: str, known: Known) -> tuple[str
     if jobs:
         job = next((job for job in jobs if job.is_running), jobs[0])
         return "waiting", _queue_words(job)
-    if run.name in known.last:
-        folder, number = known.last[run.name]
-        if is_gone(known, folder) and read_outcome(folder, last_start(folder)) is None:
-            log = folder.slurm_log(number)
-            where = f"see {log}" if log.exists() else "it left no log: do nodes see this folder?"
-            return state, f"job {number} is gone from the queue without a word; {where}"
+    if run.name in known.last and is_gone(known, known.last[run.name][0]):
+        return state, _gone_words(*known.last[run.name]) or reason
     return state, reason
+
+
+def _gone_words(job: JobFolder, number: str) -> str:
+    """Why nobody will go on by himself; empty: nothing is odd."""
+    told = read_outcome(job, last_start(job))
+    if told is None:
+        log = job.slurm_log(number)
+        last = _last_line(log)
+        where = f"see {log}" if log.exists() else "it left no log: do nodes see this folder?"
+        words = f": {last}" if last else ""
+        return f"job {number} is gone from the queue without a word{words} ({where})"
+    if told.get("verdict") == "requeue":
+        return f"job {number} left the queue while it waited to go on; `tasuki submit` goes on"
+    return ""
+
+
+def _last_line(log: Path) -> str:
+    try:
+        lines = log.read_text(errors="replace").strip().splitlines()
+    except OSError:
+        return ""
+    return lines[-1][:200] if lines else ""
 
 
 def _queue_words(job: RunsJob) -> str:
     queued = job.queued
     if job.is_running:
-        return f"job {job.number} is {queued.state.lower()} in partition {queued.partition}"
+        where = f"in partition {queued.partition}"
+        return f"job {job.number} begins {where}, or is about to come back there"
     why = f" ({queued.reason})" if queued.reason else ""
     begins = f"; may start at {utc(queued.starts)}" if queued.starts else ""
     return f"job {job.number} waits in partition {queued.partition}{why}{begins}"

@@ -5,6 +5,7 @@ First everything is asked and checked that may refuse; only then is anything wri
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,9 +15,10 @@ from tasuki.actions.jobs import Terms, experiments_of, write_jobs
 from tasuki.actions.machine import Machine, device_for
 from tasuki.actions.plan import PlanRequest, make_plan
 from tasuki.actions.queued import Known, join
+from tasuki.actions.recipes import check_recipes
 from tasuki.actions.run import RunRequest, open_runs, take_up
 from tasuki.actions.status import read_status
-from tasuki.backends.slurm.fit import check_partition, choose_partition, notice_s
+from tasuki.backends.slurm.fit import check_partition, choose_partition, grace_s, kill_wait_s
 from tasuki.backends.slurm.queue import Queue, forget_queue
 from tasuki.backends.slurm.script import (
     SETUP,
@@ -24,6 +26,7 @@ from tasuki.backends.slurm.script import (
     minutes_for,
     render_script,
     render_submit,
+    sbatch_options,
 )
 from tasuki.backends.slurm.submit import Order, read_order, submit_jobs, write_order
 from tasuki.clock import Clock
@@ -40,6 +43,8 @@ from tasuki.store.locks import locked
 from tasuki.store.runs import RunFolder
 
 _CPUS_PER_GPU = 4
+_COMPLETES_WITHIN_S = 60.0
+_LOOK_EVERY_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,13 +59,15 @@ class SubmitRequest:
     takes_current_code: bool = False
     is_dry: bool = False
     on_submitted: Callable[[str, str], None] = lambda _name, _number: None
+    on_note: Callable[[str], None] = lambda _text: None
+    """Something to know before anything is submitted."""
 
 
 @dataclass(slots=True)
 class SubmitResult:
     plan: Plan
     jobs: list[dict[str, Any]]
-    """{name, number, after, experiments, submit, script}"""
+    """{name, number, after, runs, folder, submit, script}"""
     runs: list[RunFolder]
     notes: list[str] = field(default_factory=list)
 
@@ -81,11 +88,16 @@ def submit(request: SubmitRequest) -> SubmitResult:
             "`cluster.backend: local` is not for Slurm",
             hint="`tasuki run` trains here; write `backend: slurm`, or leave it out, to submit",
         )
-    partition = choose_partition(cluster, request.slurm.partitions())
+    partitions = request.slurm.partitions()
+    partition = choose_partition(cluster, partitions)
     if partition is not None:
         check_partition(cluster, partition)
-    grace_s = notice_s(cluster, partition, request.slurm.settings())
-    terms = Terms(backend="slurm", grace_s=grace_s, surplus_s=_surplus_s(cluster))
+    terms = Terms(
+        backend="slurm",
+        grace_s=kill_wait_s(cluster, request.slurm.settings()),
+        surplus_s=_surplus_s(cluster),
+        partition_grace_s=grace_s(cluster, partitions),
+    )
     if request.is_dry:
         return _submit(request, terms)
     with locked(submit_lock(Path(request.plan.spec.runs))):  # two terminals, one job
@@ -94,9 +106,10 @@ def submit(request: SubmitRequest) -> SubmitResult:
 
 def _submit(request: SubmitRequest, terms: Terms) -> SubmitResult:
     cluster, runs = request.plan.spec.cluster, Path(request.plan.spec.runs)
-    known = join(Queue(jobs=tuple(request.slurm.queue(request.user)), at=0.0), runs)
+    known = _look(request, runs)
     plan_request, notes = _leave_out_queued(_for_cluster(request.plan), known)
-    notes += _unknown_gpu(cluster, request.site)
+    notes += [*_unknown_gpu(cluster, request.site), *_doubtful_python(cluster)]
+    check_recipes(plan_request)
     run_request = RunRequest(
         plan=plan_request,
         clock=request.clock,
@@ -110,9 +123,14 @@ def _submit(request: SubmitRequest, terms: Terms) -> SubmitResult:
     plan = make_plan(replace(plan_request, folders=folders))
     _refuse_too_many(plan, known, request.site)
     setup = _read_setup(request.plan)
+    if plan.jobs:
+        first = _slurm_job(plan.jobs[0], job_folder(runs, plan.jobs[0].name), request)
+        request.slurm.test(sbatch_options(first))
     if request.is_dry:
         return _describe_only(plan, folders, request, notes)
     notes += [*_doubts(runs), *take_up(folders, run_request)]
+    for note in notes:
+        request.on_note(note)
     written = write_jobs(plan, folders, plan_request, terms, request.clock)
     orders = [write_order(_slurm_job(made.job, made.folder, request)) for made in written]
     for made in written:
@@ -126,9 +144,30 @@ def _submit(request: SubmitRequest, terms: Terms) -> SubmitResult:
         clock=request.clock,
         on_submitted=lambda order, number: request.on_submitted(order.folder.name, number),
     )
-    forget_queue(runs)
-    jobs = [_describe(made.job, request, numbers.get(made.folder.name)) for made in written]
+    forget_queue(runs, request.user)
+    jobs = [
+        _describe(made.job, request, folders, numbers.get(made.folder.name)) for made in written
+    ]
     return SubmitResult(plan, jobs, list(folders.values()), notes)
+
+
+def _look(request: SubmitRequest, runs: Path) -> Known:
+    """The queue, when no job of these runs is about to leave it: only then is it known whether it
+    comes back."""
+    names = {experiment.name for experiment in request.plan.experiments}
+    until = request.clock.monotonic() + _COMPLETES_WITHIN_S
+    while True:
+        known = join(Queue(jobs=tuple(request.slurm.queue(request.user)), at=0.0), runs)
+        ending = {
+            job.number
+            for run, jobs in known.by_run.items()
+            for job in jobs
+            if run in names and job.queued.state == "COMPLETING"
+        }
+        if not ending or request.is_dry or request.clock.monotonic() > until:
+            return known
+        request.on_note(f"job {', '.join(sorted(ending))} is just ending: waiting for it")
+        request.clock.sleep(_LOOK_EVERY_S)
 
 
 def _for_cluster(request: PlanRequest) -> PlanRequest:
@@ -150,7 +189,10 @@ def _leave_out_queued(request: PlanRequest, known: Known) -> tuple[PlanRequest, 
             left.append(experiment)
             continue
         numbers = ", ".join(f"{job.number} ({job.queued.state})" for job in jobs)
-        notes.append(f"run `{run.name}` is submitted already: job {numbers}")
+        notes.append(
+            f"run `{run.name}` is submitted already: job {numbers}; it asks for what the spec said "
+            f"then. `tasuki cancel {run.name}`, then `tasuki submit`, takes a change"
+        )
     return replace(request, experiments=tuple(left)), notes
 
 
@@ -158,6 +200,13 @@ def _has_left_queue(holder: Holder, known: Known, runs: Path) -> bool:
     """An attempt on a node that died says nothing; its job is not in the queue any more."""
     in_queue = {job.folder.name for jobs in known.by_run.values() for job in jobs}
     return job_folder(runs, holder.job).order.exists() and holder.job not in in_queue
+
+
+def _doubtful_python(cluster: ResolvedCluster) -> list[str]:
+    python = cluster.python
+    if python is None or cluster.container or shutil.which(python) is not None:
+        return []
+    return [f"`cluster.python: {python}` is no program on this machine; on the nodes?"]
 
 
 def _left_of_plans(known: Known, runs: Path) -> list[Order]:
@@ -250,18 +299,20 @@ def _describe_only(
     plan: Plan, folders: Mapping[str, RunFolder], request: SubmitRequest, notes: list[str]
 ) -> SubmitResult:
     """`--dry-run`."""
-    jobs = [_describe(job, request, None) for job in plan.jobs]
+    jobs = [_describe(job, request, folders, None) for job in plan.jobs]
     return SubmitResult(plan, jobs, list(folders.values()), notes)
 
 
-def _describe(job: Job, request: SubmitRequest, number: str | None) -> dict[str, Any]:
+def _describe(
+    job: Job, request: SubmitRequest, folders: Mapping[str, RunFolder], number: str | None
+) -> dict[str, Any]:
     folder = job_folder(Path(request.plan.spec.runs), job.name)
     slurm_job = _slurm_job(job, folder, request)
     return {
         "name": job.name,
         "number": number,
         "after": list(job.after),
-        "experiments": experiments_of(job),
+        "runs": [folders[name].name for name in experiments_of(job)],
         "folder": str(folder.path),
         "submit": render_submit(slurm_job),
         "script": render_script(),

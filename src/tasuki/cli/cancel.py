@@ -15,7 +15,7 @@ from tasuki.cli.options import json_option, make_slurm, print_json, runs_folder,
 @runs_option
 @json_option
 def command(run: str, dry_run: bool, runs: Path | None, as_json: bool) -> None:
-    """End a run, saved. It stays cancelled until `tasuki run` or `tasuki resume`."""
+    """End a run, saved. It stays cancelled until `tasuki run`, `submit` or `resume`."""
     from tasuki.actions.cancel import Controller, cancel_run
     from tasuki.actions.runs import find_run
     from tasuki.clock import SystemClock
@@ -29,5 +29,4 @@ def command(run: str, dry_run: bool, runs: Path | None, as_json: bool) -> None:
     if dry_run:
         click.echo(f"would cancel {folder.name} ({answer['state']})")
         return
-    again = "submit" if answer["jobs"] else "run"
-    click.echo(f"{folder.name} is {answer['state']}; `tasuki {again}` or `tasuki resume` goes on")
+    click.echo(f"{folder.name} is {answer['state']}; `tasuki resume {folder.name}` goes on")

@@ -30,6 +30,10 @@ def command(run: str, amount: str, dry_run: bool, runs: Path | None, as_json: bo
     if as_json:
         print_json(answer)
         return
-    words = "would be extended" if dry_run else "is extended"
-    kind = f"by {amount[1:]}" if amount.startswith("+") else f"to {amount}"
-    click.echo(f"job {answer['job']} of {folder.name} {words} {kind}")
+    from tasuki.units import format_seconds
+
+    if answer["limit_s"] is None:
+        click.echo(f"would extend job {answer['job']} of {folder.name}")
+    else:
+        limit = format_seconds(answer["limit_s"])
+        click.echo(f"job {answer['job']} of {folder.name} now has {limit} in all")

@@ -123,8 +123,13 @@ def make_slurm(*, is_patient: bool = True) -> Slurm:
     from tasuki.clock import SystemClock
     from tasuki.scheduler.slurm.client import Slurm
 
-    hasty: dict[str, Any] = {} if is_patient else {"tries": 1, "within_s": 5.0}
-    return Slurm(environment=os.environ, clock=SystemClock(), **hasty)
+    return Slurm(
+        environment=os.environ,
+        clock=SystemClock(),
+        tries=3 if is_patient else 1,
+        within_s=10.0 if is_patient else 5.0,
+        on_wait=lambda words: click.echo(f"{words} …", err=True),
+    )
 
 
 def look_at_queue(runs: Path) -> Known:

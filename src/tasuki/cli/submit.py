@@ -60,7 +60,7 @@ def command(
         *([f"cluster.time_limit={limit}"] if limit else []),
         *([f"cluster.memory={memory}"] if memory else []),
         *(["cluster.requeue=false"] if no_requeue else []),
-        *(f"cluster.extra.{pair}" for pair in extra),
+        *(f"cluster.extra.{pair if '=' in pair else f'{pair}=true'}" for pair in extra),
     )
     resolved = read_spec(spec, (*settings, *own), config)
     request = make_request(resolved, experiments, stages, is_new=is_new, measure=False)
@@ -92,6 +92,7 @@ def submit_and_show(
             lifts_hold=lifts_hold,
             takes_current_code=takes_current_code,
             is_dry=is_dry,
+            on_note=lambda note: click.echo(note, err=True),
             on_submitted=lambda name, number: click.echo(f"job {number}: {name}", err=True),
         )
     )

@@ -148,9 +148,9 @@ def plan_path(runs: Path, plan_id: str) -> Path:
     return runs / PLANS / f"{plan_id}.json"
 
 
-def queue_path(runs: Path) -> Path:
-    """What Slurm last said of its queue."""
-    return runs / JOBS / "queue.json"
+def queue_path(runs: Path, user: str) -> Path:
+    """What Slurm last said of a user's queue."""
+    return runs / JOBS / f"queue.{user}.json"
 
 
 def submit_lock(runs: Path) -> Path:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tasuki.errors import EXIT_DONE, EXIT_RESUME_ME, EXIT_USAGE, TasukiError
 from tasuki.signals import NOTICES
 from tasuki.store.atomic import sweep
-from tasuki.store.jobs import JobFolder, begin_start, last_start, read_outcome, write_outcome
+from tasuki.store.jobs import begin_start, write_outcome
 from tasuki.supervisor.job import JobOrder, read_job
 from tasuki.supervisor.place import Place, read_place
 
@@ -35,8 +35,8 @@ def main(arguments: list[str], launch: Launcher | None = None, clock: Clock | No
             return _settle(job, place)
         if _is_finished(job):
             return EXIT_DONE if place.node else _end_at_once(job, place)
-        if job.is_slurm and _stays_away(job):
-            return EXIT_DONE if place.node else _end_unwanted(job, place)
+        if job.is_slurm and not place.node and _is_unwanted(job, place):
+            return _end_unwanted(job, place)
         return _supervise(job, place, launch, leash, clock)
     except TasukiError as error:
         hint = f"\nhint: {error.hint}" if error.hint else ""
@@ -59,23 +59,15 @@ def _end_at_once(job: JobOrder, place: Place) -> int:
     return EXIT_DONE
 
 
-def _stays_away(job: JobOrder) -> bool:
-    """The local backend does not start such a job; Slurm starts what waits for another's end."""
-    from tasuki.relay.decide import stays_away
-    from tasuki.store.control import last_said
+def _is_unwanted(job: JobOrder, place: Place) -> bool:
+    from tasuki.clock import SystemClock
+    from tasuki.supervisor.turn import is_unwanted
 
-    before = [JobFolder(job.folder.path.parent / name) for name in job.after]
-    told = [read_outcome(folder, last_start(folder)) or {} for folder in before]
-    runs = {item.run for lane in job.lanes for item in lane.items}
-    return stays_away(
-        [said.word if (said := last_said(run)) else None for run in runs],
-        is_first=not job.after,
-        is_stopped=any(lane.get("stops_successors") for o in told for lane in o.get("lanes", ())),
-    )
+    return is_unwanted(job, place, clock=SystemClock(), environment=os.environ)
 
 
 def _end_unwanted(job: JobOrder, place: Place) -> int:
-    sys.stderr.write("tasuki: the job before stopped the run: nothing to do here\n")
+    sys.stderr.write("tasuki: the run was stopped: nothing to do here\n")
     lanes = [{"action": "leave", "state": "stopped", "stops_successors": True} for _ in job.lanes]
     value = {"verdict": "end", "exit_code": EXIT_RESUME_ME, "lanes": lanes}
     write_outcome(job.folder, begin_start(job.folder, place.origin), value)

@@ -25,11 +25,12 @@ from tasuki.relay.values import Action, Cause, Ending, HandOver, Hold, PhaseEnde
 from tasuki.scheduler.local import told_cause
 from tasuki.store.attempts import read_attempt_end, read_holder, write_attempt_end
 from tasuki.store.claims import highest_claim
-from tasuki.store.control import Word, say
+from tasuki.store.control import Word, last_said, say
 from tasuki.store.jobs import begin_start, find_start, last_start, read_outcome, write_outcome
 from tasuki.store.runs import RunFolder
 from tasuki.supervisor.job import JobOrder
 from tasuki.supervisor.place import Place
+from tasuki.supervisor.turn import remember_cancel
 from tasuki.telemetry.events import EventLog, read_recent_events
 from tasuki.telemetry.view import read_view
 
@@ -54,21 +55,24 @@ def settle_job(job: JobOrder, place: Place, *, clock: Clock, environment: Mappin
         _say(f"job {place.number} has been requeued meanwhile: nothing to do here")
         return EXIT_DONE
     start = find_start(job.folder, place.origin or {}) or begin_start(job.folder, place.origin)
-    cause = _cause(shown)
+    cause = _cause(shown, job)
+    if cause is Cause.CANCELLED:  # perhaps nobody has heard of it yet
+        remember_cancel(job)
     verdict, code = _outcome(job, place, start, cause, clock)
     if verdict is Verdict.END:
         return code
-    if cause is Cause.CANCELLED:  # the controller was silent when the supervisor asked
+    if cause is Cause.CANCELLED:
         _say(f"job {place.number} was cancelled: it does not come back")
         return EXIT_RESUME_ME
     return _come_back(slurm, job, place, shown)
 
 
-def _cause(shown: ShownJob | None) -> Cause:
+def _cause(shown: ShownJob | None, job: JobOrder) -> Cause:
     """Why a supervisor died without a word: Slurm's doing, or nobody's."""
     from tasuki.scheduler.slurm.allocation import cause_of
 
-    cause = Cause.NONE if shown is None else cause_of(shown)
+    grace_s = job.partition_grace_s
+    cause = Cause.NONE if shown is None else cause_of(shown, grace_s=grace_s)
     return Cause.NONE if cause is Cause.LOST else cause
 
 
@@ -98,6 +102,9 @@ def _come_back(slurm: Slurm, job: JobOrder, place: Place, shown: ShownJob | None
         except (SlurmRefused, NoSlurm) as error:
             if "pending" in error.message:
                 break
+            if all(item.is_continued for lane in job.lanes for item in lane.items):
+                _say(f"{error.message}; the next job of the plan goes on")
+                return EXIT_DONE
             _say(f"{error.message}; submitting a successor")
             return _submit_successor(slurm, job, place)
     _say(f"job {place.number} comes back")
@@ -142,7 +149,7 @@ def _bury(job: JobOrder, place: Place, start: int, cause: Cause, clock: Clock) -
         hint=f"see {log}",
     )
     runs = {item.run: item.until for lane in job.lanes for item in lane.items}
-    left = {run: until for run, until in runs.items() if not run.is_complete()}
+    left = {run: until for run, until in runs.items() if _is_wanted(run)}
     is_stillborn = not any(_is_ours(job, start, run) for run in left) and cause is Cause.NONE
     deaths = 1 + _deaths_before(job, start) if is_stillborn else 0
     actions = [
@@ -161,6 +168,12 @@ def _bury(job: JobOrder, place: Place, start: int, cause: Cause, clock: Clock) -
         "is_stillborn": is_stillborn,
         "lanes": [],
     }
+
+
+def _is_wanted(run: RunFolder) -> bool:
+    """Neither complete nor cancelled, held or failed."""
+    said = last_said(run)
+    return not run.is_complete() and (said is None or said.word is Word.LIFT)
 
 
 def _settle(actions: list[Action]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 Supervisors do not talk: node 0 writes what its ranks do into the job's folder, and the others do
 the same; ranks agree among themselves. A follower decides nothing. It ends when node 0 has written
-the outcome, or when it has a notice and no ranks any more; if node 0 dies, srun sends that notice.
+the outcome, or when a notice is over; if node 0 dies, srun sends that notice.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 
 from tasuki.clock import Clock
-from tasuki.errors import EXIT_DONE, StoreError
+from tasuki.errors import EXIT_DONE, EXIT_RESUME_ME, StoreError
 from tasuki.relay.values import Cause
 from tasuki.signals import SignalPipe
 from tasuki.store.atomic import FORMAT, write_json
@@ -59,15 +59,18 @@ class Follower:
                     self._turn(selector, signals)
         finally:
             signals.restore()
-        return EXIT_DONE
+        # Node 0 has not heard what we have: srun takes it down when we do not end well.
+        return EXIT_DONE if self._has_outcome() else EXIT_RESUME_ME
 
     def _is_over(self) -> bool:
         if self._phase is not None:
             return False
-        has_outcome = (
-            self._start is not None and read_outcome(self._job.folder, self._start) is not None
-        )
-        return has_outcome or self._notice_until is not None
+        until = self._notice_until
+        return self._has_outcome() or (until is not None and self._clock.monotonic() >= until)
+
+    def _has_outcome(self) -> bool:
+        start = self._start
+        return start is not None and read_outcome(self._job.folder, start) is not None
 
     def _turn(self, selector: selectors.DefaultSelector, signals: SignalPipe) -> None:
         wires = {rank.wire.fileno(): rank for rank in self._talking()}

@@ -29,6 +29,8 @@ class LaneOrder:
 
 _LAST_WORD_S = 1.0
 """Of a notice, kept for the supervisor itself: to write the outcome before it is killed."""
+_WAY_BACK_S = 5.0
+"""And for srun's end, and to ask Slurm twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +52,24 @@ class JobOrder:
     surplus_s: float = 0.0
     """What the scheduler gives beyond the limit, because it counts in minutes."""
 
+    partition_grace_s: float = 0.0
+    """What a preempted job has before Slurm begins to end it."""
+
     @property
     def is_slurm(self) -> bool:
         return self.backend == "slurm"
 
     @property
     def ranks_grace_s(self) -> float:
-        """What the ranks have of the grace."""
-        return max(0.5, self.grace_s - _LAST_WORD_S)
+        """What the ranks have of the grace, whatever the cause."""
+        return self.notice_s(is_preempted=False)
+
+    def notice_s(self, *, is_preempted: bool) -> float:
+        """What they have of a notice. Only a preempted job has its partition's grace too."""
+        whole = self.grace_s + (self.partition_grace_s if is_preempted else 0.0)
+        # Under Slurm a job that is to come back by its own hand needs some seconds more.
+        most = _WAY_BACK_S if self.is_slurm else _LAST_WORD_S
+        return max(0.5, whole - max(_LAST_WORD_S, min(most, whole / 6)))
 
 
 def read_job(path: Path) -> JobOrder:
@@ -77,6 +89,7 @@ def read_job(path: Path) -> JobOrder:
             after=tuple(map(str, value.get("after", ()))),
             container=tuple(map(str, value.get("container", ()))),
             surplus_s=float(value.get("surplus_s", 0.0)),
+            partition_grace_s=float(value.get("partition_grace_s", 0.0)),
         )
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise StoreError(f"{folder.lanes} is damaged: {error!r}") from error

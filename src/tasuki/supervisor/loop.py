@@ -18,8 +18,6 @@ from tasuki.relay.values import Cause, LaneEnd, Settlement, Verdict
 from tasuki.scheduler.allocation import Allocation
 from tasuki.scheduler.local import LocalAllocation
 from tasuki.signals import SignalPipe
-from tasuki.store.claims import highest_claim
-from tasuki.store.control import Word, last_said, say
 from tasuki.store.jobs import begin_start, write_outcome
 from tasuki.supervisor.job import JobOrder
 from tasuki.supervisor.lane import Lane
@@ -91,7 +89,8 @@ class Supervisor:
                 for message in rank.wire.receive() or ():
                     phase.on_message(message, rank)
         if signals.has_notice and not self._has_notice:
-            self._give_notice(self._cause())
+            now = self._clock.monotonic()  # before the controller takes its time
+            self._give_notice(self._cause(), now)
         self._watch_clock()
         self._reap()
 
@@ -118,26 +117,20 @@ class Supervisor:
         assert self._leash is not None
         if os.read(self._leash, 1) == b"":
             selector.unregister(self._leash)
-            self._give_notice(Cause.INTERRUPTED)
+            self._give_notice(Cause.INTERRUPTED, self._clock.monotonic())
 
-    def _give_notice(self, cause: Cause) -> None:
+    def _give_notice(self, cause: Cause, now: float) -> None:
         if self._has_notice:
             return
         self._has_notice = True
         if cause is Cause.CANCELLED and self._job.is_slurm:
-            self._remember_cancel()
-        until = self._clock.monotonic() + self._job.ranks_grace_s
+            with contextlib.suppress(StoreError):
+                from tasuki.supervisor.turn import remember_cancel
+
+                remember_cancel(self._job)
+        until = now + self._job.notice_s(is_preempted=cause is Cause.PREEMPTED)
         for lane in self._lanes:
             self._guard(lane, partial(lane.give_notice, cause, until=until))
-
-    def _remember_cancel(self) -> None:
-        """`scancel` is a person's word: neither this job nor a later one of the plan goes on."""
-        reason = "its job was cancelled with scancel"
-        for run in {item.run for lane in self._job.lanes for item in lane.items}:
-            with contextlib.suppress(StoreError):
-                said = last_said(run)
-                if not run.is_complete() and (said is None or said.word is Word.LIFT):
-                    say(run, Word.CANCEL, reason=reason, claim=highest_claim(run))
 
     def _watch_clock(self) -> None:
         now = self._clock.monotonic()
@@ -200,7 +193,12 @@ def _allocation(
     # Asked between the words of ranks: who waits for a busy controller hears none of them.
     slurm = Slurm(environment=environment, clock=clock, tries=1, within_s=_ANSWERS_WITHIN_S)
     return SlurmAllocation(
-        slurm, place.number, limit_s=job.limit_s, surplus_s=job.surplus_s, clock=clock
+        slurm,
+        place.number,
+        limit_s=job.limit_s,
+        surplus_s=job.surplus_s,
+        grace_s=job.partition_grace_s,
+        clock=clock,
     )
 
 

@@ -123,6 +123,8 @@ def _environment(order: PhaseOrder, gpu: int, environment: Mapping[str, str]) ->
         # Slurm may give UUIDs: hand on the lane's own entries, as they stand.
         ids = visible.split(",")
         own["CUDA_VISIBLE_DEVICES"] = ids[gpu] if gpu < len(ids) else visible
+    # torch warns of each second in which a rank waits for a word of another.
+    own.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     return own | {
         # Frozen by promise 2: without them two starts may sum, or iterate sets, differently.
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from tasuki.clock import Clock
+from tasuki.errors import UsageError
 from tasuki.runtime.stopwatch import Stopwatch
 from tasuki.runtime.watch import Watch
 from tasuki.spec.resolved import ResolvedExperiment, ResolvedStage, experiment_from_plain
@@ -74,12 +75,16 @@ def read_experiment(run: RunFolder) -> tuple[ResolvedExperiment, Path]:
 
 def choose_device(job: JobFolder, rank: int) -> torch.device:
     """The GPU that the supervisor gave to this rank, or the CPU."""
-    wanted = read_json(job.lanes).get("device", "cpu")
-    if wanted == "cuda" and torch.cuda.is_available():
-        index = 0 if torch.cuda.device_count() == 1 else rank % torch.cuda.device_count()
-        torch.cuda.set_device(index)
-        return torch.device("cuda", index)
-    return torch.device("cpu")
+    if read_json(job.lanes).get("device", "cpu") != "cuda":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise UsageError(
+            "this job has a GPU, but torch cannot use it: torch.cuda.is_available() is false",
+            hint="a torch built for CPUs, or a driver that is too old? `gpu: cpu` trains on CPUs",
+        )
+    index = 0 if torch.cuda.device_count() == 1 else rank % torch.cuda.device_count()
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
 
 
 def cpus_of_rank(job: JobFolder, *, world: int) -> int:

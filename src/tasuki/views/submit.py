@@ -22,7 +22,7 @@ def show_submitted(
             console.print(f"  {escape(line)}", highlight=False, soft_wrap=True)
     if is_dry and values["jobs"]:
         _show_scripts(values["jobs"], console)
-    for note in values["notes"]:
+    for note in values["notes"] if is_dry or not values["jobs"] else ():
         console.print(escape(neutral(note)), highlight=False)
     if not values["jobs"] and not values["notes"]:
         console.print("nothing left to do")
@@ -38,7 +38,7 @@ def _graph(jobs: list[dict[str, Any]]) -> list[str]:
         number = f"job {job['number']}  " if job["number"] else ""
         after = ", ".join(names.get(name, name) for name in job["after"])
         waits = f"  after {after}" if after else ""
-        lines.append(f"{number}{job['name']}  {', '.join(job['experiments'])}{waits}")
+        lines.append(f"{number}{job['name']}  {', '.join(job['runs'])}{waits}")
     return lines
 
 

@@ -58,11 +58,16 @@ def check_partition(cluster: ResolvedCluster, partition: ShownPartition) -> None
         )
 
 
-def notice_s(
-    cluster: ResolvedCluster, partition: ShownPartition | None, settings: Mapping[str, str]
-) -> float:
-    """How long a job has between TERM and KILL: its partition's grace, then `KillWait`; never more
-    than the spec says."""
-    kill_wait = parse_seconds(settings.get("KillWait", ""))
-    wait_s = _KILL_WAIT_S if kill_wait is None else kill_wait
-    return min(cluster.grace_s, wait_s + (partition.grace_s if partition is not None else 0.0))
+def kill_wait_s(cluster: ResolvedCluster, settings: Mapping[str, str]) -> float:
+    """How long a job has between TERM and KILL; never more than the spec says."""
+    told = parse_seconds(settings.get("KillWait", ""))
+    return min(cluster.grace_s, _KILL_WAIT_S if told is None else told)
+
+
+def grace_s(cluster: ResolvedCluster, partitions: Sequence[ShownPartition]) -> float:
+    """What a preempted job has before that: of several partitions, the least."""
+    wanted = (cluster.partition or "").split(",")
+    graces = [
+        p.grace_s for p in partitions if p.name in wanted or (p.is_default and wanted == [""])
+    ]
+    return min(cluster.grace_s, min(graces, default=0.0))

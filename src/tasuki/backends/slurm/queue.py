@@ -42,7 +42,7 @@ def read_queue(
 ) -> Queue:
     """From the file while it is fresh, else from the controller. Raises what it raises where
     nothing was ever heard."""
-    path = queue_path(runs)
+    path = queue_path(runs, user)
     kept = _read(path)
     if kept is not None and _is_fresh(kept, clock, fresh_s):
         return kept
@@ -61,10 +61,10 @@ def read_queue(
         return queue
 
 
-def forget_queue(runs: Path) -> None:
+def forget_queue(runs: Path, user: str) -> None:
     """Something was just submitted or cancelled: the next who asks hears of it."""
     with contextlib.suppress(OSError):
-        queue_path(runs).unlink()
+        queue_path(runs, user).unlink()
 
 
 def _is_fresh(queue: Queue, clock: Clock, fresh_s: float) -> bool:

@@ -45,21 +45,33 @@ if [ ! -d "$job" ]; then
   echo "hint: the spec's 'runs' must lie on a file system that all nodes share" >&2
   exit 1
 fi
+supervise=("$@")
+# However this shell ends, what the supervisor wrote counts: it ends the job, or has it come back.
+# (srun's own status says little: it may be 0 for a step that was killed.)
+after() {
+  trap '' TERM INT HUP USR1 USR2
+  trap - EXIT
+  exec "${supervise[@]}" --after
+}
+# What comes to this shell is for the supervisor too, and as an srun step it hears it, in every mode
+# of preemption: the shell only waits.
+trap : TERM INT USR1 USR2
+trap after EXIT
 if [ -f "$job/setup.sh" ]; then
   set +u
+  set --
   source "$job/setup.sh"
-  set -u
+  set +eu +o pipefail
+  trap : TERM INT USR1 USR2
+  trap after EXIT
 fi
-# As an srun step the supervisor gets TERM in every mode of preemption. What comes to this shell is
-# for it too, and it hears it: the shell only waits. srun does not inherit --cpus-per-task.
-trap : TERM INT USR1 USR2
+unset SLURM_EXPORT_ENV # what setup exports is for the step
+# srun does not inherit --cpus-per-task.
 srun --ntasks-per-node=1 --kill-on-bad-exit=1 \\
-  ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} "$@" &
+  ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} "${supervise[@]}" &
 step=$!
 while kill -0 "$step" 2>/dev/null; do wait "$step"; done
-# srun's own status says little: it may be 0 for a step that was killed. What the supervisor wrote
-# counts; this ends the job, or has it come back.
-exec "$@" --after
+after
 """
 
 

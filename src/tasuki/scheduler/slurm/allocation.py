@@ -18,20 +18,23 @@ _SELDOM_S, _OFTEN_S = 300.0, 15.0
 _RUNNING = ("RUNNING", "CONFIGURING", "SUSPENDED")
 
 
-def cause_of(job: ShownJob) -> Cause:
-    """Why this job was sent TERM, from how the controller shows it then.
+def cause_of(job: ShownJob, *, grace_s: float = 0.0) -> Cause:
+    """Why this job was sent TERM, from how the controller shows it then. `grace_s` is its
+    partition's: who ends a preempted job before that is a person.
 
     | cause | state | preempted | end | reason |
     | --- | --- | --- | --- | --- |
     | preempted, grace 0, requeued | COMPLETING | no | far in the future | |
     | preempted with a grace | RUNNING | yes | when the grace ends | |
     | preempted, cancelled | COMPLETING | yes | now | |
+    | scancel in the grace | COMPLETING | yes | now, before the grace ends | |
     | time limit | COMPLETING | no | now | TimeLimit |
     | scancel | COMPLETING | no | now | |
     | another part of the job died; a signal by hand | RUNNING | no | at the limit | |
     """
-    if job.is_preempted:
-        return Cause.PREEMPTED
+    if job.preempted_at is not None:
+        ends_early = job.ends is not None and job.ends < job.preempted_at + grace_s - _AT_ITS_END_S
+        return Cause.CANCELLED if job.state == "COMPLETING" and ends_early else Cause.PREEMPTED
     if job.reason == "TimeLimit":
         return Cause.LIMIT
     if job.state in _RUNNING:
@@ -60,11 +63,12 @@ class SlurmAllocation:
         *,
         limit_s: float | None,
         surplus_s: float = 0.0,
+        grace_s: float = 0.0,
         clock: Clock,
     ) -> None:
         """`limit_s` was planned: it counts where the controller is silent. `surplus_s` is what
         Slurm gives beyond it, because it counts in minutes."""
-        self._surplus_s = surplus_s
+        self._surplus_s, self._grace_s = surplus_s, grace_s
         self._slurm, self._job = slurm, job
         self._clock = clock
         self._planned_end = None if limit_s is None else clock.monotonic() + limit_s
@@ -89,4 +93,4 @@ class SlurmAllocation:
         except SlurmError:
             shown = None
         # A job that was requeued although it was cancelled annoys; one that was lost costs days.
-        return Cause.PREEMPTED if shown is None else cause_of(shown)
+        return Cause.PREEMPTED if shown is None else cause_of(shown, grace_s=self._grace_s)

@@ -43,7 +43,12 @@ _NOBODY = "Invalid user"
 _PROGRAM = re.compile(r"^.*?\berror: ?(?=.)")
 """`sbatch: error: `; 26.05 leaves out a space now and then."""
 _FORMATS = ("SQUEUE_", "SINFO_", "SACCT_", "SCONTROL_")
-_CHANGING = ("SLURM_TIME_FORMAT", "SLURM_BITSTR_LEN", "SLURM_JSON", "SLURM_YAML")
+_OF_JOBS = ("SLURM_", "SBATCH_", "SRUN_", "SALLOC_")
+_KEPT = (
+    *("SLURM_CONF", "SLURM_CLUSTERS"),
+    *("SBATCH_ACCOUNT", "SBATCH_QOS", "SBATCH_RESERVATION"),
+)
+"""Which controller is meant, and on whose account; what the spec says wins."""
 
 
 class SlurmError(TasukiError):
@@ -107,7 +112,9 @@ class Slurm:
         run: Run = run_command,
         tries: int = _TRIES,
         within_s: float = _WITHIN_S,
+        on_wait: Callable[[str], None] = lambda _words: None,
     ) -> None:
+        self._on_wait = on_wait
         self._tries, self._within_s = tries, within_s
         self._environment = plain_environment(environment)
         self._clock = clock
@@ -148,6 +155,10 @@ class Slurm:
         told = self._tell("sbatch", "--parsable", *arguments)
         return told.strip().partition(";")[0]
 
+    def test(self, options: Sequence[str]) -> None:
+        """Would such a job be taken, and could it ever run? Nothing is submitted."""
+        self._ask("sbatch", "--test-only", *options, "--wrap=true")
+
     def cancel(self, job: str) -> None:
         self._tell("scancel", job)
 
@@ -168,9 +179,10 @@ class Slurm:
         for attempt in range(1, self._tries + 1):
             try:
                 return self._tell(*command)
-            except SlurmSilent:
+            except SlurmSilent as error:
                 if attempt == self._tries:
                     raise
+                self._on_wait(f"{error.message}; asking again")
                 self._clock.sleep(_PAUSE_S * attempt)
         raise AssertionError("unreachable")
 
@@ -185,24 +197,28 @@ class Slurm:
             ) from error
         except TimeoutError as error:
             raise SlurmSilent(
-                f"Slurm does not answer: {error}", hint="try again later; `sinfo` shows when"
+                f"Slurm does not answer: {error}",
+                hint="try again later; `sinfo` shows when. Is SLURM_CONF right?",
             ) from error
         # squeue knows no such user, and says so with status 0 and an empty queue.
         if answer.status == 0 and (answer.out or _NOBODY not in answer.err):
             return answer.out
         if any(words in answer.err + answer.out for words in _BUSY):
             raise SlurmSilent(
-                f"Slurm does not answer: {answer.words}", hint="try again later; `sinfo` shows when"
+                f"Slurm does not answer: {answer.words}",
+                hint="try again later; `sinfo` shows when. Is SLURM_CONF right?",
             )
         raise SlurmRefused(f"`{command[0]}` says: {answer.words}", hint=_advice(answer.words))
 
 
 def plain_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Without what changes how Slurm prints; in English."""
+    """Without what changes how Slurm prints, or what it makes of a job: variables of a job that we
+    are in (a successor would take our restarts for its own), and a user's defaults for sbatch,
+    which nobody has checked and some of which (arrays, waiting) we cannot do with. In English."""
     kept = {
         key: value
         for key, value in environment.items()
-        if not key.startswith(_FORMATS) and key not in _CHANGING
+        if not key.startswith((*_FORMATS, *_OF_JOBS)) or key in _KEPT
     }
     return {**kept, "LC_ALL": "C"}
 

@@ -52,8 +52,12 @@ class ShownJob:
     starts: float | None
     ends: float | None
     """On the controller's clock, in seconds; only differences mean something here."""
-    is_preempted: bool
-    """A time of preemption is set."""
+    preempted_at: float | None = None
+    """On the same clock."""
+
+    @property
+    def is_preempted(self) -> bool:
+        return self.preempted_at is not None
 
     @property
     def remaining_s(self) -> float | None:
@@ -104,7 +108,7 @@ def parse_job(text: str) -> ShownJob:
             limit_s=parse_duration(fields["TimeLimit"]),
             starts=parse_time(fields["StartTime"]),
             ends=parse_time(fields["EndTime"]),
-            is_preempted=parse_time(fields.get("PreemptTime", "")) is not None,
+            preempted_at=parse_time(fields.get("PreemptTime", "")),
         )
     except (KeyError, ValueError) as error:
         raise _not_understood("scontrol show job", text) from error
