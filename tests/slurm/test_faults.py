@@ -27,6 +27,7 @@ def node_of(project: SlurmProject) -> str:
     return project.cluster.run("squeue", "-h", "-j", project.number, "-o", "%N").strip()
 
 
+@pytest.mark.long
 def test_while_the_controller_is_away_status_says_so_and_nothing_is_submitted_twice(
     small, tmp_path
 ):

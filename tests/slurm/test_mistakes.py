@@ -21,7 +21,6 @@ from tests.slurm.project import make_slurm_project
         ({"account": "nobodys", "extra": {"gres": "x"}}, "has a key of its own", "cluster.gpus"),
         ({"setup": "nowhere.sh"}, "nowhere.sh, which cannot be read", "shell commands"),
         ({"memory": "900G"}, "sbatch` says", "no node has that"),
-        ({"cpus": 64}, "sbatch` says", "no node has that"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -34,6 +33,12 @@ def test_a_wish_that_this_cluster_cannot_fulfil_is_refused_in_words_and_changes_
     assert error in said.stderr and hint in said.stderr, said.stderr
     assert "Traceback" not in said.stderr
     assert project.queued() == [] if project.jobs else True
+
+
+def test_a_wish_for_which_a_job_would_wait_for_ever_is_said(cluster, tmp_path):
+    project = make_slurm_project(cluster, tmp_path / "p", cpus=64)
+    said = project.tasuki("submit", "--dry-run")
+    assert "as things are, no node can run this" in said and "cpus" in said
 
 
 def test_without_slurm_submit_says_where_to_go(cluster, tmp_path):

@@ -125,7 +125,7 @@ def test_a_scancel_of_a_job_that_waits_keeps_the_later_jobs_of_its_plan_away_too
     ]
     project = make_slurm_project(cluster, tmp_path / "p", stages=stages, time_limit="1h")
     project.tasuki("submit", "--extra", "hold")
-    first, second = (line.split()[0] for line in sorted(project.queued()))
+    first, second = sorted((line.split()[0] for line in project.queued()), key=int)
     cluster.run("scancel", first)
     cluster.run("scontrol", "release", second)
     project.wait(lambda: not project.queued(), "out of the queue", 60)

@@ -32,7 +32,7 @@ from tasuki.backends.slurm.submit import Order, read_order, submit_jobs, write_o
 from tasuki.clock import Clock
 from tasuki.errors import UsageError
 from tasuki.plan.values import Job, Plan
-from tasuki.scheduler.slurm.client import Slurm
+from tasuki.scheduler.slurm.client import Slurm, SlurmRefused
 from tasuki.spec.resolved import ResolvedCluster
 from tasuki.spec.site import Site, SiteGpu
 from tasuki.store.atomic import FORMAT, write_bytes
@@ -125,7 +125,7 @@ def _submit(request: SubmitRequest, terms: Terms) -> SubmitResult:
     setup = _read_setup(request.plan)
     if plan.jobs:
         first = _slurm_job(plan.jobs[0], job_folder(runs, plan.jobs[0].name), request)
-        request.slurm.test(sbatch_options(first))
+        notes += _would_wait(request.slurm, first)
     if request.is_dry:
         return _describe_only(plan, folders, request, notes)
     notes += [*_doubts(runs), *take_up(folders, run_request)]
@@ -200,6 +200,15 @@ def _has_left_queue(holder: Holder, known: Known, runs: Path) -> bool:
     """An attempt on a node that died says nothing; its job is not in the queue any more."""
     in_queue = {job.folder.name for jobs in known.by_run.values() for job in jobs}
     return job_folder(runs, holder.job).order.exists() and holder.job not in in_queue
+
+
+def _would_wait(slurm: Slurm, job: SlurmJob) -> list[str]:
+    """Not an error: nodes may only be down for now."""
+    try:
+        slurm.test(sbatch_options(job))
+    except SlurmRefused as error:
+        return [f"as things are, no node can run this ({error.message}): {error.hint}"]
+    return []
 
 
 def _doubtful_python(cluster: ResolvedCluster) -> list[str]:
