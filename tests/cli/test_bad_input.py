@@ -179,7 +179,7 @@ def test_an_unknown_run_is_refused_and_the_nearest_named(here, finished, verb):
 
 def test_an_unknown_run_where_there_are_none_says_how_runs_are_made(here, tmp_path):
     said = here(make_project(tmp_path / "p").folder, "logs", "exp")
-    assert_refused(said, error="there is no run `exp`", hint="`tasuki run` makes runs")
+    assert_refused(said, error="there is no run `exp`", hint="is this the folder of the project?")
 
 
 @pytest.mark.parametrize("words", [("runn",), ("run", "--stagse", "one"), ("status", "--attempt")])

@@ -24,6 +24,7 @@ VERBS = {
     "drill",
     "evaluate",
     "export",
+    "extend",
     "inspect",
     "logs",
     "new",
@@ -31,6 +32,7 @@ VERBS = {
     "resume",
     "run",
     "status",
+    "submit",
 }
 FOR_RECIPES = {"pad_collate"}
 

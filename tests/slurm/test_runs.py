@@ -68,7 +68,7 @@ def test_in_every_partition_a_preempted_run_comes_back_and_ends_as_if_undisturbe
 def test_a_run_longer_than_its_limit_goes_from_job_to_job_and_none_ends_in_timeout(
     cluster, tmp_path, undisturbed
 ):
-    stages = [{"name": "one", "data": "d", "epochs": 28}]
+    stages = [{"name": "one", "data": "d", "epochs": 60}]
     project = make_slurm_project(cluster, tmp_path / "p", stages=stages, time_limit="14s")
     project.tasuki("submit")
     project.wait_until_complete()

@@ -30,6 +30,6 @@ def find_run(name: str, runs: Path) -> RunFolder:
         else (
             f"there are: {', '.join(known)}"
             if known
-            else "go to the folder of the project, or say `--runs FOLDER`"
+            else "is this the folder of the project? (`--runs FOLDER` names another)"
         ),
     )
