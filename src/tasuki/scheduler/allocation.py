@@ -18,6 +18,11 @@ class Allocation(Protocol):
         """How long to wait before it is asked again whether the end has moved."""
         ...
 
+    @property
+    def comes_back(self) -> bool:
+        """Did it say, when it was last asked for a cause, that it starts this job again itself?"""
+        ...
+
     def cause_of_notice(self) -> Cause:
         """Why a signal came."""
         ...

@@ -33,6 +33,10 @@ class LocalAllocation:
     def patience_s(self, remaining_s: float | None) -> float:  # noqa: ARG002
         return _LOOK_EVERY_S
 
+    @property
+    def comes_back(self) -> bool:
+        return False  # the backend reads the outcome
+
     def cause_of_notice(self) -> Cause:
         value = read_json_or_none(self._job.notice(self._start))
         return Cause(value["cause"]) if value else Cause.INTERRUPTED

@@ -59,6 +59,10 @@ class JobFolder:
         """What Slurm itself, the shell and a supervisor that cannot begin say."""
         return self.path / f"slurm-{number}.log"
 
+    def comes_back(self, number: str, restarts: int) -> Path:
+        """For the script: Slurm brings this life of the job back by itself."""
+        return self.path / f"comes-back.{number}.{restarts}"
+
     @property
     def starts(self) -> Path:
         return self.path / "starts"

@@ -18,6 +18,7 @@ from tasuki.relay.values import Cause, LaneEnd, Settlement, Verdict
 from tasuki.scheduler.allocation import Allocation
 from tasuki.scheduler.local import LocalAllocation
 from tasuki.signals import SignalPipe
+from tasuki.store.atomic import create_exclusive
 from tasuki.store.jobs import begin_start, write_outcome
 from tasuki.supervisor.job import JobOrder
 from tasuki.supervisor.lane import Lane
@@ -177,9 +178,17 @@ class Supervisor:
         }
         try:
             write_outcome(self._job.folder, self._start, value)
+            if settlement.verdict is Verdict.REQUEUE and self._place.number is not None:
+                self._mark_return(self._place.number)
         except StoreError:
             return Settlement(Verdict.END, settlement.exit_code)
         return settlement
+
+    def _mark_return(self, number: str) -> None:
+        """Slurm has requeued the job already: its script need not ask, and is gone the sooner."""
+        if self._allocation.comes_back:
+            mark = self._job.folder.comes_back(number, self._place.restarts)
+            create_exclusive(mark, b"")
 
 
 def _allocation(

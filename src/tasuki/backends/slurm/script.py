@@ -51,6 +51,8 @@ supervise=("$@")
 after() {
   trap '' TERM INT HUP USR1 USR2
   trap - EXIT
+  # It has seen that Slurm brings this life of the job back by itself: there is nothing to ask.
+  [ -e "$job/comes-back.$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}" ] && exit 0
   exec "${supervise[@]}" --after
 }
 # What comes to this shell is for the supervisor too, and as an srun step it hears it, in every mode

@@ -69,6 +69,7 @@ class SlurmAllocation:
         """`limit_s` was planned: it counts where the controller is silent. `surplus_s` is what
         Slurm gives beyond it, because it counts in minutes."""
         self._surplus_s, self._grace_s = surplus_s, grace_s
+        self._comes_back = False
         self._slurm, self._job = slurm, job
         self._clock = clock
         self._planned_end = None if limit_s is None else clock.monotonic() + limit_s
@@ -87,10 +88,15 @@ class SlurmAllocation:
             return _SELDOM_S
         return min(_SELDOM_S, max(_OFTEN_S, remaining_s / 4))
 
+    @property
+    def comes_back(self) -> bool:
+        return self._comes_back
+
     def cause_of_notice(self) -> Cause:
         try:
             shown = self._slurm.show(self._job)
         except SlurmError:
             shown = None
+        self._comes_back = shown is not None and is_coming_back(shown)
         # A job that was requeued although it was cancelled annoys; one that was lost costs days.
         return Cause.PREEMPTED if shown is None else cause_of(shown, grace_s=self._grace_s)
