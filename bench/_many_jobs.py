@@ -8,6 +8,7 @@ real one. Used by slurm.py.
 from __future__ import annotations
 
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -44,7 +45,7 @@ def measure_status(
 ) -> dict[str, list[Answer]]:
     _make_project(folder / "project", jobs)
     own = {**environment, "PATH": f"{_counting(folder)}:{environment['PATH']}"}
-    queue = folder / "project" / "runs" / ".jobs" / "queue.json"
+    queue = folder / "project" / "runs" / ".jobs" / f"queue.{os.getuid()}.json"
     told = folder / "asked.txt"
 
     def ask(*words: str) -> Answer:
