@@ -20,7 +20,7 @@ from tasuki.scheduler.slurm.client import Slurm, SlurmError, SlurmRefused
 from tasuki.store.atomic import FORMAT
 from tasuki.store.attempts import Holder
 from tasuki.store.claims import highest_claim
-from tasuki.store.control import Word, last_said, say
+from tasuki.store.control import Word, is_wanted, say
 from tasuki.store.jobs import job_folder
 from tasuki.store.runs import RunFolder
 from tasuki.telemetry.view import live_holder
@@ -117,12 +117,7 @@ def _end_jobs(
 def _is_alone(run: RunFolder, job: RunsJob) -> bool:
     """Does the job work for no other run that is still wanted?"""
     others = [RunFolder(Path(run.path.parent, name)) for name in runs_of(job.folder)]
-    return not any(_is_wanted(other) for other in others if other.name != run.name)
-
-
-def _is_wanted(run: RunFolder) -> bool:
-    said = last_said(run)
-    return not run.is_complete() and (said is None or said.word is Word.LIFT)
+    return not any(is_wanted(other) for other in others if other.name != run.name)
 
 
 def _answer(run: RunFolder, state: str, holder: Holder | None, known: Known) -> dict[str, Any]:

@@ -93,6 +93,12 @@ def last_said(run: RunFolder) -> Said | None:
     return said[-1] if said else None
 
 
+def is_wanted(run: RunFolder) -> bool:
+    """Neither complete nor cancelled, held or failed."""
+    said = last_said(run)
+    return not run.is_complete() and (said is None or said.word is Word.LIFT)
+
+
 def _count(run: RunFolder) -> int:
     names = [path.name for path in list_folder(run.control, "*.json")]
     numbers = [int(name[:6]) for name in names if name[:6].isdecimal()]

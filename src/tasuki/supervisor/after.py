@@ -25,7 +25,7 @@ from tasuki.relay.values import Action, Cause, Ending, HandOver, Hold, PhaseEnde
 from tasuki.scheduler.local import told_cause
 from tasuki.store.attempts import read_attempt_end, read_holder, write_attempt_end
 from tasuki.store.claims import highest_claim
-from tasuki.store.control import Word, last_said, say
+from tasuki.store.control import Word, is_wanted, say
 from tasuki.store.jobs import begin_start, find_start, last_start, read_outcome, write_outcome
 from tasuki.store.runs import RunFolder
 from tasuki.supervisor.job import JobOrder
@@ -149,7 +149,7 @@ def _bury(job: JobOrder, place: Place, start: int, cause: Cause, clock: Clock) -
         hint=f"see {log}",
     )
     runs = {item.run: item.until for lane in job.lanes for item in lane.items}
-    left = {run: until for run, until in runs.items() if _is_wanted(run)}
+    left = {run: until for run, until in runs.items() if is_wanted(run)}
     is_stillborn = not any(_is_ours(job, start, run) for run in left) and cause is Cause.NONE
     deaths = 1 + _deaths_before(job, start) if is_stillborn else 0
     actions = [
@@ -168,12 +168,6 @@ def _bury(job: JobOrder, place: Place, start: int, cause: Cause, clock: Clock) -
         "is_stillborn": is_stillborn,
         "lanes": [],
     }
-
-
-def _is_wanted(run: RunFolder) -> bool:
-    """Neither complete nor cancelled, held or failed."""
-    said = last_said(run)
-    return not run.is_complete() and (said is None or said.word is Word.LIFT)
 
 
 def _settle(actions: list[Action]) -> dict[str, Any]:

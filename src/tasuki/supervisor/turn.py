@@ -11,7 +11,7 @@ from tasuki.clock import Clock
 from tasuki.relay.decide import stays_away
 from tasuki.store.atomic import read_json_or_none
 from tasuki.store.claims import highest_claim
-from tasuki.store.control import Word, last_said, say
+from tasuki.store.control import Word, is_wanted, last_said, say
 from tasuki.store.jobs import JobFolder, last_start, read_outcome
 from tasuki.supervisor.job import JobOrder
 from tasuki.supervisor.place import Place
@@ -41,8 +41,7 @@ def remember_cancel(job: JobOrder) -> None:
     """`scancel` is a person's word: neither this job nor a later one of the plan goes on."""
     reason = "its job was cancelled with scancel"
     for run in {item.run for lane in job.lanes for item in lane.items}:
-        said = last_said(run)
-        if not run.is_complete() and (said is None or said.word is Word.LIFT):
+        if is_wanted(run):
             say(run, Word.CANCEL, reason=reason, claim=highest_claim(run))
 
 
