@@ -40,14 +40,10 @@ from tasuki.spec.source import RunPython, Source, absolute, include_files, read_
 from tasuki.spec.starts import Names, refuse_circles
 from tasuki.spec.written import Experiment
 
-_HAS_EFFECT: Mapping[str, tuple[object, ...]] = {
-    "precision": ("fp32",),
-    "gradient_checkpointing": (False,),
-    "offload": (False,),
-    "compile": (False,),
-    "share": ("private",),
-}
+_HAS_EFFECT: Mapping[str, tuple[object, ...]] = {"share": ("private",)}
 """Values of the keys in NOT_YET that already mean what they say."""
+_ALL_BUT_AUTO = ("micro_batch", "gradient_checkpointing", "offload")
+"""Of these `auto` alone has no effect so far."""
 
 
 def load_spec(
@@ -186,7 +182,7 @@ class _Work:
                 continue
             plain = child.plain()
             harmless = (
-                plain != "auto" if key == "micro_batch" else plain in _HAS_EFFECT.get(key, ())
+                plain != "auto" if key in _ALL_BUT_AUTO else plain in _HAS_EFFECT.get(key, ())
             )
             if not harmless:
                 shown = f"`{key}: {plain}`" if isinstance(plain, str | int | float) else f"`{key}`"

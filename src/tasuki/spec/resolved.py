@@ -78,9 +78,11 @@ class ResolvedStage(msgspec.Struct, frozen=True, kw_only=True):
     accumulation: int | None = None
     safety_factor: float = 0.5
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
-    gradient_checkpointing: bool | Literal["auto"] = False
+    gradient_checkpointing: bool | int | Literal["auto"] | list[str] = False
+    """A number: every so many blocks; texts: names of modules."""
     offload: bool | Literal["auto"] = False
     compile: bool | str = False
+    fused: bool | Literal["auto"] = "auto"
     lr: float = 1e-3
     weight_decay: float = 0.01
     schedule: Literal["onecycle", "cosine", "linear", "constant", "wsd"] = "onecycle"
@@ -161,10 +163,8 @@ class ResolvedSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 NOT_YET: Mapping[str, str] = MappingProxyType(
     {
-        "precision": "training runs in fp32",
-        "gradient_checkpointing": "activations are kept",
-        "offload": "everything stays on the device",
-        "compile": "the model runs as it is written",
+        "gradient_checkpointing": "`auto` keeps all activations",
+        "offload": "`auto` leaves everything on the device",
         "safety_factor": "nothing is fitted to the memory",
         "micro_batch": "`auto` puts the whole effective batch into one micro-batch",
         "sinks": "metrics go to the run folder only",

@@ -84,7 +84,24 @@ Flag = Annotated[bool, Rule("true or false", example="true")]
 FlagOrAuto = Annotated[
     bool | Literal["auto"], Rule("true, false or `auto`", "true, false or `auto`", example="auto")
 ]
-FlagOrText = Annotated[bool | str, Rule("true, false or a text", example="true")]
+Recompute = Annotated[
+    bool | Annotated[int, Meta(ge=1, le=LARGEST_COUNT)] | Literal["auto"] | list[str],
+    Rule(
+        "true, false, `auto`, a number or a list of modules",
+        "true, false, `auto`, every how many blocks (at least 1), or a list of modules",
+        example="true",
+    ),
+]
+_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+Compile = Annotated[
+    bool | Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"],
+    Rule(
+        f"true, false or one of {', '.join(_MODES)}",
+        f"true, false or one of {', '.join(_MODES)}",
+        example="true",
+        choices=_MODES,
+    ),
+]
 Requeue = Annotated[
     bool | Annotated[int, Meta(ge=0, le=LARGEST_COUNT)],
     Rule("true, false or a whole number", "0 or larger", example="5"),

@@ -93,9 +93,10 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     accumulation: rules.Count | Unset = UNSET
     safety_factor: rules.Fraction | Unset = UNSET
     precision: rules.Precision | Unset = UNSET
-    gradient_checkpointing: rules.FlagOrAuto | Unset = UNSET
+    gradient_checkpointing: rules.Recompute | Unset = UNSET
     offload: rules.FlagOrAuto | Unset = UNSET
-    compile: rules.FlagOrText | Unset = UNSET
+    compile: rules.Compile | Unset = UNSET
+    fused: rules.FlagOrAuto | Unset = UNSET
     lr: rules.Positive | Unset = UNSET
     weight_decay: rules.NotNegative | Unset = UNSET
     schedule: rules.Schedule | Unset = UNSET

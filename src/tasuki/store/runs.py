@@ -65,6 +65,11 @@ class RunFolder:
         return self.path / "logs"
 
     @property
+    def compiled(self) -> Path:
+        """Kernels that `compile` made, for later attempts."""
+        return self.path / "compiled"
+
+    @property
     def training_state(self) -> Path:
         return self.path / "training_state.json"
 

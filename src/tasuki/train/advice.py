@@ -20,7 +20,7 @@ from tasuki.data.order import Order
 from tasuki.data.split import Batch
 from tasuki.errors import DataError, RunError
 from tasuki.spec.allocator import GROWING_SEGMENTS
-from tasuki.spec.resolved import NOT_YET, ResolvedStage
+from tasuki.spec.resolved import ResolvedStage
 from tasuki.store.nearby import look_beside
 from tasuki.train.allocator import VARIABLES
 from tasuki.units import format_bytes
@@ -213,7 +213,7 @@ def _ways(stage: ResolvedStage, batch: Batch, ranks: int) -> Iterator[tuple[str,
         follows = "" if "accumulation" in smaller else ": accumulation follows"
         stays = f"the effective batch stays {batch.effective_batch}{follows}"
         yield f"write {words} ({stays})", _accept(*smaller)
-    if stage.gradient_checkpointing is not True and "gradient_checkpointing" not in NOT_YET:
+    if stage.gradient_checkpointing in (False, "auto"):
         words = "write `gradient_checkpointing: true` (slower, far less memory)"
         yield words, _accept("gradient_checkpointing")
     if not smaller:

@@ -30,6 +30,7 @@ from tasuki.train.evaluate import (
     members_by_bucket,
     undisturbed,
 )
+from tasuki.train.precision import autocast
 from tasuki.train.recipe import optional
 
 _WARM_UP = 3
@@ -86,7 +87,7 @@ def benchmark_model(
             "the recipe brings a loader of its own, whose batches cannot be chosen for a benchmark",
             hint="give the recipe benchmark(self, model, dataset), or a map-style data set",
         )
-    with undisturbed(model):
+    with undisturbed(model), autocast(stage.precision, device):
         if own:
             return dict(checked(own(model, dataset), by="benchmark"))
         found = members_by_bucket(recipe, dataset, stage)

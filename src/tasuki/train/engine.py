@@ -20,9 +20,15 @@ from torch.optim import Optimizer
 from tasuki.data.loader import MicroBatch
 from tasuki.errors import RecipeError
 from tasuki.failpoints import failpoint
+from tasuki.train.compiled import Compiled
+from tasuki.train.offload import OffloadedOptimizer
+from tasuki.train.precision import autocast, make_scaling
 
 LossOutput = Tensor | tuple[Tensor, Any] | tuple[Tensor, Any, dict[str, Any]]
-
+Weight = float | Tensor
+LossEntry = tuple[Tensor, Weight, float]
+"""Loss × times is a sum of losses, on this rank, of samples with this weight."""
+KeptBuffer = tuple[nn.Module, str, Tensor, Tensor]
 
 _TWO_KINDS = "loss gives a mean for one batch and (sum, weight) for another"
 
@@ -44,11 +50,11 @@ class LossWindow:
     """The losses since the last log line, unread."""
 
     def __init__(self) -> None:
-        self.entries: list[tuple[Tensor, float]] = []
-        """(sum of losses, weight) on this rank."""
+        self.entries: list[LossEntry] = []
 
-    def add(self, loss_sum: Tensor, weight: float) -> None:
-        self.entries.append((loss_sum, weight))
+    def add(self, loss: Tensor, weight: Weight, times: float = 1.0) -> None:
+        """`loss` × `times` is a sum of losses, for means of `times` samples."""
+        self.entries.append((loss, weight, times))
 
     def begin_step(self) -> int:
         """A place in the window, for `drop_since`."""
@@ -61,16 +67,24 @@ class LossWindow:
         del self.entries[place:]
 
     def _fold(self) -> None:
-        total = torch.stack([entry for entry, _ in self.entries]).sum()
-        self.entries = [(total, sum(weight for _, weight in self.entries))]
+        self.entries = [(self._total(), sum(weight for _, weight, _ in self.entries), 1.0)]
+
+    def _total(self) -> Tensor:
+        """In double."""
+        losses = [loss for loss, _, _ in self.entries]
+        if len({loss.dtype for loss in losses}) > 1:
+            losses = [loss.double() for loss in losses]
+        stacked = torch.stack(losses).double()
+        times = [times for _, _, times in self.entries]
+        return (stacked * stacked.new_tensor(times)).sum()
 
     def sums(self, device: torch.device) -> Tensor:
         """[Σ sums, Σ weights], in double."""
         if not self.entries:
             return torch.zeros(2, dtype=torch.float64, device=device)
-        losses = torch.stack([entry.double() for entry, _ in self.entries]).sum()
-        weight = sum(weight for _, weight in self.entries)
-        return torch.stack([losses, losses.new_tensor(weight)])
+        total = self._total()
+        weight = sum(weight for _, weight, _ in self.entries)
+        return torch.stack([total, torch.as_tensor(weight).to(total)])
 
 
 class StepEngine:
@@ -78,19 +92,27 @@ class StepEngine:
 
     def __init__(
         self,
-        module: LossModule | DistributedDataParallel,
-        optimizer: Optimizer,
+        module: nn.Module,
+        optimizer: Optimizer | OffloadedOptimizer,
         *,
         device: torch.device,
         clip: float | None,
         world: int,
+        precision: str = "fp32",
     ) -> None:
         self._module = module
+        # A plain call: the module is ours, and nobody hangs hooks on it.
+        self._call = module.forward if isinstance(module, LossModule) else module
         self._optimizer = optimizer
-        self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self._parameters: list[Tensor] = [p for g in optimizer.param_groups for p in g["params"]]
         self._device = device
         self._clip = clip
         self._world = world
+        self._autocast = autocast(precision, device) if precision in ("bf16", "fp16") else None
+        self.scaling = make_scaling(precision, device, self._parameters)
+        """Of fp16's gradients."""
+        self.reads_weights = device.type == "cpu"
+        """Elsewhere a loss's weight that is a tensor stays where it is: reading it would wait."""
         self.window = LossWindow()
         self._is_mean: bool | None = None
         """Whether `loss` gives means; known after the first."""
@@ -103,31 +125,70 @@ class StepEngine:
         """One step. `num_samples` counts all ranks' samples.
 
         Checked, a step whose gradient or loss is not finite leaves everything but the random
-        numbers as it was, and gives False; that costs a device synchronisation.
+        numbers as it was, and gives False; that costs a device synchronisation. In fp16 a gradient
+        may overflow: then the step is left out and the scale halved, without a word here.
         """
         self.scalars = {}
         place = self.window.begin_step()
         kept = self._keep_buffers() if is_checked else []
-        weight = self._accumulate(list_ahead(batches), num_samples)
-        if weight is not None and not self._divide(weight):
-            self._optimizer.zero_grad(set_to_none=True)
-            return True
-        norm = None
-        if self._clip is not None:
-            norm = self._clip_gradients(self._clip)
-        if is_checked and not self._is_finite(norm, place):
-            self._optimizer.zero_grad(set_to_none=True)
-            self.window.drop_since(place)
-            for module, name, buffer, value in kept:
-                buffer.copy_(value)
-                module._buffers[name] = buffer  # a forward pass may have put another in its place
-            return False
+        weight = self._accumulate(batches, num_samples)
+        if weight is not None:
+            weight = self._sum_over_ranks(weight)
+            if not isinstance(weight, Tensor) and weight == 0:
+                self._optimizer.zero_grad(set_to_none=True)
+                return True
+        if is_checked and self.scaling is not None and not self._is_finite(None, place):
+            return self._throw_step_away(kept, place)
+        norm = self._finish_gradients(weight)
+        if is_checked and self.scaling is None and not self._is_finite(norm, place):
+            return self._throw_step_away(kept, place)
         failpoint("step.optimizer")
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
+        self._apply()
         return True
 
-    def _keep_buffers(self) -> list[tuple[nn.Module, str, Tensor, Tensor]]:
+    @property
+    def is_compiled(self) -> bool:
+        compiled = self._compiled()
+        return compiled is not None and compiled.is_compiled
+
+    def _compiled(self) -> Compiled | None:
+        module = self._module
+        if isinstance(module, DistributedDataParallel):
+            module = module.module
+        return module if isinstance(module, Compiled) else None
+
+    # -- the parts of a step; `run --profile` times these ---------------------------------------
+
+    def _forward(self, data: Any) -> LossOutput:
+        if self._device.type != "cpu":
+            data = to_device(data, self._device)
+        if self._autocast is None:
+            return self._call(data)
+        with self._autocast:
+            return self._call(data)
+
+    def _backward(self, loss: Tensor) -> None:
+        (loss if self.scaling is None else self.scaling.scale(loss)).backward()
+
+    def _finish_gradients(self, weight: Weight | None) -> Tensor | None:
+        """Σ sums / Σ weights, clipped; their norm before, where it was taken."""
+        if self.scaling is not None:
+            self.scaling.unscale(self._optimizer)
+        if weight is not None:
+            grads = [p.grad for p in self._parameters if p.grad is not None]
+            torch._foreach_mul_(grads, self._world / weight)  # DDP has averaged over the ranks
+        return None if self._clip is None else self._clip_gradients(self._clip)
+
+    def _apply(self) -> None:
+        if self.scaling is None:
+            self._optimizer.step()
+        else:
+            self.scaling.step(self._optimizer)
+        self._optimizer.zero_grad(set_to_none=True)
+
+    # -- steps that are not finite --------------------------------------------------------------
+
+    def _keep_buffers(self) -> list[KeptBuffer]:
         """A forward pass moves running means, and NaN in them would stay."""
         return [
             (module, name, buffer, buffer.clone())
@@ -136,18 +197,29 @@ class StepEngine:
             if buffer is not None
         ]
 
+    def _throw_step_away(self, kept: list[KeptBuffer], place: int) -> bool:
+        self._optimizer.zero_grad(set_to_none=True)
+        self.window.drop_since(place)
+        for module, name, buffer, value in kept:
+            buffer.copy_(value)
+            module._buffers[name] = buffer  # a forward pass may have put another in its place
+        return False
+
     def _is_finite(self, norm: Tensor | None, place: int) -> bool:
         """All ranks see the same gradient, but each its own loss: they agree."""
-        if norm is None:
+        if norm is None and self.scaling is None:
             norm = self._clip_gradients(float("inf"))  # changes nothing
-        is_finite = norm.isfinite()
-        for loss, _ in self.window.entries[place:]:
-            is_finite = is_finite & loss.isfinite()
+        is_finite = torch.ones((), dtype=torch.bool, device=self._device)
+        for value in [*([] if norm is None else [norm]), *self._losses_since(place)]:
+            is_finite = is_finite & value.isfinite()
         if self._world > 1:
             flag = is_finite.to(torch.int32)
             dist.all_reduce(flag, op=dist.ReduceOp.MIN)
             return bool(flag)
         return bool(is_finite)
+
+    def _losses_since(self, place: int) -> list[Tensor]:
+        return [loss for loss, _, _ in self.window.entries[place:]]
 
     def _clip_gradients(self, limit: float) -> Tensor:
         """Their norm before."""
@@ -163,81 +235,92 @@ class StepEngine:
             raise
 
     def throw_away(self, batch: Any) -> None:
-        """Forward, backward, forward: DDP settles its gradient buckets now, not after a resume."""
-        for _ in range(2):
-            loss, weight, _scalars = read_loss(self._module(to_device(batch, self._device)))
-            self._check_kind(weight)
-            (loss * 0).backward()
+        """Forward, backward, forward: DDP settles its gradient buckets, and a compiler its kernels,
+        now, not after a resume."""
+        try:
+            self._pass_twice(batch)
+        except Exception as error:
+            compiled = self._compiled()
+            if compiled is None or not compiled.gives_up_after(error):
+                raise
+            self._pass_twice(batch)
         self._optimizer.zero_grad(set_to_none=True)
+        if self._world == 1:
+            return
         kinds = torch.tensor([int(bool(self._is_mean))], device=self._device)
         dist.all_reduce(kinds)
         if int(kinds) not in (0, self._world):
             raise RecipeError(_TWO_KINDS, hint="give the same kind for every batch")
 
-    def _accumulate(
-        self, batches: Iterable[tuple[MicroBatch, bool]], num_samples: int
-    ) -> float | None:
-        """Back-propagate all micro-batches; the weight to divide by, or None for plain means."""
-        weights: list[float] = []
-        for batch, is_last in batches:
-            with self._sync(is_last):
-                failpoint("step.forward")
-                output = self._module(to_device(batch.data, self._device))
-                loss, weight, scalars = read_loss(output)
-                if failpoint("step.loss") == "nan":
-                    loss = loss * float("nan")
-                if scalars:
-                    self.scalars = scalars
-                self._check_kind(weight)
-                if weight is None:
-                    self._backward_mean(loss, batch.num_samples, num_samples)
-                else:
-                    weights.append(weight if batch.num_samples else 0.0)
-                    is_lone = is_last and len(weights) == 1
-                    self._backward_sum(loss, weight, batch.num_samples, is_lone=is_lone)
-        if self._is_mean:
-            return None
-        if len(weights) == 1 and self._world == 1 and weights[0]:
-            return None  # divided before the backward pass
-        return sum(weights)
+    def _pass_twice(self, batch: Any) -> None:
+        for _ in range(2):
+            loss, weight, _scalars = self._read(self._forward(batch))
+            self._check_kind(weight)
+            (loss * 0).backward()
 
-    def _check_kind(self, weight: float | None) -> None:
+    # -- micro-batches --------------------------------------------------------------------------
+
+    def _accumulate(self, batches: Iterable[MicroBatch], num_samples: int) -> Weight | None:
+        """Back-propagate all micro-batches; the weight to divide by, or None for plain means."""
+        weights: list[Weight] = []
+        if self._world > 1:
+            for batch, is_last in list_ahead(batches):
+                with self._sync(is_last):
+                    self._pass(batch, num_samples, weights)
+        else:
+            for batch in batches:
+                self._pass(batch, num_samples, weights)
+        return None if self._is_mean or not weights else sum(weights)
+
+    def _pass(self, batch: MicroBatch, num_samples: int, weights: list[Weight]) -> None:
+        """One micro-batch, forward and backward; the weight that is still to be divided by."""
+        failpoint("step.forward")
+        loss, weight, scalars = self._read(self._forward(batch.data))
+        if failpoint("step.loss") == "nan":
+            loss = loss * float("nan")
+        if scalars:
+            self.scalars = scalars
+        self._check_kind(weight)
+        count = batch.num_samples
+        if weight is None:
+            self._backward_mean(loss, count, num_samples)
+        elif not count:
+            self._backward(loss * 0)
+            weights.append(0.0)
+        else:
+            is_whole = count == num_samples and self._world == 1
+            if is_whole and not isinstance(weight, Tensor) and weight:
+                self._backward(loss / weight)
+            else:
+                self._backward(loss)
+                weights.append(weight)
+            self.window.add(loss.detach(), weight)
+
+    def _read(self, output: LossOutput) -> tuple[Tensor, Weight | None, dict[str, Any]]:
+        return read_loss(output, is_read=self.reads_weights)
+
+    def _check_kind(self, weight: Weight | None) -> None:
         """Means and sums cannot be added to one gradient."""
         is_mean = weight is None
-        if self._is_mean not in (None, is_mean):
-            raise RecipeError(_TWO_KINDS, hint="give the same kind for every batch")
-        self._is_mean = is_mean
+        if self._is_mean is not is_mean:
+            if self._is_mean is not None:
+                raise RecipeError(_TWO_KINDS, hint="give the same kind for every batch")
+            self._is_mean = is_mean
 
     def _backward_mean(self, loss: Tensor, count: int, num_samples: int) -> None:
         if count == num_samples and self._world == 1:
-            loss.backward()
+            self._backward(loss)
         else:
-            (loss * (count * self._world / num_samples)).backward()
+            self._backward(loss * (count * self._world / num_samples))
         if count:
-            detached = loss.detach()
-            self.window.add(detached if count == 1 else detached * count, float(count))
+            self.window.add(loss.detach(), float(count), float(count))
 
-    def _backward_sum(self, loss: Tensor, weight: float, count: int, *, is_lone: bool) -> None:
-        if not count:
-            (loss * 0).backward()
-            return
-        if is_lone and self._world == 1 and weight:
-            (loss / weight).backward()
-        else:
-            loss.backward()
-        self.window.add(loss.detach(), weight)
-
-    def _divide(self, weight: float) -> bool:
-        """Σ sums → Σ sums / Σ weights. False when the step's whole weight is 0."""
-        if self._world > 1:
-            total = torch.tensor(weight, dtype=torch.float64, device=self._device)
-            dist.all_reduce(total)
-            weight = float(total)
-        if weight == 0:
-            return False
-        grads = [p.grad for p in self._parameters if p.grad is not None]
-        torch._foreach_mul_(grads, self._world / weight)  # DDP has averaged over the ranks
-        return True
+    def _sum_over_ranks(self, weight: Weight) -> Weight:
+        if self._world == 1:
+            return weight
+        total = torch.as_tensor(weight).to(self._device, torch.float64)
+        dist.all_reduce(total)
+        return float(total) if self.reads_weights else total
 
     def _sync(self, is_last: bool) -> contextlib.AbstractContextManager[None]:
         if isinstance(self._module, DistributedDataParallel) and not is_last:
@@ -255,13 +338,19 @@ def list_ahead(batches: Iterable[MicroBatch]) -> Iterable[tuple[MicroBatch, bool
     yield current, True
 
 
-def read_loss(output: LossOutput) -> tuple[Tensor, float | None, dict[str, Any]]:
-    """(loss, weight, scalars); the weight is None for a bare mean."""
+def read_loss(
+    output: LossOutput, *, is_read: bool = True
+) -> tuple[Tensor, Weight | None, dict[str, Any]]:
+    """(loss, weight, scalars); the weight is None for a bare mean. A weight that is a tensor is
+    made a number only where it may be read."""
     if isinstance(output, Tensor):
         return output, None, {}
     if isinstance(output, tuple) and len(output) in (2, 3) and isinstance(output[0], Tensor):
         scalars = output[2] if len(output) == 3 else {}
-        return output[0], float(output[1]), scalars
+        weight = output[1]
+        if isinstance(weight, Tensor) and not is_read:
+            return output[0], weight.detach().double(), scalars
+        return output[0], float(weight), scalars
     raise RecipeError(
         f"loss gave {type(output).__name__}",
         hint="return a mean, or (sum, weight), or (sum, weight, {name: scalar})",

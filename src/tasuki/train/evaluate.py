@@ -32,6 +32,7 @@ from tasuki.train.advice import evaluation_advice
 from tasuki.train.data import bucket_rule, costs_of, sizes_of
 from tasuki.train.drilled import fewer_batches, fewer_samples
 from tasuki.train.engine import read_loss, to_device
+from tasuki.train.precision import apply_precision, autocast
 from tasuki.train.recipe import build_dataset, build_model, load_recipe, optional
 from tasuki.train.task import Task
 
@@ -96,6 +97,7 @@ def set_up(
 ) -> Subject:
     """The same for the evaluation phase and for `tasuki evaluate`, so that their numbers agree."""
     assert stage.recipe is not None
+    apply_precision(stage.precision, device)
     seed_everything(sample_seed(stage.seed, stage.name, 0, 0))
     recipe = load_recipe(stage.recipe, stage.params, paths=paths)
     model = build_model(recipe)
@@ -131,7 +133,7 @@ def evaluate_model(
     """The recipe's `evaluate`, else the mean loss over samples of these sizes. The model comes back
     in training mode as it was, and the random states too."""
     own = optional(recipe, "evaluate")
-    with undisturbed(model):
+    with undisturbed(model), autocast(stage.precision, device):
         if own:
             return checked(own(model, dataset), by="evaluate")
         return mean_loss(recipe, model, dataset, stage, device, sizes, on_progress)

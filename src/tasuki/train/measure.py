@@ -21,11 +21,13 @@ from tasuki.data.tempo import share_cpus
 from tasuki.runtime.state import capture
 from tasuki.runtime.stopwatch import process_age_s
 from tasuki.spec.resolved import ResolvedStage, experiment_from_plain
+from tasuki.train.assemble import assemble, make_engine, num_shapes
 from tasuki.train.data import make_loader, prepare_data
-from tasuki.train.engine import LossModule, StepEngine
 from tasuki.train.exact import apply_settings
-from tasuki.train.prepare import build_optimizer, start_seed
-from tasuki.train.recipe import build_model, load_recipe
+from tasuki.train.precision import apply_precision
+from tasuki.train.prepare import start_seed
+from tasuki.train.ranks import ALONE
+from tasuki.train.recipe import load_recipe
 
 _MIN_STEPS = 5
 _MAX_STEPS = 30
@@ -67,14 +69,17 @@ def _measure(stage: ResolvedStage, order: dict[str, Any]) -> dict[str, Any]:
     total = steps.total_steps(stage.length.unit, stage.length.count)
     is_gpu = order["device"] == "cuda" and torch.cuda.is_available()
     device = torch.device("cuda" if is_gpu else "cpu")
-    model = build_model(recipe).to(device).train()
-    tracked, schedule = build_optimizer(recipe, model, stage, total)
-    engine = StepEngine(
-        LossModule(model, recipe.loss),
-        tracked.optimizer,
+    apply_precision(stage.precision, device)
+    assembled = assemble(recipe, stage, device=device, total_steps=total, say=_unsaid)
+    tracked, schedule = assembled.tracked, assembled.schedule
+    engine = make_engine(
+        recipe,
+        stage,
+        assembled,
+        ranks=ALONE,
         device=device,
-        clip=stage.clip or None,
-        world=1,
+        num_shapes=num_shapes(steps),
+        say=_unsaid,
     )
     loader = make_loader(data, first_step=0, total_steps=total)
     setup_s = time.monotonic() - began
@@ -101,6 +106,10 @@ def _measure(stage: ResolvedStage, order: dict[str, Any]) -> dict[str, Any]:
         "micro_batch": batch.micro_batch,
         "accumulation": batch.accumulation,
     }
+
+
+def _unsaid(_: str) -> None:
+    """The run itself will say it."""
 
 
 def _time_save(state: dict[str, Any]) -> float:

@@ -16,29 +16,55 @@ from torch.optim import AdamW, Optimizer
 from tasuki.errors import RecipeError
 
 DEFAULT_WARMUP = 0.1
+Say = Callable[[str], None]
 _START_DIV = 25.0
 _FINAL_DIV = 1e4
 """OneCycle: from lr/25 up to lr, then down to lr/25/10⁴, as torch's OneCycleLR."""
 
 
-def default_optimizer(model: nn.Module, *, lr: float, weight_decay: float) -> Optimizer:
-    """AdamW over what can be trained; fused where all of it can be."""
+def default_optimizer(
+    model: nn.Module, *, lr: float, weight_decay: float, fused: bool | None = None
+) -> Optimizer:
+    """AdamW over what can be trained; fused where all of it can be, if nobody says otherwise."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
         raise RecipeError(
             "the model has no parameter that can be trained",
             hint="some parameter of build_model's module must have requires_grad=True",
         )
-    fused = all(p.device.type in ("cpu", "cuda") and torch.is_floating_point(p) for p in parameters)
+    if fused is None:
+        kinds = ("cpu", "cuda")
+        fused = all(p.device.type in kinds and torch.is_floating_point(p) for p in parameters)
     return AdamW(parameters, lr=lr, weight_decay=weight_decay, fused=fused)
 
 
-def warmup_steps(warmup: float | int | None, total: int) -> int:
-    """`0.1` is a share of the stage, `500` a number of steps."""
+def use_fused(optimizer: Optimizer, *, is_fused: bool, say: Say) -> None:
+    """In a recipe's own optimizer, before it has any state."""
+    if "fused" not in optimizer.defaults:
+        kind = type(optimizer).__name__
+        say(f"WARNING: `fused: {str(is_fused).lower()}` has no effect: {kind} has no fused step")
+        return
+    for group in optimizer.param_groups:
+        group["fused"] = is_fused
+        if is_fused:
+            group["foreach"] = False
+    optimizer._step_supports_amp_scaling = is_fused  # type: ignore[attr-defined]
+
+
+def warmup_steps(warmup: float | int | None, total: int, *, say: Say = lambda _: None) -> int:
+    """`0.1` is a share of the stage, `500` a number of steps. Cut, aloud, where the stage is over
+    before its warm-up."""
     if warmup is None:
         warmup = DEFAULT_WARMUP
-    steps = warmup if isinstance(warmup, int) and not isinstance(warmup, bool) else warmup * total
-    return min(int(steps), max(0, total - 1))
+    is_count = isinstance(warmup, int) and not isinstance(warmup, bool)
+    steps = int(warmup if is_count else warmup * total)
+    if steps >= total and steps > 0:
+        told = f"{steps} steps" if is_count else f"{warmup:g} of {total} steps"
+        say(
+            f"WARNING: `warmup: {warmup}` ({told}) is as long as the whole stage of {total} steps: "
+            "it is cut to leave one step; write a share, as `warmup: 0.1`, or train longer"
+        )
+    return min(steps, max(0, total - 1))
 
 
 def schedule_factor(kind: str, *, total: int, warmup: int) -> Callable[[int], float]:

@@ -6,23 +6,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from tasuki.data.fetch import seed_everything
 from tasuki.data.fingerprint import Looked, fingerprint_samples
 from tasuki.data.foreign import ForeignOrder
 from tasuki.data.order import Order, sample_seed
 from tasuki.data.split import Batch
-from tasuki.errors import RecipeError, WeightsError
-from tasuki.runtime.state import Stateful, Tracked
+from tasuki.errors import WeightsError
+from tasuki.runtime.state import Tracked
 from tasuki.spec.resolved import ResolvedStage, start_of
 from tasuki.store.find import latest_run
+from tasuki.train.assemble import Assembled, assemble, make_engine, num_shapes
 from tasuki.train.data import StageData, prepare_data
-from tasuki.train.engine import LossModule, StepEngine
+from tasuki.train.engine import StepEngine
 from tasuki.train.evaluate import load_weights
-from tasuki.train.optim import PureSchedule, default_optimizer, schedule_factor, warmup_steps
-from tasuki.train.ranks import wrap_module
-from tasuki.train.recipe import build_dataset, build_model, load_recipe, optional
+from tasuki.train.optim import PureSchedule
+from tasuki.train.recipe import build_dataset, load_recipe
 from tasuki.train.task import Task
 
 
@@ -31,13 +31,22 @@ class Setup:
     recipe: Any
     data: StageData
     total_steps: int
-    model: nn.Module
-    tracked: Tracked
-    schedule: PureSchedule | None
-    """Ours; None where the recipe builds its own, which is tracked instead."""
+    assembled: Assembled
     validation: Any | None
     looked: Looked | None = None
     """At some samples, to tell whether the data are what they were; by rank 0 alone."""
+
+    @property
+    def model(self) -> nn.Module:
+        return self.assembled.model
+
+    @property
+    def tracked(self) -> Tracked:
+        return self.assembled.tracked
+
+    @property
+    def schedule(self) -> PureSchedule | None:
+        return self.assembled.schedule
 
     @property
     def order(self) -> Order | ForeignOrder:
@@ -70,10 +79,7 @@ def prepare(task: Task) -> Setup:
     if task.is_first and isinstance(order, Order):
         looked = fingerprint_samples(data.fetcher, order)  # now, while this process is small
     total = order.total_steps(stage.length.unit, stage.length.count)
-    model = build_model(recipe)
-    model.to(task.device)
-    model.train()
-    tracked, schedule = build_optimizer(recipe, model, stage, total)
+    assembled = assemble(recipe, stage, device=task.device, total_steps=total, say=task.say)
     validation = None
     if stage.validate is not None and task.is_first:
         source = stage.validate.data if stage.validate.data is not None else stage.data
@@ -82,63 +88,22 @@ def prepare(task: Task) -> Setup:
         recipe=recipe,
         data=data,
         total_steps=total,
-        model=model,
-        tracked=tracked,
-        schedule=schedule,
+        assembled=assembled,
         validation=validation,
         looked=looked,
     )
 
 
-def build_optimizer(
-    recipe: Any, model: nn.Module, stage: ResolvedStage, total: int
-) -> tuple[Tracked, PureSchedule | None]:
-    own_optimizer = optional(recipe, "build_optimizer")
-    if own_optimizer:
-        optimizer = own_optimizer(model)
-        if not hasattr(optimizer, "param_groups"):
-            raise RecipeError("build_optimizer did not return an optimizer", hint="return it")
-        _refuse_unsaved(model, optimizer)
-    else:
-        optimizer = default_optimizer(model, lr=stage.lr, weight_decay=stage.weight_decay)
-    own_schedule = optional(recipe, "build_schedule")
-    if own_schedule:
-        scheduler: Stateful = own_schedule(optimizer, total)
-        return Tracked(model, optimizer, scheduler), None
-    warmup = warmup_steps(stage.warmup, total)
-    factor = schedule_factor(stage.schedule, total=total, warmup=warmup)
-    return Tracked(model, optimizer, None), PureSchedule(optimizer, factor)
-
-
-def _refuse_unsaved(model: nn.Module, optimizer: Any) -> None:
-    """What is trained must be in a checkpoint: a resume would lose it without a word."""
-    saved = model.state_dict()
-    kept = {v.untyped_storage().data_ptr() for v in saved.values() if isinstance(v, Tensor)}
-    kept |= {
-        p.untyped_storage().data_ptr() for name, p in model.named_parameters() if name in saved
-    }
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.numel() and parameter.untyped_storage().data_ptr() not in kept:
-                names = [name for name, p in model.named_parameters() if p is parameter]
-                what = f"`{names[0]}`" if names else f"of shape {list(parameter.shape)}"
-                raise RecipeError(
-                    f"the optimizer trains a parameter {what} that the model's state_dict does not "
-                    "hold: a resume would lose it",
-                    hint="make it part of the model (and of its state_dict), or leave it out of "
-                    "the optimizer",
-                )
-
-
 def build_engine(task: Task, setup: Setup) -> StepEngine:
     """Wrapped for several ranks, and with DDP's buckets settled: before any state is restored."""
-    module = wrap_module(LossModule(setup.model, setup.recipe.loss), task.ranks, task.device)
-    return StepEngine(
-        module,
-        setup.tracked.optimizer,
+    return make_engine(
+        setup.recipe,
+        task.stage,
+        setup.assembled,
+        ranks=task.ranks,
         device=task.device,
-        clip=task.stage.clip or None,
-        world=task.ranks.world,
+        num_shapes=num_shapes(setup.order),
+        say=task.say,
     )
 
 

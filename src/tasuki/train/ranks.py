@@ -9,13 +9,13 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed import Store, TCPStore
 from torch.nn.parallel import DistributedDataParallel
 
 from tasuki.clock import Clock
 from tasuki.errors import RunError
 from tasuki.store.atomic import FORMAT, read_json_or_none, write_json
-from tasuki.train.engine import LossModule
 
 _MEET_WITHIN_S = 300.0
 _GOODBYE = timedelta(seconds=10)
@@ -49,12 +49,15 @@ class Ranks:
                 self.store.wait(others, _GOODBYE)
 
 
+ALONE = Ranks(0, 1, None, None)
+
+
 def join_ranks(
     *, rank: int, world: int, device: torch.device, rendezvous: Path, host: str, clock: Clock
 ) -> Ranks:
     """Meet the other ranks: rank 0 opens the store and writes down where."""
     if world == 1:
-        return Ranks(0, 1, None, None)
+        return ALONE
     store: Store
     if rank == 0:
         store = TCPStore(host, 0, world, is_master=True, wait_for_workers=False)
@@ -78,9 +81,7 @@ def _await_address(rendezvous: Path, clock: Clock) -> tuple[str, int]:
     raise RunError(f"rank 0 did not open a meeting point within {_MEET_WITHIN_S:.0f} s")
 
 
-def wrap_module(
-    module: LossModule, ranks: Ranks, device: torch.device
-) -> LossModule | DistributedDataParallel:
+def wrap_module(module: nn.Module, ranks: Ranks, device: torch.device) -> nn.Module:
     if ranks.world == 1:
         return module
     device_ids = [device.index] if device.type == "cuda" else None

@@ -11,6 +11,7 @@ from tasuki.errors import DataError
 from tasuki.runtime.state import State, capture, capture_random, restore, restore_random
 from tasuki.train.best import Best
 from tasuki.train.engine import StepEngine
+from tasuki.train.offload import OffloadedOptimizer
 from tasuki.train.prepare import Setup
 
 
@@ -36,10 +37,12 @@ def capture_all(
     setup: Setup, engine: StepEngine, progress: Progress, *, rank: int, last_row: dict[str, Any]
 ) -> State:
     """A rank's part: its own random states and unread losses; rank 0's also what all share."""
-    window = [(loss.cpu(), weight) for loss, weight in engine.window.entries]
+    window = [(loss.cpu(), float(weight), n) for loss, weight, n in engine.window.entries]
     state: State = {"rank": {"random": capture_random(), "window": window}}
     if rank == 0:
         state["shared"] = capture(setup.tracked)
+        if engine.scaling is not None:
+            state["scaling"] = engine.scaling.state()
         state["progress"] = {
             "plan": setup.order.plan.fingerprint(),
             "effective_batch": setup.order.effective_batch,
@@ -55,7 +58,9 @@ def capture_all(
     return state
 
 
-def restore_shared(setup: Setup, state: State) -> tuple[Progress, dict[str, Any]]:
+def restore_shared(
+    setup: Setup, engine: StepEngine, state: State
+) -> tuple[Progress, dict[str, Any]]:
     """Model, optimizer, schedule and progress; refused when the data are not the same any more."""
     told = state["progress"]
     for key, now in (
@@ -71,6 +76,10 @@ def restore_shared(setup: Setup, state: State) -> tuple[Progress, dict[str, Any]
                 hint="put it back as it was, or start anew with `--new`",
             )
     restore(setup.tracked, state["shared"])
+    if isinstance(setup.assembled.stepper, OffloadedOptimizer):
+        setup.assembled.stepper.refresh()
+    if engine.scaling is not None and "scaling" in state:
+        engine.scaling.restore(state["scaling"])
     best = Best.from_json(told["best"]) if told["best"] else None
     progress = Progress(
         told["step"],
@@ -84,5 +93,6 @@ def restore_shared(setup: Setup, state: State) -> tuple[Progress, dict[str, Any]
 
 
 def restore_rank(engine: StepEngine, state: State, device: torch.device) -> None:
-    engine.window.entries = [(loss.to(device), weight) for loss, weight in state["rank"]["window"]]
+    window = state["rank"]["window"]
+    engine.window.entries = [(loss.to(device), weight, times) for loss, weight, times in window]
     restore_random(state["rank"]["random"])

@@ -201,7 +201,7 @@ def _frozen(
 
 
 def _trained(setup: Setup) -> Iterator[Tensor]:
-    return (p for group in setup.tracked.optimizer.param_groups for p in group["params"])
+    return (p for group in setup.assembled.stepper.param_groups for p in group["params"])
 
 
 def _make_begin(task: Task, setup: Setup) -> Begin:
@@ -404,10 +404,12 @@ def _refuse_full_disk(task: Task, setup: Setup) -> None:
 
 
 def _settle_buckets(task: Task, setup: Setup, engine: StepEngine) -> None:
-    """DDP groups its gradients anew after its first step: let it, before the state is restored."""
-    if task.ranks.world == 1:
+    """DDP groups its gradients anew after its first step, and a compiler may fail at it: let them,
+    before the state is restored."""
+    if task.ranks.world == 1 and task.stage.compile is False:
         return
-    assert isinstance(setup.order, Order)  # a loader of the user's own has one rank
+    if not isinstance(setup.order, Order):  # a loader of the user's own, which has one rank
+        return
     share = share_of_step(setup.order, 0, setup.data.split)
     engine.throw_away(setup.data.fetcher(share.requests[0]))
 
@@ -415,8 +417,10 @@ def _settle_buckets(task: Task, setup: Setup, engine: StepEngine) -> None:
 def _restore(
     task: Task, setup: Setup, engine: StepEngine, manifest: Manifest, path: Path, shared: Any
 ) -> tuple[Progress, dict[str, Any]]:
-    progress, last_row = restore_shared(setup, shared)
+    progress, last_row = restore_shared(setup, engine, shared)
     facts = describe(threads=task.threads, world=task.ranks.world, device=task.device)
+    if task.stage.compile is not False:
+        facts["compiled"] = engine.is_compiled
     if task.is_first:
         freeze(task.run, facts)
         _say_differences(task, facts)

@@ -128,9 +128,9 @@ class Trace:
 
     def _parameter_names(self) -> dict[int, str]:
         """As the optimizer numbers them."""
-        tracked = self._setup.tracked
-        named = {id(p): name for name, p in tracked.model.named_parameters()}
-        listed = [p for group in tracked.optimizer.param_groups for p in group["params"]]
+        setup = self._setup
+        named = {id(p): name for name, p in setup.model.named_parameters()}
+        listed = [p for group in setup.assembled.stepper.param_groups for p in group["params"]]
         return {number: named.get(id(p), str(number)) for number, p in enumerate(listed)}
 
     def _random(self) -> Entries:

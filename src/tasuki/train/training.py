@@ -48,7 +48,10 @@ _MOST_SKIPPED = 10
 """Steps without a finite gradient, if they are also half of all: then the run is broken."""
 
 
-_ROW = {"t", "attempt", "stage", "epoch", "step", "samples", "split", "lr", "samples_per_sec"}
+_ROW = {
+    *("t", "attempt", "stage", "epoch", "step", "samples", "split", "lr", "samples_per_sec"),
+    *("loss_scale", "overflows"),
+}
 
 
 def _named(values: dict[str, float]) -> dict[str, float]:
@@ -315,12 +318,14 @@ class Training:
         self._refuse_nan(total)
         loss = total / weight if weight else 0.0
         self.engine.window.entries.clear()
+        scaled = self.engine.scaling.facts() if self.engine.scaling is not None else {}
         if not self.task.is_first:
             return
         rate = (self.progress.samples - self._logged_samples) / max(1e-9, now - self._logged_at)
         self._logged_at, self._logged_samples = now, self.progress.samples
         row = self._row("train") | {"loss": loss, "lr": self._lr()}
         row |= _named({name: float(value) for name, value in self.engine.scalars.items()})
+        row |= scaled
         self.last_row = row
         self.metrics.add({**row, "samples_per_sec": round(rate, 3)})
 

@@ -106,6 +106,7 @@ def _make_task(orders: Orders, watch: Watch, stopwatch: Stopwatch, clock: Clock)
         from tasuki.train.drilled import read_order
         from tasuki.train.exact import apply_settings, frozen_threads
         from tasuki.train.fingerprints import refuse_edited_code
+        from tasuki.train.precision import apply_precision
         from tasuki.train.ranks import join_ranks
         from tasuki.train.task import Task, choose_device, cpus_of_rank, read_experiment
 
@@ -123,6 +124,11 @@ def _make_task(orders: Orders, watch: Watch, stopwatch: Stopwatch, clock: Clock)
     if stage.exact and (frozen := frozen_threads(run)):
         threads, spare = frozen, max(0, cpus - frozen)
     apply_settings(threads=threads, exact=stage.exact)
+    warnings = apply_precision(stage.precision, device)
+    if stage.compile is not False and orders.phase == "train":
+        from tasuki.train.compiled import prepare_compiler
+
+        prepare_compiler(run.compiled, threads=threads)
     ranks = join_ranks(
         rank=orders.rank,
         world=orders.world,
@@ -149,8 +155,9 @@ def _make_task(orders: Orders, watch: Watch, stopwatch: Stopwatch, clock: Clock)
         clock=clock,
         grace_s=read_json(job.lanes).get("grace_s"),
     )
-    if note and orders.phase == "train":
-        task.say(note)
+    if orders.phase == "train":
+        for line in [*([note] if note else []), *(f"WARNING: {w}" for w in warnings)]:
+            task.say(line)
     return task
 
 

@@ -121,9 +121,8 @@ BUGS = [
     Planted(
         "losses that are not logged yet are lost at a resume",
         "train/snapshot.py",
-        "    engine.window.entries = [(loss.to(device), weight) for loss, weight in "
-        'state["rank"]["window"]]\n',
-        "    engine.window.entries = []\n",
+        '    window = state["rank"]["window"]\n',
+        "    window = []\n",
         KILLED,
     ),
     Planted(
@@ -164,14 +163,14 @@ BUGS = [
     Planted(
         "a step that is left out leaves its mark in running means",
         "train/engine.py",
-        "                buffer.copy_(value)\n",
+        "            buffer.copy_(value)\n",
         "",
         LEFT_OUT,
     ),
     Planted(
         "the loss of a step that is left out is logged",
         "train/engine.py",
-        "            self.window.drop_since(place)\n",
+        "        self.window.drop_since(place)\n",
         "",
         LEFT_OUT,
     ),

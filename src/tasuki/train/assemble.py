@@ -1,0 +1,146 @@
+"""From a recipe's model to an engine that steps it, by the keys of the stage.
+
+Precision, gradient checkpointing, compile, offload, optimizer and schedule: the same for a run, for
+`plan`'s measurement and for `tune`, so that what was measured is what is run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from tasuki.data.foreign import ForeignOrder
+from tasuki.data.order import Order
+from tasuki.errors import RecipeError
+from tasuki.runtime.state import Stateful, Tracked
+from tasuki.spec.resolved import ResolvedStage
+from tasuki.train.compiled import Compiled
+from tasuki.train.engine import LossModule, StepEngine
+from tasuki.train.offload import OffloadedOptimizer
+from tasuki.train.optim import (
+    PureSchedule,
+    default_optimizer,
+    schedule_factor,
+    use_fused,
+    warmup_steps,
+)
+from tasuki.train.ranks import Ranks, wrap_module
+from tasuki.train.recipe import build_model, optional
+from tasuki.train.recompute import recompute
+
+Say = Callable[[str], None]
+_NAMES_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """A model with what moves it."""
+
+    model: nn.Module
+    tracked: Tracked
+    """What is saved."""
+    stepper: Optimizer | OffloadedOptimizer
+    """What is stepped: the optimizer, or what stands for it while it is on the host."""
+    schedule: PureSchedule | None
+    """Ours; None where the recipe builds its own, which is tracked instead."""
+
+
+def assemble(
+    recipe: Any, stage: ResolvedStage, *, device: torch.device, total_steps: int, say: Say
+) -> Assembled:
+    """Model on its device, optimizer and schedule; fresh."""
+    model = build_model(recipe)
+    model.to(device)
+    model.train()
+    _recompute(model, stage, say)
+    optimizer = _build_optimizer(recipe, model, stage, say)
+    stepper: Optimizer | OffloadedOptimizer = optimizer
+    if stage.offload is True:
+        stepper = OffloadedOptimizer(optimizer)
+    own_schedule = optional(recipe, "build_schedule")
+    if own_schedule:
+        scheduler: Stateful = own_schedule(optimizer, total_steps)
+        return Assembled(model, Tracked(model, optimizer, scheduler), stepper, None)
+    warmup = warmup_steps(stage.warmup, total_steps, say=say)
+    factor = schedule_factor(stage.schedule, total=total_steps, warmup=warmup)
+    schedule = PureSchedule(optimizer, factor)
+    return Assembled(model, Tracked(model, optimizer, None), stepper, schedule)
+
+
+def make_engine(
+    recipe: Any,
+    stage: ResolvedStage,
+    assembled: Assembled,
+    *,
+    ranks: Ranks,
+    device: torch.device,
+    num_shapes: int | None,
+    say: Say,
+) -> StepEngine:
+    """Compiled and wrapped for several ranks as the stage wants it. `num_shapes` that batches will
+    have; None: nobody knows."""
+    module: nn.Module = LossModule(assembled.model, recipe.loss)
+    if stage.compile is not False:
+        mode = "default" if stage.compile is True else stage.compile
+        module = Compiled(module, mode=mode, num_shapes=num_shapes, say=say)
+    return StepEngine(
+        wrap_module(module, ranks, device),
+        assembled.stepper,
+        device=device,
+        clip=stage.clip or None,
+        world=ranks.world,
+        precision=stage.precision,
+    )
+
+
+def num_shapes(order: Order | ForeignOrder) -> int | None:
+    """That batches of this data will have, but for partial ones."""
+    return len(order.plan.buckets) if isinstance(order, Order) else None
+
+
+def _recompute(model: nn.Module, stage: ResolvedStage, say: Say) -> None:
+    policy = stage.gradient_checkpointing
+    names = recompute(model, False if policy == "auto" else policy)
+    if names:
+        more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+        shown = ", ".join(names[:_NAMES_SHOWN])
+        say(f"Gradient checkpointing: {shown}{more} keep their inputs only")
+
+
+def _build_optimizer(recipe: Any, model: nn.Module, stage: ResolvedStage, say: Say) -> Optimizer:
+    own = optional(recipe, "build_optimizer")
+    if not own:
+        fused = None if stage.fused == "auto" else stage.fused
+        return default_optimizer(model, lr=stage.lr, weight_decay=stage.weight_decay, fused=fused)
+    optimizer = own(model)
+    if not hasattr(optimizer, "param_groups"):
+        raise RecipeError("build_optimizer did not return an optimizer", hint="return it")
+    _refuse_unsaved(model, optimizer)
+    if stage.fused != "auto":
+        use_fused(optimizer, is_fused=stage.fused, say=say)
+    return optimizer  # type: ignore[no-any-return]
+
+
+def _refuse_unsaved(model: nn.Module, optimizer: Any) -> None:
+    """What is trained must be in a checkpoint: a resume would lose it without a word."""
+    saved = model.state_dict()
+    kept = {v.untyped_storage().data_ptr() for v in saved.values() if isinstance(v, Tensor)}
+    kept |= {
+        p.untyped_storage().data_ptr() for name, p in model.named_parameters() if name in saved
+    }
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.numel() and parameter.untyped_storage().data_ptr() not in kept:
+                names = [name for name, p in model.named_parameters() if p is parameter]
+                what = f"`{names[0]}`" if names else f"of shape {list(parameter.shape)}"
+                raise RecipeError(
+                    f"the optimizer trains a parameter {what} that the model's state_dict does not "
+                    "hold: a resume would lose it",
+                    hint="make it part of the model (and of its state_dict), or leave it out of "
+                    "the optimizer",
+                )
