@@ -270,10 +270,8 @@ def test_with_expectations_a_plan_needs_no_recipe(project: Project) -> None:
 
 
 WITHOUT_EFFECT = {
-    "precision": "bf16",
-    "gradient_checkpointing": "true",
+    "gradient_checkpointing": "auto",
     "offload": "auto",
-    "compile": "true",
     "safety_factor": "0.5",
     "micro_batch": "auto",
 }

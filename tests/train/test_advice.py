@@ -16,7 +16,7 @@ from tasuki.data.split import resolve_batch
 from tasuki.errors import PlanError
 from tasuki.plan.cut import cut_into_jobs
 from tasuki.spec.buckets import Buckets
-from tasuki.spec.resolved import NOT_YET, ResolvedStage
+from tasuki.spec.resolved import ResolvedStage
 from tasuki.store.claims import list_claims
 from tasuki.store.control import last_said
 from tasuki.train.advice import explain_memory, explain_missing_data, is_out_of_memory
@@ -164,11 +164,10 @@ def test_growing_segments_are_advised_on_gpus_that_do_not_have_them(monkeypatch)
     assert "(it asked for 2.50 GiB more)" in explain_memory(stage, CUDA, doing="x").message
 
 
-def test_gradient_checkpointing_is_advised_where_it_works_and_is_off():
-    is_built = "gradient_checkpointing" not in NOT_YET
-    for is_on in (False, True):
-        hint = memory_hint(ResolvedStage(name="a", gradient_checkpointing=is_on), CPU)
-        assert ("`gradient_checkpointing: true`" in hint) is (is_built and not is_on)
+def test_gradient_checkpointing_is_advised_where_it_is_off():
+    for policy, is_advised in ((False, True), ("auto", True), (True, False), (2, False)):
+        hint = memory_hint(ResolvedStage(name="a", gradient_checkpointing=policy), CPU)
+        assert ("`gradient_checkpointing: true`" in hint) is is_advised
 
 
 # -- data ---------------------------------------------------------------------------------------

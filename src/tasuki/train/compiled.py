@@ -83,5 +83,7 @@ def _is_of_the_compiler(error: BaseException) -> bool:
 
 
 def _reason(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:_LONGEST_REASON]
+    """The compiler wraps what went wrong, and adds pages of advice."""
+    inner = getattr(error, "inner_exception", None) or error
+    words = " ".join(str(inner).split())
+    return f"{type(inner).__name__}: {words}"[:_LONGEST_REASON]
