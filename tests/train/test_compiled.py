@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from tasuki.train.compiled import Compiled, prepare_compiler
+from tasuki.train.compiled import Compiled
 from tasuki.train.engine import LossModule
+from tasuki.train.kernels import keep_kernels
 
 
 class Model(nn.Module):
@@ -83,9 +84,9 @@ def test_shapes_without_end_stop_the_compiling_aloud_instead_of_in_silence(monke
 
 
 def test_kernels_are_kept_with_the_run_unless_the_user_chose_a_place(tmp_path):
-    environment: dict[str, str] = {}
-    prepare_compiler(tmp_path, threads=1, environment=environment)
+    environment = {"TORCHINDUCTOR_CACHE_DIR": "/tmp/torchinductor_me"}  # torch's own default
+    keep_kernels(tmp_path, environment, cpus=1)
     assert environment["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path)
     chosen = {"TORCHINDUCTOR_CACHE_DIR": "/elsewhere"}
-    prepare_compiler(tmp_path, threads=8, environment=chosen)
+    keep_kernels(tmp_path, chosen, cpus=8)
     assert chosen == {"TORCHINDUCTOR_CACHE_DIR": "/elsewhere"}

@@ -19,7 +19,7 @@ from tasuki.data.order import Order
 from tasuki.errors import RecipeError
 from tasuki.runtime.state import Stateful, Tracked
 from tasuki.spec.resolved import ResolvedStage
-from tasuki.train.compiled import Compiled
+from tasuki.train.compiled import Compiled, is_timed
 from tasuki.train.engine import LossModule, StepEngine
 from tasuki.train.offload import OffloadedOptimizer
 from tasuki.train.optim import (
@@ -87,6 +87,11 @@ def make_engine(
     module: nn.Module = LossModule(assembled.model, recipe.loss)
     if stage.compile is not False:
         mode = "default" if stage.compile is True else stage.compile
+        if stage.exact and is_timed(mode):
+            say(
+                f"WARNING: `compile: {mode}` chooses kernels by timing them: the same samples, but "
+                "numbers only close, not bit for bit, between attempts"
+            )
         module = Compiled(module, mode=mode, num_shapes=num_shapes, say=say)
     return StepEngine(
         wrap_module(module, ranks, device),

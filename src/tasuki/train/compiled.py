@@ -8,9 +8,7 @@ each shape has its kernel, or one kernel serves all from the first batch on. Cal
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +25,7 @@ class Compiled(nn.Module):
 
     def __init__(self, module: nn.Module, *, mode: str, num_shapes: int | None, say: Say) -> None:
         super().__init__()
+        logging.getLogger("torch._dynamo").setLevel(logging.ERROR)  # what matters is said by us
         self.module = module
         self._say = say
         is_dynamic = num_shapes is None or num_shapes > _MANY_SHAPES
@@ -61,14 +60,6 @@ class Compiled(nn.Module):
         self._compiled = None
         self._say(f"WARNING: `compile` failed, the model runs as it is written: {_reason(error)}")
         return True
-
-
-def prepare_compiler(folder: Path, *, threads: int, environment: Any = os.environ) -> None:
-    """Kernels are kept with the run, so that later attempts find them; before the first compile."""
-    environment.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
-    if threads <= 2:
-        environment.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
-    logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
 
 
 def is_timed(mode: str) -> bool:

@@ -99,7 +99,7 @@ def _import_phase(phase: str) -> Callable[[Task], None]:
 
 def _make_task(orders: Orders, watch: Watch, stopwatch: Stopwatch, clock: Clock) -> Task:
     run, job = RunFolder(orders.run), JobFolder(orders.job)
-    note = _set_allocator(orders, run, job)  # torch reads it when it is imported
+    note = _set_variables(orders, run, job)  # torch reads them when it is imported
     with importing():
         from tasuki.data.tempo import share_cpus
         from tasuki.spec.export import parse_export
@@ -125,10 +125,6 @@ def _make_task(orders: Orders, watch: Watch, stopwatch: Stopwatch, clock: Clock)
         threads, spare = frozen, max(0, cpus - frozen)
     apply_settings(threads=threads, exact=stage.exact)
     warnings = apply_precision(stage.precision, device)
-    if stage.compile is not False and orders.phase == "train":
-        from tasuki.train.compiled import prepare_compiler
-
-        prepare_compiler(run.compiled, threads=threads)
     ranks = join_ranks(
         rank=orders.rank,
         world=orders.world,
@@ -161,15 +157,18 @@ def _make_task(orders: Orders, watch: Watch, stopwatch: Stopwatch, clock: Clock)
     return task
 
 
-def _set_allocator(orders: Orders, run: RunFolder, job: JobFolder) -> str:
+def _set_variables(orders: Orders, run: RunFolder, job: JobFolder) -> str:
     """Into this process's environment; what is to be said about it."""
     from tasuki.train.allocator import choose_allocator
+    from tasuki.train.kernels import keep_kernels
 
     stages = read_json(run.spec)["spec"]["stages"]
-    written = next(s.get("allocator") for s in stages if s["name"] == orders.stage)
+    stage = next(s for s in stages if s["name"] == orders.stage)
     device = read_json(job.lanes).get("device", "cpu")
-    chosen = choose_allocator(written, os.environ, device=device)
+    chosen = choose_allocator(stage.get("allocator"), os.environ, device=device)
     os.environ.update(chosen.variables)
+    if stage.get("compile"):
+        keep_kernels(run.compiled, os.environ, cpus=len(os.sched_getaffinity(0)))
     return chosen.note
 
 
