@@ -141,7 +141,13 @@ def test_a_kill_that_came_late_is_not_counted_on_but_an_early_one_is():
 
 
 def test_a_machine_is_judged_by_room_and_by_whether_nodes_can_see_its_disk():
-    runs = {"folder": "/r", "is_writable": True, "free_bytes": 10**12, "file_system": "ext4"}
+    runs = {
+        "folder": "/r",
+        "is_writable": True,
+        "free_bytes": 10**12,
+        "file_system": "ext4",
+        "quota": None,
+    }
     machine = {"shm_bytes": 64 << 20}
 
     def judged(is_seen: bool = False, **more: object) -> list[str]:
