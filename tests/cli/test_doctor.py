@@ -23,9 +23,18 @@ from tasuki.actions.doctor_rules import (
     treat,
 )
 from tasuki.actions.doctor_site import render_site
-from tasuki.scheduler.slurm.text import ShownPartition, parse_gpus
+from tasuki.actions.doctor_wishes import check_wishes
+from tasuki.scheduler.slurm.text import (
+    ShownNodes,
+    ShownPartition,
+    UnknownWords,
+    most_gpus,
+    parse_nodes,
+)
+from tasuki.spec.resolved import ResolvedCluster
 from tasuki.spec.site import load_site
 from tasuki.units import Duration
+from tasuki.views.doctor import doctor_lines
 from tests.cli.person import make_project, until
 from tests.cli.test_help import modules_of
 
@@ -140,6 +149,61 @@ def test_a_kill_that_came_late_is_not_counted_on_but_an_early_one_is():
     assert kill_wait_of({}) == 30.0
 
 
+ALIKE = {"partition": "p", "count": 2, "cpus": 16, "memory_bytes": 64 << 30, "gpus": {"a100": 4}}
+LARGE = {**ALIKE, "count": 1, "cpus": 64, "gpus": {}}
+
+
+@pytest.mark.parametrize(
+    ("wishes", "words"),
+    [
+        ({"cpus": 16, "gpus": 4}, None),
+        ({"cpus": 65}, "`cluster.cpus` asks for 65 CPUs on a node, but a node of `p` has 64 CPUs"),
+        ({"gpus": 8}, "`cluster.gpus` asks for 8 GPUs on a node, but a node of `p` has 4 GPUs"),
+        ({"gpu": "h", "gpus": 1}, "asks for 1 GPUs (h100) on a node, but a node of `p` has 0"),
+        ({"gpu": "cpu", "gpus": 99}, "`cluster.gpus` asks for 99 CPUs"),
+        ({"memory_bytes": 65 << 30}, "asks for 69.8 GB of memory on a node, but a node of `p` has"),
+        ({"nodes": 4}, "`cluster.nodes` is 4, but `p` has 3"),
+        ({"nodes": 3}, "1 GPUs at once: 2 of the 3 nodes of `p` have that, and 3 are asked for"),
+        ({"cpus": 32, "gpus": 2}, "32 CPUs, 2 GPUs at once: none of the 3 nodes of `p` have that"),
+        ({"gpu": "cpu", "cpus": 64, "gpus": 2}, None),
+    ],
+)
+def test_a_wish_that_no_node_can_fulfil_is_told_with_its_numbers(wishes, words):
+    cluster = ResolvedCluster(partition="p", **wishes)
+    found = check_wishes(
+        cluster,
+        shown(nodes=3),
+        [ShownNodes(**ALIKE), ShownNodes(**LARGE), ShownNodes(**{**LARGE, "partition": "q"})],
+        gres="gpu:h100" if cluster.gpu == "h" else None,
+        asks_for_gpus=cluster.gpu != "cpu",
+    )
+    told = [one.what for one in found if one.is_problem and one.hint]
+    assert len(told) == (words is not None) and (words is None or words in told[0]), told
+
+
+def test_gpus_where_no_node_has_any_name_the_partitions_that_have():
+    nodes = [ShownNodes(**LARGE), ShownNodes(**{**ALIKE, "partition": "g"})]
+    cluster = ResolvedCluster(partition="p")
+    (found,) = check_wishes(cluster, shown(), nodes, gres=None, asks_for_gpus=True)
+    assert found.what == "GPUs are asked for, but partition `p` has no GPUs"
+    assert "`g`" in found.hint and "{gpu: cpu}" in found.hint
+    assert not list(check_wishes(cluster, shown(), nodes, gres=None, asks_for_gpus=False))
+
+
+def test_a_controller_that_is_silent_is_not_called_absent(here, tmp_path):
+    report = here(tmp_path, "doctor", "--json", **NO_SLURM).json()
+    silent = {
+        "version": "22.05.8",
+        "answers": False,
+        "commands": {},
+        "settings": {},
+        "partitions": [],
+    }
+    lines = doctor_lines({**report, "slurm": silent})
+    assert "Slurm 22.05.8, but it does not answer: see below" in lines
+    assert not any("No Slurm here" in line for line in lines)
+
+
 def test_a_machine_is_judged_by_room_and_by_whether_nodes_can_see_its_disk():
     runs = {
         "folder": "/r",
@@ -226,12 +290,17 @@ def test_the_file_system_of_a_folder_is_that_of_the_innermost_mount():
     assert mount_of("/x", "") == ("", "unknown")
 
 
-def test_gpus_of_partitions_are_read_from_what_sinfo_prints():
-    text = (
-        "gpu|gpu:a100:4(S:0-1),gpu:h100:8\ngpu|gpu:a100:2\ncpu|(null)\n"
-        "old|gpu:2,craynetwork:4\nodd|gpu\n"
+def test_what_nodes_of_partitions_have_is_read_from_what_sinfo_prints():
+    nodes = parse_nodes(
+        "gpu|2|64|500000|gpu:a100:4(S:0-1),gpu:h100:8\ngpu|1|32+|250000+|gpu:a100:2\n"
+        "cpu|9|16|64000|(null)\nold|1|8|32000|gpu:2,craynetwork:4\nodd|0|0|0|gpu\n"
     )
-    assert parse_gpus(text) == {
+    assert nodes[1] == ShownNodes(
+        partition="gpu", count=1, cpus=32, memory_bytes=250000 << 20, gpus={"a100": 2}
+    )
+    with pytest.raises(UnknownWords):
+        parse_nodes("gpu|many|64|500000|")
+    assert most_gpus(nodes) == {
         "gpu": {"a100": 4, "h100": 8},
         "cpu": {},
         "old": {"": 2},

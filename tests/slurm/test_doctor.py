@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -138,6 +139,20 @@ def test_a_person_reads_it_in_plain_words_and_nothing_is_changed(person):
             "`cluster.grace` is 30s, but a job on `low` is killed 2s after its notice",
             "write `cluster: {grace: 2s}`",
         ),
+        (
+            "cpus=64",
+            True,
+            "`cluster.cpus` asks for 64 CPUs on a node, but a node of `low` has 4 CPUs at most",
+            "`cluster.cpus` is per node",
+        ),
+        (
+            "memory=900G",
+            True,
+            "of memory on a node, but a node of `low` has 4.19 GB",
+            "ask for less",
+        ),
+        ("gpus=5", True, "`cluster.gpus` asks for 5 CPUs", "per node"),
+        ("nodes=9", True, "`cluster.nodes` is 9, but `low` has 4", "fewer nodes"),
         ("setup=nope.sh", True, "`cluster.setup`: there is no file", "relative to the spec"),
         ("partitions=low", True, "the spec cannot be used", "did you mean `partition`?"),
     ],
@@ -159,6 +174,16 @@ def test_what_a_spec_asks_for_and_a_partition_does_not_give_is_said(
     (found,) = [one for one in report["findings"] if words in one["what"]]
     assert hint in found["hint"] and report["ok"] == (not is_problem), found
     assert found["level"] == ("problem" if is_problem else "advice")
+
+
+def test_programs_of_slurm_that_know_no_controller_are_told_in_one_way(person):
+    environment = dict(person.cluster.environment)
+    del environment["SLURM_CONF"]
+    person.cluster = SimpleNamespace(environment=environment)
+    code, out, err = person.type()
+    assert code == 1 and "Slurm is here, but it does not answer" in out, err
+    assert "No Slurm here" not in out and "problem: `sinfo` says" in out
+    assert "is SLURM_CONF right?" in out
 
 
 def test_a_probe_finds_requeueing_allowed_and_measures_the_time_until_the_kill(probed):

@@ -28,10 +28,16 @@ from tasuki.actions.doctor_rules import (
     trusted_wait,
 )
 from tasuki.actions.doctor_site import refuse_existing, render_site, write_site
+from tasuki.actions.doctor_wishes import check_wishes
 from tasuki.clock import Clock, utc
 from tasuki.errors import TasukiError, UsageError
 from tasuki.scheduler.slurm.client import NoSlurm, Slurm, SlurmError
-from tasuki.scheduler.slurm.text import ShownPartition, UnknownWords
+from tasuki.scheduler.slurm.text import (
+    ShownNodes,
+    ShownPartition,
+    UnknownWords,
+    most_gpus,
+)
 from tasuki.spec.load import cluster_of_site, load_spec
 from tasuki.spec.resolved import ResolvedCluster, ResolvedSpec
 from tasuki.spec.site import Site, load_site, users_file
@@ -79,10 +85,10 @@ class _Case:
     cluster: ResolvedCluster
     spec: ResolvedSpec | None = None
     slurm: Slurm | None = None
-    version: tuple[int, int, int] = (0, 0, 0)
+    version: tuple[int, int, int] | None = None
     settings: dict[str, str] = field(default_factory=dict)
     partitions: list[ShownPartition] = field(default_factory=list)
-    gpus: dict[str, dict[str, int]] = field(default_factory=dict)
+    nodes: list[ShownNodes] = field(default_factory=list)
     live: dict[str, Any] | None = None
     findings: list[Finding] = field(default_factory=list)
 
@@ -182,12 +188,13 @@ def _begin(request: DoctorRequest, target: Path | None) -> _Case:
 
 def _ask_slurm(case: _Case) -> None:
     slurm = Slurm(environment=case.environment, clock=case.request.clock)
+    if shutil.which("sinfo", path=case.environment.get("PATH")) is not None:
+        case.slurm = slurm  # whether it answers is another matter
     try:
         case.version = slurm.version()
-        case.slurm = slurm
         case.settings = slurm.settings()
         case.partitions = slurm.partitions()
-        case.gpus = slurm.gpus()
+        case.nodes = slurm.nodes()
     except NoSlurm as error:
         if case.request.is_live:
             raise
@@ -263,9 +270,8 @@ def _judge(
 
         cluster = replace(case.cluster, partition=case.partition)
         is_of_spec = case.spec is not None
-        yield from check_cluster(
-            cluster, case.partitions, treatments, case.gpus, is_of_spec=is_of_spec
-        )
+        yield from check_cluster(cluster, case.partitions, treatments, is_of_spec=is_of_spec)
+        yield from _judge_wishes(case, cluster)
     setup, python = case.setup, case.python
     yield from check_paths(
         setup=str(setup) if setup is not None and not setup.is_file() else None,
@@ -274,6 +280,21 @@ def _judge(
     yield from check_machine(runs, machine, has_slurm=has_slurm, is_seen=is_seen)
     if live is not None:
         yield from check_live(live)
+
+
+def _judge_wishes(case: _Case, cluster: ResolvedCluster) -> Iterator[Finding]:
+    chosen = choose_partition(cluster.partition, case.partitions)
+    if chosen is None:
+        return  # said already
+    wanted = case.site.gpus.get(cluster.gpu or "")
+    yield from check_wishes(
+        cluster,
+        chosen,
+        case.nodes,
+        gres=wanted.gres if wanted is not None else None,
+        # A site that says nothing of GPUs asks for none; a spec does.
+        asks_for_gpus=cluster.gpu != "cpu" and (case.spec is not None or cluster.gpu is not None),
+    )
 
 
 def _commands(case: _Case) -> dict[str, str | None]:
@@ -302,9 +323,8 @@ def _spec_as_json(case: _Case) -> dict[str, Any] | None:
 
 def _slurm_as_json(case: _Case, treatments: Mapping[str, Treatment]) -> dict[str, Any]:
     return {
-        "version": ".".join(
-            f"{part:02d}" if n == 1 else f"{part}" for n, part in enumerate(case.version)
-        ),
+        "version": _version(case.version),
+        "answers": bool(case.partitions),
         "commands": _commands(case),
         "settings": {
             key: case.settings[key]
@@ -317,6 +337,13 @@ def _slurm_as_json(case: _Case, treatments: Mapping[str, Treatment]) -> dict[str
     }
 
 
+def _version(version: tuple[int, int, int] | None) -> str | None:
+    if version is None:
+        return None
+    major, minor, patch = version
+    return f"{major}.{minor:02d}.{patch}"
+
+
 def _partition_as_json(case: _Case, one: ShownPartition, treatment: Treatment) -> dict[str, Any]:
     measured = _measured(case, one)
     return {
@@ -324,7 +351,7 @@ def _partition_as_json(case: _Case, one: ShownPartition, treatment: Treatment) -
         "is_default": one.is_default,
         "is_up": one.is_up,
         "nodes": one.nodes,
-        "gpus": case.gpus.get(one.name, {}),
+        "gpus": most_gpus(case.nodes).get(one.name, {}),
         "longest_s": one.longest_s,
         "preempt_mode": one.preempt_mode,
         "grace_s": one.grace_s,

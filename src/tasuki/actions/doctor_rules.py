@@ -132,7 +132,6 @@ def check_cluster(
     cluster: ResolvedCluster,
     partitions: Sequence[ShownPartition],
     treatments: Mapping[str, Treatment],
-    gpus: Mapping[str, Mapping[str, int]],
     *,
     is_of_spec: bool,
 ) -> Iterator[Finding]:
@@ -158,12 +157,6 @@ def check_cluster(
             hint=f"write `cluster: {{grace: {exact_seconds(save_s)}}}`, or let `tasuki doctor "
             "--write-site` note it for all specs",
         )
-    if cluster.gpu not in (None, "cpu") and not gpus.get(chosen.name):
-        yield Finding(
-            is_problem=True,
-            what=f"`cluster.gpu` is `{cluster.gpu}`, but partition `{chosen.name}` has no GPUs",
-            hint=_with_gpus(gpus),
-        )
 
 
 def choose_partition(
@@ -182,7 +175,9 @@ def _no_partition(name: str | None, partitions: Sequence[ShownPartition]) -> Fin
         near = nearest(name, names)
         what, hint = f"there is no partition `{name}`", f"did you mean `{near}`?" if near else ""
     return Finding(
-        is_problem=True, what=what, hint=hint or f"set `cluster.partition` to one of {_list(names)}"
+        is_problem=True,
+        what=what,
+        hint=hint or f"set `cluster.partition` to one of {listed(names)}",
     )
 
 
@@ -204,15 +199,8 @@ def _check_limit(
             what=f"`cluster.time_limit` is {format_seconds(limit_s)}, but a job on `{chosen.name}` "
             f"may last {format_seconds(longest_s)}",
             hint=f"write `time_limit: {exact_seconds(longest_s)}`"
-            + (f", or choose {_list(longer, 'or')}" if longer else ""),
+            + (f", or choose {listed(longer, 'or')}" if longer else ""),
         )
-
-
-def _with_gpus(gpus: Mapping[str, Mapping[str, int]]) -> str:
-    names = [name for name, kinds in gpus.items() if kinds]
-    if not names:
-        return "no partition has any: write `cluster: {gpu: cpu}`"
-    return f"set `cluster.partition` to {_list(names, 'or')}"
 
 
 def check_machine(
@@ -352,6 +340,6 @@ def exact_seconds(seconds: float) -> str:
     return f"{seconds:.3f}".rstrip("0").rstrip(".") + "s"
 
 
-def _list(names: Sequence[str], word: str = "and") -> str:
+def listed(names: Sequence[str], word: str = "and") -> str:
     quoted = [f"`{name}`" for name in names]
     return f" {word} ".join([", ".join(quoted[:-1]), quoted[-1]]) if quoted[1:] else quoted[0]

@@ -92,7 +92,11 @@ def _slurm(report: dict[str, Any]) -> Iterator[str]:
         yield "No Slurm here: jobs run on this machine (`tasuki run`)"
         return
     name = slurm["settings"].get("ClusterName")
-    yield f"Slurm {slurm['version']}" + (f", cluster {name}" if name else "")
+    head = f"Slurm {slurm['version']}" if slurm["version"] else "Slurm is here"
+    if not slurm["answers"]:
+        yield f"{head}, but it does not answer: see below"
+    else:
+        yield head + (f", cluster {name}" if name else "")
     missing = [command for command, path in slurm["commands"].items() if path is None]
     if missing:
         yield from _field("not here", ", ".join(missing))

@@ -16,13 +16,14 @@ from dataclasses import dataclass
 from tasuki.clock import Clock
 from tasuki.errors import TasukiError
 from tasuki.scheduler.slurm.text import (
-    GRES_FORMAT,
+    NODES_FORMAT,
     QUEUE_FORMAT,
     QueuedJob,
     ShownJob,
+    ShownNodes,
     ShownPartition,
-    parse_gpus,
     parse_job,
+    parse_nodes,
     parse_partitions,
     parse_queue,
     parse_settings,
@@ -131,9 +132,9 @@ class Slurm:
     def settings(self) -> dict[str, str]:
         return parse_settings(self._ask("scontrol", "show", "config"))
 
-    def gpus(self) -> dict[str, dict[str, int]]:
-        """Partition → kind of GPU → the most on one of its nodes."""
-        return parse_gpus(self._ask("sinfo", "-h", "-o", GRES_FORMAT))
+    def nodes(self) -> list[ShownNodes]:
+        """What nodes have, partition by partition; those that are alike together."""
+        return parse_nodes(self._ask("sinfo", "-h", "-e", "-o", NODES_FORMAT))
 
     def show(self, job: str) -> ShownJob | None:
         """None: the controller knows no such job (any more)."""
@@ -237,6 +238,7 @@ def _advice(words: str) -> str:
         ("more processors", "the partition has less: look at `cluster.nodes`, `cpus`"),
         ("(gres)", "`sinfo -o '%P %G'` lists what nodes have; look at `cluster.gpus`, `gpu`"),
         ("feature", "`sinfo -o '%P %f'` lists what nodes have; look at `cluster.constraint`"),
+        ("configuration source", "is SLURM_CONF right? Else run this on a login node"),
         ("dependency", "the job before is gone: submit again"),
         ("authentication", "munge does not run on this machine: tell those who care for it"),
     ):

@@ -9,7 +9,7 @@ Called by the client, which asks, and by `doctor`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -17,8 +17,8 @@ from tasuki.errors import TasukiError
 
 QUEUE_FORMAT = "%i|%T|%r|%P|%S|%e|%k"
 """For `squeue -o`; the comment, which is free text, comes last."""
-GRES_FORMAT = "%R|%G"
-"""For `sinfo -o`: a partition and what its nodes have."""
+NODES_FORMAT = "%R|%D|%c|%m|%G"
+"""For `sinfo -e -o`: a partition, how many of its nodes are alike, and what each of them has."""
 _FREE_TEXT = frozenset(
     {
         *("JobName", "Comment", "AdminComment", "SystemComment", "Extra", "Command", "WorkDir"),
@@ -95,6 +95,18 @@ class ShownPartition:
     nodes: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownNodes:
+    """Nodes of a partition that have the same, as `sinfo -e -o NODES_FORMAT` lists them."""
+
+    partition: str
+    count: int
+    cpus: int
+    memory_bytes: int
+    gpus: Mapping[str, int]
+    """Kind ("" without one) → how many on each."""
+
+
 def parse_job(text: str) -> ShownJob:
     """The first job of `scontrol show job`; of an array task too."""
     fields = dict(_fields(text))
@@ -163,20 +175,44 @@ def parse_partitions(text: str) -> list[ShownPartition]:
     return found
 
 
-def parse_gpus(text: str) -> dict[str, dict[str, int]]:
-    """`sinfo -o GRES_FORMAT`: partition → kind of GPU ("" without one) → the most on a node."""
+def parse_nodes(text: str) -> list[ShownNodes]:
+    """A partition without nodes has a line of zeros."""
+    return [_nodes(line) for line in text.split("\n") if line.strip()]
+
+
+def _nodes(line: str) -> ShownNodes:
+    try:
+        partition, count, cpus, megabytes, gres = line.strip().split("|", 4)
+        return ShownNodes(
+            partition=partition,
+            count=int(count),
+            cpus=int(cpus.rstrip("+")),  # `4+`: this much at least
+            memory_bytes=int(megabytes.rstrip("+")) << 20,
+            gpus=_parse_gpus(gres),
+        )
+    except ValueError as error:
+        raise _not_understood("sinfo", line) from error
+
+
+def _parse_gpus(gres: str) -> dict[str, int]:
+    """`gpu:a100:4(S:0-1),gpu:2`: kind → number."""
+    kinds: dict[str, int] = {}
+    for word in re.sub(r"\([^)]*\)", "", gres).split(","):
+        name, *rest = word.split(":")
+        if name == "gpu":
+            number = int(rest[-1]) if rest and rest[-1].isdecimal() else 1
+            kind = rest[0] if rest and not rest[0].isdecimal() else ""
+            kinds[kind] = max(number, kinds.get(kind, 0))
+    return kinds
+
+
+def most_gpus(nodes: Iterable[ShownNodes]) -> dict[str, dict[str, int]]:
+    """Partition → kind of GPU → the most on one of its nodes."""
     found: dict[str, dict[str, int]] = {}
-    for line in text.split("\n"):
-        partition, bar, listed = line.strip().partition("|")
-        if not bar:
-            continue
-        kinds = found.setdefault(partition, {})
-        for word in re.sub(r"\([^)]*\)", "", listed).split(","):
-            name, *rest = word.split(":")
-            if name == "gpu":
-                number = int(rest[-1]) if rest and rest[-1].isdecimal() else 1
-                kind = rest[0] if rest and not rest[0].isdecimal() else ""
-                kinds[kind] = max(number, kinds.get(kind, 0))
+    for one in nodes:
+        kinds = found.setdefault(one.partition, {})
+        for kind, number in one.gpus.items():
+            kinds[kind] = max(number, kinds.get(kind, 0))
     return found
 
 
