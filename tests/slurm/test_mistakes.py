@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -107,6 +108,58 @@ def test_a_folder_that_a_node_does_not_see_is_said_in_the_jobs_log(cluster, tmp_
     )
     assert "is not visible on" in log.read_text() and "all nodes share" in log.read_text()
     away.rename(job)
+
+
+def test_what_is_mended_under_a_submitted_run_is_taken_once_its_job_is_cancelled(cluster, tmp_path):
+    project = make_slurm_project(cluster, tmp_path / "p")
+    hold = ("--extra", "hold=true")
+    project.tasuki("submit", *hold)
+    copy = project.run.code / "recipes.py"
+    recipes = project.folder / "recipes.py"
+    recipes.write_text(recipes.read_text() + "MENDED = True\n")
+    said = project.try_tasuki("resume", "exp", "--code", "current")
+    assert f"is submitted already: job {project.number} (PENDING)" in said.stderr, said
+    assert "it goes on without `--code current`" in said.stderr
+    assert "`tasuki cancel exp`, then the same command, takes it" in said.stderr
+    assert "MENDED" not in copy.read_text()
+    project.tasuki("cancel", "exp")
+    said = project.try_tasuki("submit", *hold)  # nothing was learnt with the old code
+    assert said.returncode == 0 and "it began with" not in said.stderr, said
+    assert "MENDED" in copy.read_text()
+    cluster.run("scancel", project.number)
+    (project.run.checkpoints / "step-000000000.c1.s1").mkdir(parents=True)  # its start, no more
+    recipes.write_text(recipes.read_text() + "AGAIN = True\n")
+    said = project.try_tasuki("submit", *hold)
+    assert "`tasuki cancel exp`, then `tasuki resume exp --code current` takes" in said.stderr, said
+    assert "no step yet: `--new` begins anew" in said.stderr and "AGAIN" not in copy.read_text()
+    cluster.run("scancel", project.number)
+
+
+def test_a_cancel_that_slurm_does_not_hear_is_kept_and_can_be_repeated(cluster, tmp_path):
+    project = make_slurm_project(cluster, tmp_path / "p")
+    project.tasuki("submit", "--extra", "hold=true")
+    conf = (cluster.folder / "slurm.conf").read_text()
+    away = tmp_path / "slurm.conf"  # of a controller that nobody reaches
+    conf = re.sub(r"SlurmctldPort=\d+", "SlurmctldPort=1", conf)
+    away.write_text(re.sub(r"MessageTimeout=\d+", "MessageTimeout=1", conf))
+    said = project.try_tasuki("cancel", "exp", SLURM_CONF=str(away))
+    assert said.returncode == 1 and "Traceback" not in said.stderr, said
+    assert "run `exp` is to end, but its job cannot be told: Slurm does not answer" in said.stderr
+    assert "it will not be started again; `tasuki cancel` again when Slurm answers" in said.stderr
+    assert len(project.queued()) == 1 and project.status()["state"] == "cancelled"
+    answer = json.loads(project.tasuki("cancel", "exp", "--json"))
+    assert answer["state"] == "cancelled" and project.queued() == [], answer
+
+
+def test_a_cancel_that_slurm_does_not_hear_keeps_the_job_that_waits_from_beginning(
+    cluster, tmp_path
+):
+    project = make_slurm_project(cluster, tmp_path / "p")
+    project.tasuki("submit", "--extra", "hold=true")
+    project.try_tasuki("cancel", "exp", PATH="/nowhere")
+    cluster.run("scontrol", "release", project.number)
+    project.wait(lambda: not project.queued(), "out of the queue", 60)
+    assert project.status()["state"] == "cancelled" and project.attempts() == [], project.logs()
 
 
 def test_two_terminals_that_submit_at_once_submit_one_job(cluster, tmp_path):

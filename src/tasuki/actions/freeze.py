@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+from tasuki.checkpoint.lineage import list_checkpoints
 from tasuki.clock import Clock, utc
 from tasuki.errors import RunError
 from tasuki.spec.resolved import (
@@ -144,6 +145,11 @@ def has_committed(run: RunFolder) -> bool:
     if not run.checkpoints.is_dir():
         return False
     return any(name.startswith("step-") for name in os.listdir(run.checkpoints))
+
+
+def has_stepped(run: RunFolder) -> bool:
+    """Was anything learnt? A stage's start is a checkpoint too."""
+    return any(found.step for found in list_checkpoints(run))
 
 
 def _is_accepted(key: str, accepted: Sequence[str]) -> bool:

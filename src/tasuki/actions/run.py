@@ -12,6 +12,7 @@ from tasuki.actions.freeze import (
     accept_data,
     find_changes,
     freeze_run,
+    has_stepped,
     in_words,
     is_code_changed,
     refuse_edited_code,
@@ -150,14 +151,21 @@ def take_up(folders: dict[str, RunFolder], request: RunRequest) -> list[str]:
             if request.takes_current_code:
                 take_current_code(run, request.clock)
             elif is_code_changed(run, request.plan.spec):
-                notes.append(
-                    f"run `{run.name}` goes on with the code it began with; "
-                    f"`tasuki resume {run.name} --code current` takes your changes into it"
-                )
+                notes.append(_old_code(run, is_queued=not request.stays))
         if request.stays:
             write_runner(run)
         _lift(run)
     return notes
+
+
+def _old_code(run: RunFolder, *, is_queued: bool) -> str:
+    """Your changes are not in it, and how they get there. Its start alone is a checkpoint too: with
+    another model it would not fit."""
+    first = f"`tasuki cancel {run.name}`, then " if is_queued else ""
+    how = f"{first}`tasuki resume {run.name} --code current` takes your changes into it"
+    if not has_stepped(run):
+        how += "; it has done no step yet: `--new` begins anew with them"
+    return f"run `{run.name}` goes on with the code it began with; {how}"
 
 
 def _accept(run: RunFolder, request: RunRequest) -> list[str]:

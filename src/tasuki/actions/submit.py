@@ -107,7 +107,7 @@ def submit(request: SubmitRequest) -> SubmitResult:
 def _submit(request: SubmitRequest, terms: Terms) -> SubmitResult:
     cluster, runs = request.plan.spec.cluster, Path(request.plan.spec.runs)
     known = _look(request, runs)
-    plan_request, notes = _leave_out_queued(_for_cluster(request.plan), known)
+    plan_request, notes = _leave_out_queued(_for_cluster(request.plan), known, _changes(request))
     notes += [*_unknown_gpu(cluster, request.site), *_doubtful_python(cluster)]
     check_recipes(plan_request)
     run_request = RunRequest(
@@ -179,8 +179,16 @@ def _for_cluster(request: PlanRequest) -> PlanRequest:
     return replace(request, machine=machine, measure=False, is_slurm=True)
 
 
-def _leave_out_queued(request: PlanRequest, known: Known) -> tuple[PlanRequest, list[str]]:
-    """What waits or runs already is not submitted again."""
+def _changes(request: SubmitRequest) -> str:
+    """What a person wants to be taken into a run, as they typed it."""
+    code = ["--code current"] if request.takes_current_code else []
+    return " ".join([*code, *(f"--accept-change {key}" for key in request.accepted)])
+
+
+def _leave_out_queued(
+    request: PlanRequest, known: Known, changes: str
+) -> tuple[PlanRequest, list[str]]:
+    """What waits or runs already is not submitted again, and nothing is changed under it."""
     runs, notes, left = Path(request.spec.runs), [], []
     for experiment in request.experiments:
         run = request.folders.get(experiment.name) or latest_run(runs, experiment.name)
@@ -189,9 +197,13 @@ def _leave_out_queued(request: PlanRequest, known: Known) -> tuple[PlanRequest, 
             left.append(experiment)
             continue
         numbers = ", ".join(f"{job.number} ({job.queued.state})" for job in jobs)
+        is_submitted = f"run `{run.name}` is submitted already: job {numbers}; it"
+        again = f"`tasuki cancel {run.name}`, then"
         notes.append(
-            f"run `{run.name}` is submitted already: job {numbers}; it asks for what the spec said "
-            f"then. `tasuki cancel {run.name}`, then `tasuki submit`, takes a change"
+            f"{is_submitted} goes on without `{changes}`. {again} the same command, takes it"
+            if changes
+            else f"{is_submitted} asks for what the spec said then. {again} `tasuki submit`, takes "
+            "a change"
         )
     return replace(request, experiments=tuple(left)), notes
 
