@@ -40,6 +40,8 @@ from tasuki.telemetry.view import live_holder
 _LAST_WORD_S = 5.0
 """Of an allocation, kept for ourselves."""
 
+_LOOK_AGAIN_S = 0.1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
@@ -51,6 +53,8 @@ class RunRequest:
     takes_current_code: bool = False
     stays: bool = True
     """This process plays scheduler until all is done."""
+    waits_s: float = 0.0
+    """So long an attempt that still lives may take to hand over, before that is an error."""
     is_over: Callable[[Holder], bool] = lambda _: False
     """Who cannot be looked at from here is known to be gone."""
     on_plan: Callable[[Plan], None] = lambda _: None
@@ -189,19 +193,29 @@ def _refuse_commands(experiment: ResolvedExperiment) -> None:
 
 
 def _refuse_live(run: RunFolder, request: RunRequest) -> None:
+    who = _who_is_live(run, request)
+    if who and request.waits_s:
+        request.on_event("note", f"run `{run.name}` is live: {who}; waits for its handover")
+    until = request.clock.monotonic() + request.waits_s
+    while who and request.clock.monotonic() < until:
+        request.clock.sleep(_LOOK_AGAIN_S)
+        who = _who_is_live(run, request)
+    if who:
+        raise RunError(
+            f"run `{run.name}` is live: {who}",
+            hint="`tasuki status` shows it, `tasuki cancel` ends it, saved",
+        )
+
+
+def _who_is_live(run: RunFolder, request: RunRequest) -> str:
+    """Empty: nobody."""
     holder = live_holder(run, now=request.clock.wall())
     if holder is not None and holder.is_alive() is None and request.is_over(holder):
-        return
+        return ""
     if holder is not None:
-        who = f"attempt {holder.claim} in job {holder.job} (process {holder.pid})"
-    elif (runner := live_runner(run)) is not None:
-        who = f"`tasuki run` works on it (process {runner})"
-    else:
-        return
-    raise RunError(
-        f"run `{run.name}` is live: {who}",
-        hint="`tasuki status` shows it, `tasuki cancel` ends it, saved",
-    )
+        return f"attempt {holder.claim} in job {holder.job} (process {holder.pid})"
+    runner = live_runner(run)
+    return f"`tasuki run` works on it (process {runner})" if runner is not None else ""
 
 
 def _refuse_held(run: RunFolder, *, lifts_hold: bool) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from tasuki.cli.options import json_option, make_request, print_json, runs_folder, runs_option
+from tasuki.cli.torchrun import enter_torchrun
 
 
 @click.command(epilog="Example:  tasuki resume sine --code current")
@@ -46,12 +47,17 @@ def command(
     from tasuki.cli.run import run_and_show
     from tasuki.cli.submit import submit_and_show
 
+    torchrun = enter_torchrun(os.environ)
+    if torchrun is not None and not torchrun.leads:
+        return 0
     folder = find_run(run, runs_folder(runs))
     spec, experiment = frozen_spec(folder, os.environ)
     request = replace(
         make_request(spec, (), (), measure=spec.cluster.time_limit_s is not None),
         folders={experiment.name: folder},
     )
+    if torchrun is not None:
+        request, is_here = torchrun.put_ranks(request), True
     is_submitted = last_backend(folder) == "slurm" if is_here is None else not is_here
     if is_submitted:
         return submit_and_show(
@@ -68,6 +74,7 @@ def command(
             accepted=accepted,
             lifts_hold=True,
             takes_current_code=code == "current",
+            waits_s=torchrun.waits_s(request) if torchrun is not None else 0.0,
             as_json=as_json,
         )
     plan = make_plan(request).as_json()

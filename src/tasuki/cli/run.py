@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,6 +15,7 @@ from tasuki.cli.options import (
     read_spec,
     spec_options,
 )
+from tasuki.cli.torchrun import enter_torchrun
 
 if TYPE_CHECKING:
     from tasuki.actions.plan import PlanRequest
@@ -54,9 +56,14 @@ def command(
 
     Exit codes: 0 done, 1 failed or held, 2 usage, 75 not finished: run again.
     """
+    torchrun = enter_torchrun(os.environ)
+    if torchrun is not None and not torchrun.leads:
+        return 0
     resolved = read_spec(spec, settings, config)
     needs_times = resolved.cluster.time_limit_s is not None or dry_run
     request = make_request(resolved, experiments, stages, is_new=is_new, measure=needs_times)
+    if torchrun is not None:
+        request = torchrun.put_ranks(request)
     if dry_run:
         return _dry_run(request, as_json)
     if not is_here:
@@ -65,13 +72,13 @@ def command(
         request,
         accepted=accepted,
         preemption=preemption_of(preempt_every, preempt_at),
+        waits_s=torchrun.waits_s(request) if torchrun is not None else 0.0,
         as_json=as_json,
     )
 
 
 def refuse_login_node(spec: ResolvedSpec) -> None:
     """Where the spec is meant for Slurm, training on the login node is hardly what is wanted."""
-    import os
     import shutil
 
     cluster = spec.cluster
@@ -103,6 +110,7 @@ def run_and_show(
     preemption: Preemption | None = None,
     lifts_hold: bool = False,
     takes_current_code: bool = False,
+    waits_s: float = 0.0,
     as_json: bool,
 ) -> int:
     """Run with a live view on stderr and the summary on stdout."""
@@ -132,6 +140,7 @@ def run_and_show(
                 preemption=preemption,
                 lifts_hold=lifts_hold,
                 takes_current_code=takes_current_code,
+                waits_s=waits_s,
                 on_plan=view.show_plan,
                 on_tick=view.tick,
                 on_event=view.say,
