@@ -23,6 +23,7 @@ from tasuki.failpoints import failpoint
 from tasuki.train.compiled import Compiled
 from tasuki.train.offload import OffloadedOptimizer
 from tasuki.train.precision import autocast, make_scaling
+from tasuki.train.unused import refuse_unfinished
 
 LossOutput = Tensor | tuple[Tensor, Any] | tuple[Tensor, Any, dict[str, Any]]
 Weight = float | Tensor
@@ -237,13 +238,8 @@ class StepEngine:
     def throw_away(self, batch: Any) -> None:
         """Forward, backward, forward: DDP settles its gradient buckets, and a compiler its kernels,
         now, not after a resume."""
-        try:
-            self._pass_twice(batch)
-        except Exception as error:
-            compiled = self._compiled()
-            if compiled is None or not compiled.gives_up_after(error):
-                raise
-            self._pass_twice(batch)
+        for _ in range(2):
+            self._try(batch)
         self._optimizer.zero_grad(set_to_none=True)
         if self._world == 1:
             return
@@ -252,11 +248,30 @@ class StepEngine:
         if int(kinds) not in (0, self._world):
             raise RecipeError(_TWO_KINDS, hint="give the same kind for every batch")
 
-    def _pass_twice(self, batch: Any) -> None:
-        for _ in range(2):
-            loss, weight, _scalars = self._read(self._forward(batch))
-            self._check_kind(weight)
-            (loss * 0).backward()
+    def try_alone(self, batch: Any) -> None:
+        """Forward and backward without the other ranks; the gradients stay."""
+        with self._sync(is_last=False):
+            self._try(batch)
+
+    def rewrap(self, wrap: Callable[[nn.Module], nn.Module]) -> None:
+        """Let another DDP module add up the gradients."""
+        assert isinstance(self._module, DistributedDataParallel)
+        self._module = self._call = wrap(self._module.module)
+
+    def _try(self, batch: Any) -> None:
+        """A compiler that fails is done without."""
+        try:
+            self._pass_for_nothing(batch)
+        except Exception as error:
+            compiled = self._compiled()
+            if compiled is None or not compiled.gives_up_after(error):
+                raise
+            self._pass_for_nothing(batch)
+
+    def _pass_for_nothing(self, batch: Any) -> None:
+        loss, weight, _scalars = self._read(self._forward(batch))
+        self._check_kind(weight)
+        (loss * 0).backward()
 
     # -- micro-batches --------------------------------------------------------------------------
 
@@ -267,6 +282,8 @@ class StepEngine:
             for batch, is_last in list_ahead(batches):
                 with self._sync(is_last):
                     self._pass(batch, num_samples, weights)
+            if isinstance(self._module, DistributedDataParallel):
+                refuse_unfinished(self._module)
         else:
             for batch in batches:
                 self._pass(batch, num_samples, weights)

@@ -81,8 +81,13 @@ def _await_address(rendezvous: Path, clock: Clock) -> tuple[str, int]:
     raise RunError(f"rank 0 did not open a meeting point within {_MEET_WITHIN_S:.0f} s")
 
 
-def wrap_module(module: nn.Module, ranks: Ranks, device: torch.device) -> nn.Module:
+def wrap_module(
+    module: nn.Module, ranks: Ranks, device: torch.device, *, looks_for_unused: bool = False
+) -> nn.Module:
+    """`looks_for_unused`: steps need not use every parameter; costs a walk through their graph."""
     if ranks.world == 1:
         return module
     device_ids = [device.index] if device.type == "cuda" else None
-    return DistributedDataParallel(module, device_ids=device_ids)
+    return DistributedDataParallel(
+        module, device_ids=device_ids, find_unused_parameters=looks_for_unused
+    )

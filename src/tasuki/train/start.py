@@ -41,9 +41,11 @@ from tasuki.train.engine import StepEngine
 from tasuki.train.exact import describe, freeze, what_differs
 from tasuki.train.fingerprints import fingerprint_data, refuse_changed_data
 from tasuki.train.prepare import Setup, load_initial_weights, start_seed
+from tasuki.train.ranks import wrap_module
 from tasuki.train.rhythm import SaveCost
 from tasuki.train.snapshot import Progress, capture_all, restore_rank, restore_shared
 from tasuki.train.task import Task
+from tasuki.train.unused import find_unused, has_to_look, say_unused
 from tasuki.units import format_bytes
 
 _DECIDE_WITHIN = timedelta(minutes=30)
@@ -411,7 +413,21 @@ def _settle_buckets(task: Task, setup: Setup, engine: StepEngine) -> None:
     if not isinstance(setup.order, Order):  # a loader of the user's own, which has one rank
         return
     share = share_of_step(setup.order, 0, setup.data.split)
-    engine.throw_away(setup.data.fetcher(share.requests[0]))
+    batch = setup.data.fetcher(share.requests[0])
+    if task.ranks.world > 1:
+        _allow_unused(task, setup, engine, batch)
+    engine.throw_away(batch)
+
+
+def _allow_unused(task: Task, setup: Setup, engine: StepEngine, batch: Any) -> None:
+    """Where the loss does not use all parameters, DDP has to know."""
+    is_known = has_to_look(task, setup.recipe)
+    engine.try_alone(batch)
+    unused, is_known = find_unused(setup.model, is_known=is_known, device=task.device)
+    if unused and not is_known:
+        say_unused(task, unused)
+    if unused or is_known:
+        engine.rewrap(lambda m: wrap_module(m, task.ranks, task.device, looks_for_unused=True))
 
 
 def _restore(

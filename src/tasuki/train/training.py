@@ -35,6 +35,7 @@ from tasuki.train.snapshot import Progress
 from tasuki.train.start import Begin, begin_or_resume, restore_checkpoint
 from tasuki.train.task import Task
 from tasuki.train.trace import open_trace
+from tasuki.train.unused import noting_unused
 from tasuki.train.validation import Validation
 
 T = TypeVar("T")
@@ -79,7 +80,7 @@ def run_training(task: Task) -> None:
         clock=task.clock,
         is_pinned=task.device.type == "cuda",
     )
-    with memory_advice(task, setup) as place, finishing_saves(task, saver):
+    with memory_advice(task, setup) as place, noting_unused(task), finishing_saves(task, saver):
         engine = build_engine(task, setup)
         begin = begin_or_resume(task, setup, engine, saver)
         place.begin(begin.progress)
