@@ -33,7 +33,7 @@ def test_the_json_of_plan_has_the_keys_of_the_contract(here, finished):
     plan = here(finished.folder, "plan", "--new", "--json").json()
     assert set(plan) == PLAN | {"id"}  # `id` extends the contract: it names plan and job folders
     (job,) = plan["jobs"]
-    assert set(job) == JOB
+    assert set(job) == JOB | {"cost"}  # which extends the contract
     (lane,) = job["lanes"]
     assert set(lane) == {"gpus", "stages"}
     for piece in lane["stages"]:
@@ -97,7 +97,13 @@ def test_the_json_of_status_has_the_keys_of_the_contract(here, finished):
     value = here(finished.folder, "status", "--json").json()
     assert set(value) == {"format", "runs"}
     (run,) = value["runs"]
-    assert set(run) == STATUS | {"loss", "hint", "queue"}  # these extend the contract
+    assert set(run) == STATUS | {
+        "loss",
+        "hint",
+        "queue",
+        "gpu_hours",
+        "cost",
+    }  # extends the contract
     assert (run["experiment"], run["state"], run["stage"]) == ("exp", "complete", "large")
     assert (run["step"], run["total_steps"], run["last_checkpoint_step"]) == (12, 12, 12)
     assert (run["attempts"], run["preemptions"], len(run["jobs"])) == (1, 0, 1)

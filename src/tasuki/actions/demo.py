@@ -229,6 +229,8 @@ def _report(
         "ledger": ledger.parts,
         "wall_s": ledger.wall_s,
         "goodput": ledger.goodput,
+        "gpu_hours": status["gpu_hours"],
+        "cost": status["cost"],
         "equal": comparison.is_equal,
         "checks": comparison.as_json(),
     }

@@ -107,7 +107,7 @@ def make_plan(request: PlanRequest) -> Plan:
         lower_bound_s=None,
         gap=None,
         optimal=None,
-        cost=_cost(makespan, request),
+        cost=_add_up([job.cost for job in jobs]),
         reasons=tuple(reasons),
         warnings=tuple(warnings),
     )
@@ -337,6 +337,7 @@ def _make_job(name: str, after: tuple[str, ...], draft: JobDraft, request: PlanR
         cpus=cpus_for(cluster, request.machine),
         host_bytes=cluster.memory_bytes,
         lanes=(Lane(gpus=tuple(range(cluster.gpus)), stages=draft.pieces),),
+        cost=_cost(draft.expected_s, request),
     )
 
 
@@ -370,8 +371,9 @@ def _add_up(seconds: Sequence[float | None]) -> float | None:
     return sum(known) if len(known) == len(seconds) else None
 
 
-def _cost(makespan: float | None, request: PlanRequest) -> float | None:
+def _cost(expected_s: float | None, request: PlanRequest) -> float | None:
+    """A slot of the CPU (`gpu: cpu`) counts as a GPU: the price is of whatever `gpus` counts."""
     price = request.spec.cluster.price_per_gpu_hour
-    if makespan is None or price is None:
+    if expected_s is None or price is None:
         return None
-    return makespan / 3600 * price * ranks_of(request)
+    return expected_s / 3600 * price * ranks_of(request)

@@ -14,6 +14,7 @@ from tasuki.store.claims import highest_claim, list_claims
 from tasuki.store.control import Said, Word, last_said
 from tasuki.store.jobs import JobFolder, last_start, read_outcome
 from tasuki.store.runs import RunFolder
+from tasuki.telemetry.cost import add_up_spent, price_of
 from tasuki.telemetry.events import read_events, read_recent_events
 from tasuki.telemetry.ledger import Ledger, make_ledger
 from tasuki.telemetry.view import count_preemptions, live_holder
@@ -49,7 +50,9 @@ def _describe_run(run: RunFolder, now: float, known: Known | None) -> dict[str, 
     progress = last_progress(run, claim) if state == "running" else {}
     merged = {key: progress.get(key, told.get(key)) for key in _PROGRESS}
     stages = [_describe_stage(run, stage) for stage in spec["stages"]]
-    ledger = ledger_of(run, now=now if state == "running" else None)
+    events, until = read_events(run), now if state == "running" else None
+    ledger = make_ledger(events, now=until)
+    spent = add_up_spent(events, now=until, price=price_of(spec))
     return {
         "experiment": run.name,
         "state": state,
@@ -61,6 +64,7 @@ def _describe_run(run: RunFolder, now: float, known: Known | None) -> dict[str, 
         "eta_s": _eta(progress),
         "eta_s_p90": None,
         "goodput": round(ledger.goodput, 4) if ledger.goodput is not None else None,
+        **spent.as_json(),
         "last_checkpoint_step": told.get("step"),
         "stages": stages,
         "jobs": _jobs_of(run),

@@ -48,6 +48,8 @@ class Job:
     cpus: int
     host_bytes: int | None
     lanes: tuple[Lane, ...]
+    cost: float | None = None
+    """Of all its GPUs for as long as it is expected to last; None: not known."""
 
     def __post_init__(self) -> None:
         if self.limit_s is not None and self.reserve_s >= self.limit_s:

@@ -9,6 +9,8 @@ from tasuki.store.atomic import FORMAT, create_exclusive, read_json, read_json_o
 from tasuki.store.atomic import write_json as write
 from tasuki.store.claims import sweep_temps
 from tasuki.store.runs import RunFolder
+from tasuki.telemetry.cost import add_up_spent, price_of
+from tasuki.telemetry.events import read_events
 from tasuki.telemetry.metrics import write_metrics_history
 
 
@@ -19,7 +21,7 @@ def finish_run(run: RunFolder, *, claim: int, clock: Clock) -> None:
     stages = [stage["name"] for stage in spec["stages"]]
     trained = {name: read_json(run.stage(name).metrics) for name in stages}
     write_metrics_history(run)
-    write(run.final_metrics, {"format": FORMAT, "experiment": run.name, "stages": _brief(trained)})
+    write(run.final_metrics, _final_metrics(run, spec, trained, now=clock.wall()))
     write(run.final_results, _results(run, stages[-1], trained[stages[-1]]))
     finished = clock.wall()
     create_exclusive(
@@ -34,6 +36,18 @@ def finish_run(run: RunFolder, *, claim: int, clock: Clock) -> None:
             }
         ),
     )
+
+
+def _final_metrics(
+    run: RunFolder, spec: dict[str, Any], trained: dict[str, dict[str, Any]], *, now: float
+) -> dict[str, Any]:
+    spent = add_up_spent(read_events(run), now=now, price=price_of(spec))
+    return {
+        "format": FORMAT,
+        "experiment": run.name,
+        "stages": _brief(trained),
+        **spent.as_json(),
+    }
 
 
 def _brief(trained: dict[str, dict[str, Any]]) -> dict[str, Any]:

@@ -54,6 +54,7 @@ class JobOrder:
 
     partition_grace_s: float = 0.0
     """What a preempted job has before Slurm begins to end it."""
+    price_per_gpu_hour: float | None = None
 
     @property
     def is_slurm(self) -> bool:
@@ -90,6 +91,7 @@ def read_job(path: Path) -> JobOrder:
             container=tuple(map(str, value.get("container", ()))),
             surplus_s=float(value.get("surplus_s", 0.0)),
             partition_grace_s=float(value.get("partition_grace_s", 0.0)),
+            price_per_gpu_hour=value.get("price_per_gpu_hour"),
         )
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise StoreError(f"{folder.lanes} is damaged: {error!r}") from error

@@ -111,7 +111,13 @@ class Lane:
             {"format": FORMAT, "run": item.run.name, "claim": claim},
         )
         events = EventLog(item.run, claim=claim, node=0, who="supervisor", clock=self.clock)
-        events.add("attempt-started", job=self.job.folder.name, start=self.start)
+        events.add(
+            "attempt-started",
+            job=self.job.folder.name,
+            start=self.start,
+            gpus=len(self.order.gpus) * self.place.nodes,
+            price_per_gpu_hour=self.job.price_per_gpu_hour,
+        )
         self.attempt = Attempt(item, claim, events)
         # A cancel may have come before it could see that we hold the run: look once more.
         action = next_action(self._view(item), Started(self.notice))

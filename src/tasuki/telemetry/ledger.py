@@ -54,17 +54,20 @@ class _Worker:
 
 
 @dataclass(slots=True)
-class _Attempt:
+class Attempt:
     begin: float
     end: float
     workers: list[_Worker]
+    gpus: int | None = None
+    """Which it held, on all its nodes; None: not told."""
+    price_per_gpu_hour: float | None = None
 
 
 def make_ledger(events: Sequence[dict[str, Any]], *, now: float | None = None) -> Ledger:
     """The ledger of one run from all its events; `now` closes what is still going on."""
-    if any(event.get("kind") == "complete" for event in events):
+    if is_complete(events):
         now = None
-    attempts = _read_attempts(events, now)
+    attempts = read_attempts(events, now)
     begins = [e["t"] for e in events if e.get("kind") == "submitted"]
     first = min([*begins, *(a.begin for a in attempts)], default=0.0)
     last = max([first, *(a.end for a in attempts), *([] if now is None else [now])])
@@ -79,7 +82,11 @@ def make_ledger(events: Sequence[dict[str, Any]], *, now: float | None = None) -
     return Ledger(parts, wall)
 
 
-def _covered(attempts: Sequence[_Attempt]) -> float:
+def is_complete(events: Sequence[dict[str, Any]]) -> bool:
+    return any(event.get("kind") == "complete" for event in events)
+
+
+def _covered(attempts: Sequence[Attempt]) -> float:
     """How long at least one attempt was there."""
     covered, reached = 0.0, float("-inf")
     for attempt in sorted(attempts, key=lambda a: a.begin):
@@ -88,7 +95,8 @@ def _covered(attempts: Sequence[_Attempt]) -> float:
     return covered
 
 
-def _read_attempts(events: Sequence[dict[str, Any]], now: float | None) -> list[_Attempt]:
+def read_attempts(events: Sequence[dict[str, Any]], now: float | None) -> list[Attempt]:
+    """All that were started; `now` is the end of one that still goes on."""
     by_claim: dict[int, list[dict[str, Any]]] = {}
     for event in events:
         if event.get("kind") != "submitted":  # written under the claim of the attempt before
@@ -102,7 +110,9 @@ def _read_attempts(events: Sequence[dict[str, Any]], now: float | None) -> list[
         ended = next((e for e in own if e["kind"] == "attempt-ended"), None)
         is_open = ended is None and now is not None and claim == last_claim
         end = ended["t"] if ended else (now if is_open and now else max(e["t"] for e in own))
-        attempts.append(_Attempt(started["t"], end, _read_workers(own, end, is_open=is_open)))
+        workers = _read_workers(own, end, is_open=is_open)
+        gpus, price = started.get("gpus"), started.get("price_per_gpu_hour")
+        attempts.append(Attempt(started["t"], end, workers, gpus, price))
     return attempts
 
 
@@ -148,7 +158,7 @@ def _mark_recomputed(trained: Sequence[_Worker]) -> None:
         worker.parts["recomputed"] = worker.parts.get("recomputed", 0.0) + moved
 
 
-def _add_attempt(parts: dict[str, float], attempt: _Attempt) -> None:
+def _add_attempt(parts: dict[str, float], attempt: Attempt) -> None:
     left = attempt.end - attempt.begin
     for worker in attempt.workers:
         lived = max(0.0, worker.end - worker.begin)

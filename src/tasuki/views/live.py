@@ -13,7 +13,7 @@ from rich.text import Text
 from tasuki.clock import Clock
 from tasuki.units import format_seconds
 from tasuki.views.status import bar
-from tasuki.views.text import count, neutral, number
+from tasuki.views.text import count, money, neutral, number
 
 _EVERY_S = 0.5
 _PLAIN_EVERY_S = 10.0
@@ -55,6 +55,7 @@ class LiveView:
         if num:
             expected = plan.makespan_s
             told = f", about {format_seconds(expected)}" if expected is not None else ""
+            told += f", cost {money(plan.cost)}" if plan.cost is not None else ""
             self.say("plan", f"plan {plan.id}: {num} job{'s' if num != 1 else ''}{told}")
         for warning in plan.warnings:
             self.say("warning", f"warning: {warning}")

@@ -10,9 +10,10 @@ from rich.console import Console
 from rich.table import Table
 
 from tasuki.units import format_seconds
-from tasuki.views.text import count, neutral
+from tasuki.views.text import count, money, neutral
 
 _NARROW = 70
+_ROOMY = 100
 
 
 def show_plan(
@@ -30,7 +31,9 @@ def show_plan(
         if console.width < _NARROW:
             _print_list(plan, console)
         else:
-            console.print(_table(plan))
+            console.print(_table(plan, has_costs=_has_costs(plan) and console.width >= _ROOMY))
+        if plan["cost"] is not None:
+            console.print(f"cost {money(plan['cost'])}", highlight=False)
         if commands:
             _print_commands(plan, python, runs, console)
     for warning in plan["warnings"]:
@@ -48,7 +51,11 @@ def _print_list(plan: dict[str, Any], console: Console) -> None:
             console.print(words, highlight=False)
 
 
-def _table(plan: dict[str, Any]) -> Table:
+def _has_costs(plan: dict[str, Any]) -> bool:
+    return any(job["cost"] is not None for job in plan["jobs"])
+
+
+def _table(plan: dict[str, Any], *, has_costs: bool) -> Table:
     pieces = [p for job in plan["jobs"] for lane in job["lanes"] for p in lane["stages"]]
     several = len({piece["experiment"] for piece in pieces}) > 1
     table = Table(
@@ -56,9 +63,12 @@ def _table(plan: dict[str, Any]) -> Table:
     )
     for name in ("job", "limit", "work", "steps", "batch", "time", "total", "known from"):
         table.add_column(name, justify="right" if name in ("time", "total") else "left")
+    if has_costs:
+        table.add_column("cost", justify="right")
     total: float | None = 0.0
     for job in plan["jobs"]:
         first = (job["name"].rsplit("-", 1)[-1], _time(job["limit_s"]))
+        last = [money(job["cost"])] if has_costs else []
         for piece in [p for lane in job["lanes"] for p in lane["stages"]]:
             seconds = piece["expected_s"]
             total = None if total is None or seconds is None else total + seconds
@@ -71,8 +81,9 @@ def _table(plan: dict[str, Any]) -> Table:
                 _time(seconds),
                 _time(total),
                 piece["source"],
+                *last,
             )
-            first = ("", "")
+            first, last = ("", ""), []
         table.add_section()
     return table
 

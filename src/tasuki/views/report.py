@@ -11,7 +11,7 @@ from rich.table import Table
 
 from tasuki.units import format_seconds
 from tasuki.views.status import bar
-from tasuki.views.text import count, number
+from tasuki.views.text import count, money, number
 
 
 def show_report(report: dict[str, Any], *, console: Console | None = None) -> None:
@@ -20,6 +20,9 @@ def show_report(report: dict[str, Any], *, console: Console | None = None) -> No
     console.print(_stages(report))
     console.print(_attempts(report))
     console.print(_ledger(report))
+    if report["cost"] is not None:
+        hours = number(report["gpu_hours"])
+        console.print(f"cost {money(report['cost'])} for {hours} GPU-hours", highlight=False)
     _print_error(report, console)
     _print_proof(report, console)
 

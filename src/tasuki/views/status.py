@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from tasuki.units import format_seconds
-from tasuki.views.text import count, neutral, number
+from tasuki.views.text import count, money, neutral, number
 
 _NARROW = 78
 _ROOMY = 100
@@ -46,6 +46,8 @@ def show_status(status: dict[str, Any], *, folder: str, console: Console | None 
     columns = ["run", "state", "stage", "progress", "step", "left", "loss", "attempts", "goodput"]
     if console.width < _ROOMY:
         del columns[-2:]
+    elif any(run["cost"] is not None for run in status["runs"]):
+        columns.append("cost")
     for name in columns:
         table.add_column(name, no_wrap=True, min_width=_MIN_WIDTHS.get(name))
     for run in status["runs"]:
@@ -86,6 +88,7 @@ def _row(run: dict[str, Any]) -> list[str]:
         number(run["loss"]),
         f"{run['attempts']}" + (f" ({run['preemptions']} preempted)" if run["preemptions"] else ""),
         goodput,
+        money(run["cost"]),
     ]
 
 
@@ -95,6 +98,7 @@ def show_results(result: dict[str, Any], *, console: Console | None = None) -> N
     for run in result["runs"]:
         colour = _COLOURS.get(run["state"], "default")
         words = f" after {run['attempts']} attempts" if run["attempts"] > 1 else ""
+        words += f", cost {money(run['cost'])}" if run["cost"] is not None else ""
         console.print(
             f"{escape(run['experiment'])}: [{colour}]{run['state']}[/]{words}", highlight=False
         )

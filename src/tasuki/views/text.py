@@ -20,5 +20,12 @@ def number(value: float | None) -> str:
     return f"{value:.4g}"
 
 
+def money(value: float | None) -> str:
+    """In the currency of whoever wrote the price."""
+    if value is None:
+        return "–"
+    return f"{value:.2g}" if 0.0 < value < 0.01 else f"{value:,.2f}"
+
+
 def count(value: int | None) -> str:
     return "–" if value is None else f"{value:,}"
