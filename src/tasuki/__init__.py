@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         data_check,
         data_merge,
         data_split,
+        data_tokenize,
         doctor,
         drill,
         evaluate,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     )
     from tasuki.data.collate import pad_collate
     from tasuki.data.hdf5.dataset import Hdf5Dataset
+    from tasuki.data.tokens.reader import TokenDataset
     from tasuki.errors import TasukiError
     from tasuki.spec.written import (
         Cluster,
@@ -65,6 +67,7 @@ __all__ = [
     "Spec",
     "Stage",
     "TasukiError",
+    "TokenDataset",
     "Validate",
     "audit",
     "cancel",
@@ -75,6 +78,7 @@ __all__ = [
     "data_check",
     "data_merge",
     "data_split",
+    "data_tokenize",
     "doctor",
     "drill",
     "evaluate",
@@ -101,6 +105,7 @@ _VERBS = (
     "data_check",
     "data_merge",
     "data_split",
+    "data_tokenize",
     "doctor",
     "drill",
     "evaluate",
@@ -119,6 +124,7 @@ _VERBS = (
 _HOMES = {
     "Hdf5Dataset": "tasuki.data.hdf5.dataset",
     "TasukiError": "tasuki.errors",
+    "TokenDataset": "tasuki.data.tokens.reader",
     "pad_collate": "tasuki.data.collate",
 }
 

@@ -20,7 +20,7 @@ from tasuki.actions.checkpoint import (
     show_checkpoints,
     verify_checkpoints,
 )
-from tasuki.actions.data import DataWork, check_files, merge_files, split_files
+from tasuki.actions.data import DataWork, check_files, merge_files, split_files, tokenize_files
 from tasuki.actions.discover import look_with
 from tasuki.actions.doctor import DoctorRequest, examine
 from tasuki.actions.drill import DrillRequest, run_drill
@@ -357,6 +357,41 @@ def data_check(
     where = Path(output) if output is not None else None
     words = [str(file) for file in files]
     return check_files(words, fix=fix, output=where, allow=allow, work=_data_work(force))
+
+
+def data_tokenize(
+    *files: str | Path,
+    output: str | Path,
+    tokenizer: str | Path | None = None,
+    train: int | None = None,
+    takes_bytes: bool = False,
+    documents: str = "file",
+    field: str = "text",
+    chunk: int = 32768,
+    shard_size: str = "512M",
+    end_token: str | None = None,
+    special_tokens: bool = False,
+    on_broken: str = "stop",
+    workers: int | None = None,
+    force: bool = False,
+) -> dict[str, Any]:
+    """Make a folder of packed tokens of documents in txt, jsonl or parquet files."""
+    return tokenize_files(
+        [str(file) for file in files],
+        Path(output),
+        tokenizer=Path(tokenizer) if tokenizer is not None else None,
+        train=train,
+        takes_bytes=takes_bytes,
+        documents=documents,
+        field=field,
+        chunk=chunk,
+        shard_size=shard_size,
+        end_token=end_token,
+        special_tokens=special_tokens,
+        on_broken=on_broken,
+        workers=workers,
+        work=_data_work(force),
+    )
 
 
 def _data_work(force: bool) -> DataWork:

@@ -92,7 +92,7 @@ def test_every_example_parses():
     group = cli.get_command(click.Context(cli), "data")
     shown = [group, *group.commands.values()]
     examples = [words for command in shown for words in examples_of(command)]
-    assert {words[1] for words in examples} == {"merge", "split", "check"}
+    assert {words[1] for words in examples} == {"merge", "split", "check", "tokenize"}
     for _, name, *arguments in examples:
         group.commands[name].make_context(name, list(arguments))
 

@@ -1,4 +1,4 @@
-"""`tasuki data …`: work on HDF5 files of samples, done by a child process with numpy and h5py."""
+"""`tasuki data …`: work on files of samples and tokens, done by a child process with numpy."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from tasuki.answers import OnProgress, ask
+
+_SAMPLES = "tasuki.data.curate.work"
+_TOKENS = "tasuki.data.tokens.work"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,10 +23,12 @@ class DataWork:
     force: bool = False
     is_dry: bool = False
 
-    def ask(self, verb: str, files: Sequence[str], **more: Any) -> dict[str, Any]:
+    def ask(
+        self, verb: str, files: Sequence[str], *, module: str = _SAMPLES, **more: Any
+    ) -> dict[str, Any]:
         order = {"verb": verb, "files": list(files), "force": self.force, "dry_run": self.is_dry}
         answer: dict[str, Any] = ask(
-            "tasuki.data.curate.work",
+            module,
             order | more,
             python=self.python,
             environment=self.environment,
@@ -55,6 +60,56 @@ def check_files(
     output: Path | None = None,
     allow: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """What is wrong with samples; with `fix`, copies without them."""
+    """What is wrong with samples; with `fix`, copies without them. Folders of tokens are told
+    apart by their index."""
     where = str(output) if output is not None else None
-    return work.ask("check", files, fix=fix, output=where, allow=list(allow))
+    tokens = [file for file in files if (Path(file) / "index.json").is_file()]
+    samples = [file for file in files if file not in tokens]
+    found = []
+    if tokens:
+        found.append(work.ask("check", tokens, module=_TOKENS, fix=fix))
+    if samples:
+        found.append(work.ask("check", samples, fix=fix, output=where, allow=list(allow)))
+    return found[0] if len(found) == 1 else _join_checks(*found)
+
+
+def _join_checks(tokens: dict[str, Any], samples: dict[str, Any]) -> dict[str, Any]:
+    files = [*tokens["files"], *samples["files"]]
+    return samples | {"clean": tokens["clean"] and samples["clean"], "files": files}
+
+
+def tokenize_files(
+    files: Sequence[str],
+    output: Path,
+    *,
+    work: DataWork,
+    tokenizer: Path | None = None,
+    train: int | None = None,
+    takes_bytes: bool = False,
+    documents: str = "file",
+    field: str = "text",
+    chunk: int = 32768,
+    shard_size: str = "512M",
+    end_token: str | None = None,
+    special_tokens: bool = False,
+    on_broken: str = "stop",
+    workers: int | None = None,
+) -> dict[str, Any]:
+    """A folder of packed tokens."""
+    return work.ask(
+        "tokenize",
+        files,
+        module=_TOKENS,
+        output=str(output),
+        tokenizer=str(tokenizer) if tokenizer is not None else None,
+        train=train,
+        bytes=takes_bytes,
+        documents=documents,
+        field=field,
+        chunk=chunk,
+        shard_size=shard_size,
+        end_token=end_token,
+        special_tokens=special_tokens,
+        on_broken=on_broken,
+        workers=workers,
+    )

@@ -1,4 +1,4 @@
-"""`tasuki data merge | split | check`."""
+"""`tasuki data merge | split | check | tokenize`."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ _DRY_RUN = click.option("--dry-run", is_flag=True, help="Say what would be writt
 Example:  tasuki data check data/small.h5
           tasuki data merge data/a.h5 data/b.h5 -o data/all.h5
           tasuki data split data/all.h5
+          tasuki data tokenize corpus.jsonl -o tokens --train 32000
 """
 )
 def command() -> None:
-    """Check, merge and split HDF5 files of samples, however large.
+    """Check, merge and split HDF5 files of samples, and tokenise text, however large.
 
     FILE is a file, a folder or a pattern. Outputs get their names when they are complete, and a
     command that was interrupted goes on when it is typed again.
@@ -143,7 +144,8 @@ def check(
     """Find bad samples: duplicates (over all files), NaN and infinity, parts that cannot be read,
     offsets and sizes that cannot be, samples without rows, groups unlike the others.
 
-    `--fix` writes a copy without them; the original stays as it is.
+    `--fix` writes a copy without them; the original stays as it is. Of folders of tokens (`tasuki
+    data tokenize`) sizes and hashes are checked.
 
     Exit codes: 0 nothing was found, or all copies were written; 1 something was found.
     """
@@ -158,6 +160,72 @@ def check(
 
         show_checked(found)
     return EXIT_DONE if found["clean"] or found["fixed"] else EXIT_FAILED
+
+
+@command.command(
+    "tokenize",
+    epilog="""\b
+Example:  tasuki data tokenize corpus.jsonl -o tokens --train 32000
+          tasuki data tokenize data/*.parquet -o tokens --tokenizer tokenizer.json --field content
+          tasuki data tokenize book.txt -o tokens --bytes --documents blank --chunk 1024
+""",
+)
+@_FILES
+@click.option(
+    "-o", "--output", required=True, type=click.Path(path_type=Path), help="The folder to write."
+)
+@click.option("--tokenizer", type=click.Path(path_type=Path), help="A tokenizer.json.")
+@click.option("--train", type=int, metavar="SIZE", help="Train a byte-level BPE of this size.")
+@click.option("--bytes", "takes_bytes", is_flag=True, help="Bytes are the tokens.")
+@click.option(
+    "--documents",
+    type=click.Choice(["file", "blank", "line"]),
+    default="file",
+    show_default=True,
+    help="A document of a .txt: the file, what blank lines separate, or a line.",
+)
+@click.option("--field", default="text", show_default=True, help="Of jsonl and parquet.")
+@click.option("--chunk", type=int, default=32768, show_default=True, help="Tokens of a chunk.")
+@click.option("--shard-size", default="512M", show_default=True, help="Bytes of a shard, at most.")
+@click.option("--end-token", help="What documents end with, by name (default: found by name).")
+@click.option(
+    "--special-tokens", is_flag=True, help="Special tokens that stand in a text are no text."
+)
+@click.option(
+    "--on-broken",
+    type=click.Choice(["stop", "skip"]),
+    default="stop",
+    show_default=True,
+    help="At a line that is no document.",
+)
+@click.option("--workers", type=click.IntRange(1), help="Processes (default: one per CPU).")
+@_FORCE
+@_DRY_RUN
+@json_option
+def tokenize(
+    files: tuple[str, ...],
+    output: Path,
+    force: bool,
+    dry_run: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Tokenise documents of .txt, .jsonl (both also .gz) and .parquet files into packed chunks.
+
+    Each document is followed by an end token; documents run on from chunk to chunk. The last chunk
+    is filled up with end tokens, and how many is written down. Recipes read the folder with
+    `tasuki.TokenDataset`.
+    """
+    from tasuki.actions.data import tokenize_files
+
+    with _working(force=force, is_dry=dry_run) as work:
+        made = tokenize_files(files, output, work=work, **options)
+    if as_json:
+        print_json(made)
+        return
+    from tasuki.views.data import show_tokenized
+
+    show_tokenized(made)
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from torch.utils.data import TensorDataset, default_collate
 
 from tasuki.data.handing import align
 from tasuki.data.hdf5.dataset import Hdf5Dataset
+from tasuki.data.tokens.reader import TokenDataset
 from tasuki.errors import DataError, TasukiError, is_users
 
 Collate = Callable[[list[Any]], Any]
@@ -136,6 +137,9 @@ def _whole(dataset: Any) -> Callable[[Sequence[int]], Any] | None:
         return partial(_rows_of_array, dataset)
     if _reads_together(dataset):
         return partial(_stacked, dataset)
+    if getattr(type(dataset), "__getitem__", None) is TokenDataset.__getitem__:
+        batch: Callable[[Sequence[int]], Tensor] = dataset.batch
+        return batch
     return None
 
 

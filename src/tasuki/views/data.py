@@ -1,4 +1,5 @@
-"""What became of files of samples: merged, split, checked. Fed with the values of `--json`."""
+"""What became of files of samples: merged, split, checked; of texts: tokenised. Fed with the values
+of `--json`."""
 
 from __future__ import annotations
 
@@ -100,6 +101,39 @@ def show_checked(found: dict[str, Any], *, console: Console | None = None) -> No
             has = "would have" if found["dry_run"] else "has"
             _say(console, f"  {file['output']} {has} the {count(file['kept'])} others")
         _warn(console, file["warnings"])
+
+
+def show_tokenized(made: dict[str, Any], *, console: Console | None = None) -> None:
+    console = console or Console()
+    if made["dry_run"]:
+        total = sum(source["bytes"] for source in made["sources"])
+        num = len(made["sources"])
+        _say(
+            console,
+            f"{made['output']} would have the tokens of {count(num)} file{'s' if num > 1 else ''}, "
+            f"{format_bytes(total)}, in chunks of {count(made['chunk'])} ({made['dtype']})",
+        )
+        return
+    shards = len(made["shards"])
+    _say(
+        console,
+        f"{made['output']} has {count(made['tokens'])} tokens of {count(made['documents'])} "
+        f"document{'' if made['documents'] == 1 else 's'}: {count(made['chunks'])} "
+        f"chunk{'' if made['chunks'] == 1 else 's'} of {count(made['chunk'])} in {count(shards)} "
+        f"shard{'' if shards == 1 else 's'}, {format_bytes(made['bytes'])}",
+    )
+    _say(
+        console,
+        f"  vocabulary {count(made['vocab'])} ({made['dtype']}), end token {made['end_token']}",
+    )
+    if made["padding"]:
+        _say(console, f"  the last chunk is filled up with {count(made['padding'])} end tokens")
+    if made["skipped"]:
+        _say(console, f"{count(made['skipped'])} broken lines were skipped:", style="yellow")
+        for one in made["first_skipped"]:
+            _say(console, f"  {one['file']}:{one['row']}: {one['why']}")
+        _and_more(console, made["skipped"] - len(made["first_skipped"]))
+    _warn(console, made["warnings"])
 
 
 def _print_finding(finding: dict[str, Any], console: Console) -> None:

@@ -13,7 +13,6 @@ differently; both are said. The folder is removed when the output has its name.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import io
 import os
@@ -24,7 +23,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tasuki.clock import SystemClock
 from tasuki.data.curate.contents import Stamp
 from tasuki.data.curate.findings import Findings, no_findings
 from tasuki.errors import StoreError
@@ -38,10 +36,7 @@ from tasuki.store.atomic import (
     write_bytes,
     write_json,
 )
-
-_LOCK_WITHIN_S = 10.0
-"""A process whose parent was killed notices it within a block."""
-_LOCK_EVERY_S = 0.1
+from tasuki.store.lock import take_lock
 
 Say = Callable[[str], None]
 
@@ -56,7 +51,7 @@ class Work:
         with translated(folder.parent):
             folder.parent.mkdir(parents=True, exist_ok=True)
         make_folder(folder)
-        self._lock = _lock(folder / "lock")
+        self._lock = take_lock(folder / "lock")
         self._journal = self._read()
 
     @property
@@ -189,37 +184,3 @@ def _load(path: Path, count: int, dtype: type[Any]) -> NDArray[Any] | None:
     except OSError:
         return None
     return values if len(values) == count else None
-
-
-def _lock(path: Path) -> int:
-    """Two processes must not fill one output. Freed when the process ends, however it ends."""
-    with translated(path):
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    end = SystemClock.monotonic() + _LOCK_WITHIN_S
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_same(fd, path):
-                return fd
-            # Whoever held it has removed the folder: this lock is nobody's any more.
-            os.close(fd)
-            with translated(path):
-                make_folder(path.parent)
-                fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except BlockingIOError:
-            if SystemClock.monotonic() > end:
-                os.close(fd)
-                raise StoreError(
-                    f"another process is writing in `{path.parent}`",
-                    hint="wait until it is done, or end it; the same command then goes on",
-                ) from None
-            SystemClock.sleep(_LOCK_EVERY_S)
-        except OSError:  # a file system without locks
-            return fd
-
-
-def _is_same(fd: int, path: Path) -> bool:
-    try:
-        return os.fstat(fd).st_ino == path.stat().st_ino
-    except FileNotFoundError:
-        return False
