@@ -85,7 +85,7 @@ class LossWindow:
             return torch.zeros(2, dtype=torch.float64, device=device)
         total = self._total()
         weight = sum(weight for _, weight, _ in self.entries)
-        return torch.stack([total, torch.as_tensor(weight).to(total)])
+        return torch.stack([total, torch.as_tensor(weight, dtype=total.dtype, device=total.device)])
 
 
 class StepEngine:
@@ -335,7 +335,7 @@ class StepEngine:
     def _sum_over_ranks(self, weight: Weight) -> Weight:
         if self._world == 1:
             return weight
-        total = torch.as_tensor(weight).to(self._device, torch.float64)
+        total = torch.as_tensor(weight, dtype=torch.float64, device=self._device)
         dist.all_reduce(total)
         return float(total) if self.reads_weights else total
 
