@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from tasuki.data.hdf5.dataset import Hdf5Dataset
     from tasuki.data.tokens.reader import TokenDataset
     from tasuki.errors import TasukiError
+    from tasuki.sinks.sink import Sink, SinkRow, SinkRun
     from tasuki.spec.written import (
         Cluster,
         Evaluate,
@@ -64,6 +65,9 @@ __all__ = [
     "Hdf5Dataset",
     "Loader",
     "Save",
+    "Sink",
+    "SinkRow",
+    "SinkRun",
     "Spec",
     "Stage",
     "TasukiError",
@@ -123,6 +127,9 @@ _VERBS = (
 
 _HOMES = {
     "Hdf5Dataset": "tasuki.data.hdf5.dataset",
+    "Sink": "tasuki.sinks.sink",
+    "SinkRow": "tasuki.sinks.sink",
+    "SinkRun": "tasuki.sinks.sink",
     "TasukiError": "tasuki.errors",
     "TokenDataset": "tasuki.data.tokens.reader",
     "pad_collate": "tasuki.data.collate",

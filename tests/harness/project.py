@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -124,10 +125,14 @@ def make_project(
     defaults: dict | None = None,
     cluster: dict | None = None,
     code: str = "",
+    files: Mapping[str, str] | None = None,
+    **top: object,
 ) -> Project:
     """Written, planned and frozen; nothing started."""
     folder.mkdir(parents=True)
     (folder / "recipes.py").write_text(RECIPES + code)
+    for name, text in (files or {}).items():
+        (folder / name).write_text(text)
     value = {
         "project": "t",
         "recipe": f"recipes:{recipe}",
@@ -140,6 +145,7 @@ def make_project(
             "save": {"every": "7 steps"},
             **(defaults or {}),
         },
+        **top,
         "experiments": {"exp": {"stages": stages or [{"name": "one", "data": "d", "epochs": 4}]}},
     }
     (folder / "tasuki.yaml").write_text(json.dumps(value))  # JSON is YAML

@@ -276,7 +276,6 @@ WITHOUT_EFFECT = {
     "micro_batch": "auto",
 }
 WITHOUT_EFFECT_ABOVE = {
-    "sinks": "sinks: [tensorboard]",
     "on": "on: {complete: mail}",
     "share": "share: group",
     "deadline": "deadline: 2030-01-01 08:00",

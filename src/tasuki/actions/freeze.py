@@ -63,6 +63,7 @@ def freeze_run(
             "folder": spec.folder,
             "spec": to_plain(experiment),
             "cluster": to_plain(spec.cluster),
+            "sinks": spec.sinks,
             "stages": [
                 _stage_summary(experiment, index) for index in range(len(experiment.stages))
             ],
@@ -129,6 +130,7 @@ def take_over(
     fresh = frozen | {
         "spec": to_plain(experiment),
         "cluster": to_plain(spec.cluster),
+        "sinks": spec.sinks,
         "stages": [_stage_summary(experiment, i) for i in range(len(experiment.stages))],
         "fingerprints": {"spec": fingerprint(experiment), "code": code},
     }

@@ -22,22 +22,30 @@ def check_recipes(request: PlanRequest) -> None:
 
 
 def _check_file(file: Path, recipe: str, name: str) -> None:
-    try:
-        tree = ast.parse(file.read_bytes(), filename=str(file))
-    except (SyntaxError, ValueError) as error:
-        line = getattr(error, "lineno", None)
-        where = f"{file}:{line}" if line else str(file)
-        raise RecipeError(
-            f"the recipe `{recipe}` cannot be read: {where}: {getattr(error, 'msg', error)}",
-            hint="mend it; a job would find it out only on its node",
-        ) from error
-    names = _names(tree)
+    names = _names(_parse(file, f"the recipe `{recipe}`"))
     if name not in names and "*" not in names:
         near = difflib.get_close_matches(name, names, n=1)
         raise RecipeError(
             f"{file} has no `{name}`, which the recipe `{recipe}` names",
             hint=f"did you mean `{near[0]}`?" if near else "look at `recipe` in the spec",
         )
+
+
+def defines(file: Path, name: str, *, what: str) -> bool:
+    """Has this file something of this name? `what` is looked for, in words."""
+    return not {name, "*"}.isdisjoint(_names(_parse(file, what)))
+
+
+def _parse(file: Path, what: str) -> ast.Module:
+    try:
+        return ast.parse(file.read_bytes(), filename=str(file))
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None)
+        where = f"{file}:{line}" if line else str(file)
+        raise RecipeError(
+            f"{what} cannot be read: {where}: {getattr(error, 'msg', error)}",
+            hint="mend it; a job would find it out only on its node",
+        ) from error
 
 
 def _names(tree: ast.Module) -> set[str]:

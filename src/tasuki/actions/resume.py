@@ -43,6 +43,7 @@ def frozen_spec(
             runs=str(run.path.parent),
             cluster=_cluster_of(value, environ),
             experiments=(experiment,),
+            sinks=value.get("sinks"),
         )
     return spec, experiment
 

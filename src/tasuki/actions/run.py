@@ -22,6 +22,7 @@ from tasuki.actions.jobs import Terms, write_jobs
 from tasuki.actions.machine import cpus_for, device_for
 from tasuki.actions.plan import PlanRequest, make_plan
 from tasuki.actions.resume import take_current_code
+from tasuki.actions.sinks import check_sinks
 from tasuki.actions.status import read_status
 from tasuki.backends.local import LocalBackend, LocalJob, Preemption
 from tasuki.clock import Clock
@@ -122,6 +123,7 @@ def _end_of_allocation(request: RunRequest) -> float | None:
 
 def open_runs(request: RunRequest) -> dict[str, RunFolder]:
     """The folder of each experiment, checked; nothing is changed yet."""
+    check_sinks(request.plan.spec)
     folders = {}
     for experiment in request.plan.experiments:
         _refuse_commands(experiment)

@@ -16,6 +16,7 @@ from msgspec import Meta
 from tasuki.spec.allocator import parse_allocator
 from tasuki.spec.buckets import parse_buckets
 from tasuki.spec.export import parse_export
+from tasuki.spec.sinks import parse_sinks
 from tasuki.spec.values import (
     LARGEST_COUNT,
     parse_epochs,
@@ -152,8 +153,9 @@ Each = Annotated[
         example="{data: [a.h5, b.h5]}",
     ),
 ]
-Names = Annotated[
-    str | list[Any] | dict[str, Any], Rule("text, a list or a mapping", example="[tensorboard]")
+Sinks = Annotated[
+    str | list[Any] | dict[str, Any],
+    Rule("a name, a list of names or a mapping", example="[tensorboard]", read=parse_sinks),
 ]
 Allocator = Annotated[str, Rule("text", example="expandable_segments", read=parse_allocator)]
 Exports = Annotated[

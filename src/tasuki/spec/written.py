@@ -177,5 +177,5 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     deadline: rules.Text | Unset = UNSET
     cut: rules.Cut | Unset = UNSET
     on: Annotated[dict[str, Any], Rule("a mapping", example="{complete: …}")] | Unset = UNSET
-    sinks: rules.Names | Unset = UNSET
+    sinks: rules.Sinks | Unset = UNSET
     share: rules.Share | Unset = UNSET

@@ -37,6 +37,7 @@ from tasuki.supervisor.job import JobOrder, LaneItem, LaneOrder
 from tasuki.supervisor.phase import Launcher, Phase
 from tasuki.supervisor.place import Place
 from tasuki.supervisor.ranks import PhaseOrder, publish_order, start_ranks
+from tasuki.supervisor.sinks import AT_END_S, AT_HANDOVER_S, SinkProcesses
 from tasuki.telemetry.events import EventLog
 from tasuki.telemetry.view import count_preemptions, read_end, read_view
 
@@ -78,8 +79,10 @@ class Lane:
     """Phases that the other nodes were told of."""
     _worst: Action = field(default_factory=lambda: Leave("done"))
     _figures: Figures = field(init=False)
+    _sinks: SinkProcesses = field(init=False)
 
     def begin(self) -> None:
+        self._sinks = SinkProcesses(self.job, self.environment, self.clock)
         gpus, device = self.order.gpus, self.job.device
         self._figures = lane_figures(self.environment, device=device, gpus=gpus)
         self._left = list(self.order.items)
@@ -125,6 +128,8 @@ class Lane:
             cause = self.notice if isinstance(action, HandOver) else Cause.CANCELLED
             end = PhaseEnded(ending=Ending.HANDED_OVER, cause=cause)
             self._close_attempt(end, _state_after(action))
+        else:
+            self._sinks.begin(item.run, claim)
         self._act(action)
 
     def _view(self, item: LaneItem) -> RunView:
@@ -285,6 +290,7 @@ class Lane:
         if highest_claim(attempt.item.run) == attempt.claim:
             self._write_state(attempt, state)
         attempt.events.close()
+        self._sinks.let_go()
 
     def _write_state(self, attempt: Attempt, state: str) -> None:
         """`training_state.json` is derived: the worker's figures, the supervisor's state."""
@@ -323,6 +329,16 @@ class Lane:
 
     # -- from outside -----------------------------------------------------------------------
 
+    def end_sinks(self) -> None:
+        """At the very end, when everything that counts is written: as long as there is time."""
+        is_continued = self.end is not None and isinstance(self.end.action, HandOver)
+        within_s = AT_HANDOVER_S if is_continued else AT_END_S
+        if self.notice_until is not None:
+            within_s = min(within_s, self.notice_until - self.clock.monotonic())
+        if self.remaining_s is not None:
+            within_s = min(within_s, self.remaining_s - AT_HANDOVER_S)
+        self._sinks.wait(max(0.0, within_s))
+
     def set_remaining(self, remaining_s: float | None) -> None:
         """The scheduler's word on the end, now."""
         self.has_heard = True
@@ -341,6 +357,7 @@ class Lane:
         if hung is not None and self.attempt is not None:
             self.attempt.events.add("hung", **asdict(hung))
         events = self.attempt.events if self.attempt is not None else None
+        self._sinks.look()
         self._figures.look(now, phase=self.phase, events=events)
 
     def give_notice(self, cause: Cause, *, until: float | None) -> None:

@@ -71,6 +71,8 @@ class Supervisor:
             self._ask_deadline()
             while any(lane.end is None for lane in self._lanes):
                 self._turn(selector, signals)
+            for lane in self._lanes:
+                lane.end_sinks()
         return self._settle()
 
     def _turn(self, selector: selectors.DefaultSelector, signals: SignalPipe) -> None:

@@ -92,6 +92,27 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     yield from parse_lines(text)
 
 
+class LineReader:
+    """Reads a file that somebody else is still writing: each whole line once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def read(self) -> list[dict[str, Any]]:
+        """What was added since the last call. A line that is not whole yet waits for its end."""
+        with translated(self._path):
+            try:
+                with self._path.open("rb") as file:
+                    file.seek(self._offset)
+                    text = file.read()
+            except FileNotFoundError:
+                return []
+        whole = text[: text.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return list(parse_lines(whole))
+
+
 def read_last_lines(path: Path) -> list[dict[str, Any]]:
     """The lines at a file's end, without reading the rest."""
     with translated(path):

@@ -1,0 +1,128 @@
+"""`python -m tasuki.sinks --run … --claim N`: follow a run's metrics and feed its sinks.
+
+Started by the supervisor beside an attempt, and ended by the end of file on stdin: then it reads
+what is left, closes the sinks and goes. It dies of nothing else: a notice is not for it, since the
+last rows are still to come.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import select
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from tasuki.clock import Clock, SystemClock
+from tasuki.errors import UsageError
+from tasuki.sinks.feed import Feed
+from tasuki.sinks.sink import Sink, SinkRun
+from tasuki.sinks.truth import Truth
+from tasuki.spec.sinks import SinkOrder, parse_sinks
+from tasuki.store.atomic import read_json
+from tasuki.store.runs import RunFolder
+from tasuki.telemetry.events import EventLog
+
+_LOOK_EVERY_S = 1.0
+_CLOSE_WITHIN_S = 60.0
+"""Whoever started this process may be less patient, and kills it."""
+_METHODS = ("begin", "log", "close")
+
+
+def main(arguments: list[str], clock: Clock | None = None) -> int:
+    clock = clock or SystemClock()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+    os.nice(10)  # training goes first
+    run, claim = _parse(arguments)
+    events = EventLog(run, claim=claim, node=0, who="sinks", clock=clock)
+    try:
+        follow(run, claim=claim, clock=clock, warn=lambda text: events.add("warning", text=text))
+    except Exception as error:
+        traceback.print_exc()
+        events.add("warning", text=f"no sink is fed in this attempt: {error}")
+        return 1
+    return 0
+
+
+def follow(run: RunFolder, *, claim: int, clock: Clock, warn: Callable[[str], None]) -> None:
+    """Until stdin ends."""
+    frozen = read_json(run.spec)
+    folder = Path(frozen["folder"])
+    facts = SinkRun(
+        name=run.name,
+        project=str(frozen.get("project", "")),
+        path=run.path,
+        folder=folder,
+        attempt=claim,
+        created_at=str(frozen.get("created_at", "")),
+    )
+    sys.path[:0] = [str(run.code), str(folder)]
+    feeds = [
+        Feed(order.name, _maker(order), facts, clock=clock, warn=warn)
+        for order in parse_sinks(frozen.get("sinks"))
+    ]
+    for feed in feeds:
+        feed.start()
+    truth, is_last = Truth(run, claim=claim), False
+    while not is_last:
+        is_last = bool(select.select([0], [], [], _LOOK_EVERY_S)[0]) and os.read(0, 4096) == b""
+        news = truth.look(is_last=is_last)
+        for feed in feeds:
+            if news is not None:
+                feed.give(news)
+            feed.look()
+    _close(feeds, clock)
+
+
+def _close(feeds: list[Feed], clock: Clock) -> None:
+    until = clock.monotonic() + _CLOSE_WITHIN_S
+    for feed in feeds:
+        feed.close()
+    for feed in feeds:
+        if not feed.is_left_alone:
+            feed.join(max(0.0, until - clock.monotonic()))
+
+
+def _maker(order: SinkOrder) -> Callable[[], Sink]:
+    """Made in its thread: an import may take its time, or fail."""
+    return lambda: _check(order.name, _find(order.name)(**order.options))
+
+
+def _find(name: str) -> Callable[..., Sink]:
+    if name == "tensorboard":
+        from tasuki.sinks.tensorboard import TensorBoard
+
+        return TensorBoard
+    module, _, attribute = name.partition(":")
+    found: Callable[..., Sink] = getattr(importlib.import_module(module), attribute)
+    return found
+
+
+def _check(name: str, sink: Sink) -> Sink:
+    missing = [method for method in _METHODS if not callable(getattr(sink, method, None))]
+    if missing:
+        raise UsageError(
+            f"`{name}` has no method {' and no '.join(f'`{m}`' for m in missing)}",
+            hint="see tasuki.Sink",
+        )
+    return sink
+
+
+def _parse(arguments: list[str]) -> tuple[RunFolder, int]:
+    parser = argparse.ArgumentParser(prog="python -m tasuki.sinks")
+    parser.add_argument("--run", type=Path, required=True)
+    parser.add_argument("--claim", type=int, required=True)
+    given = parser.parse_args(arguments)
+    return RunFolder(given.run), given.claim
+
+
+if __name__ == "__main__":
+    status = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # a thread that hangs must not keep the process

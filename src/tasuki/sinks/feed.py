@@ -1,0 +1,142 @@
+"""Give rows to sinks, each in a thread of its own, so that one that hangs hangs alone.
+
+A sink that raises, hangs or cannot keep up is told of once and left alone for this attempt: the
+next one gives it everything again. Called by `__main__.py`.
+"""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+from tasuki.clock import Clock
+from tasuki.errors import TasukiError
+from tasuki.sinks.sink import Sink, SinkRun
+from tasuki.sinks.truth import News
+
+HANGS_AFTER_S = 120.0
+"""A call of `log` that takes longer does not come back; `begin` may have much to write."""
+_MOST_WAITING = 100_000
+_BEGIN_AFTER_S = 1800.0
+
+Warn = Callable[[str], None]
+
+
+class Feed(threading.Thread):
+    """One sink and the rows that wait for it."""
+
+    def __init__(
+        self, name: str, make: Callable[[], Sink], run: SinkRun, *, clock: Clock, warn: Warn
+    ) -> None:
+        super().__init__(name=f"tasuki-sink-{name}", daemon=True)
+        self.sink_name = name
+        self.is_left_alone = False
+        self._make, self._run_facts, self._clock, self._warn = make, run, clock, warn
+        self._waiting: deque[News] = deque()
+        self._num_rows = 0
+        self._is_closing = False
+        self._wakes = threading.Condition()
+        self._call: tuple[str, float] | None = None
+        """Which of its methods runs, and since when."""
+
+    # -- from outside -----------------------------------------------------------------------------
+
+    def give(self, news: News) -> None:
+        with self._wakes:
+            if self.is_left_alone:
+                return
+            if news.begins:  # what waits is void, or part of it
+                self._waiting.clear()
+                self._num_rows = 0
+            self._waiting.append(news)
+            self._num_rows += 0 if news.begins else len(news.rows)
+            if self._num_rows > _MOST_WAITING:
+                self._leave_alone(f"{self._num_rows} rows wait for it: it cannot keep up")
+            self._wakes.notify()
+
+    def look(self) -> None:
+        """Does it hang?"""
+        call = self._call
+        if call is None or self.is_left_alone:
+            return
+        longest = HANGS_AFTER_S if call[0] == "log" else _BEGIN_AFTER_S
+        if self._clock.monotonic() - call[1] > longest:
+            with self._wakes:
+                self._leave_alone(f"`{call[0]}` has not come back for {longest:.0f} s")
+
+    def close(self) -> None:
+        """After what waits. Come back with `join`."""
+        with self._wakes:
+            self._is_closing = True
+            self._wakes.notify()
+
+    def _leave_alone(self, why: str) -> None:
+        if self.is_left_alone:
+            return
+        self.is_left_alone = True
+        self._waiting.clear()
+        self._num_rows = 0
+        self._warn(
+            f"the sink `{self.sink_name}` is left alone for this attempt: {why}; training goes on, "
+            "and its metrics are in the run's folder"
+        )
+
+    # -- its thread -------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:
+            traceback.print_exc()
+            with self._wakes:
+                self._leave_alone(_in_words(error))
+
+    def _work(self) -> None:
+        self._call = ("make", self._clock.monotonic())
+        sink = self._make()
+        self._call = None
+        has_begun = False
+        while (news := self._next(sink if has_begun else None)) is not None:
+            if news.begins:
+                self._timed("begin", partial(sink.begin, self._run_facts, news.rows))
+                has_begun = True
+            else:
+                for row in news.rows:
+                    self._timed("log", partial(sink.log, row))
+        if has_begun and not self.is_left_alone:
+            self._timed("close", sink.close)
+
+    def _next(self, sink: Sink | None) -> News | None:
+        """None: nothing will come any more."""
+        with self._wakes:
+            if self._waiting:
+                return self._pop()
+            is_over = self._is_closing or self.is_left_alone
+        if is_over:
+            return None
+        flush = getattr(sink, "flush", None)
+        if flush is not None:
+            self._timed("flush", flush)
+        with self._wakes:
+            while not self._waiting and not self._is_closing and not self.is_left_alone:
+                self._wakes.wait()
+            return self._pop() if self._waiting else None
+
+    def _pop(self) -> News:
+        news = self._waiting.popleft()
+        self._num_rows -= 0 if news.begins else len(news.rows)
+        return news
+
+    def _timed(self, name: str, call: Callable[[], None]) -> None:
+        self._call = (name, self._clock.monotonic())
+        call()
+        self._call = None
+
+
+def _in_words(error: BaseException) -> str:
+    if isinstance(error, TasukiError):
+        return f"{error.message} ({error.hint})" if error.hint else error.message
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
