@@ -66,6 +66,7 @@ def _describe_run(run: RunFolder, now: float, known: Known | None) -> dict[str, 
         "goodput": round(ledger.goodput, 4) if ledger.goodput is not None else None,
         **spent.as_json(),
         "last_checkpoint_step": told.get("step"),
+        "memory": _memory(run, claim),
         "stages": stages,
         "jobs": _jobs_of(run),
         "queue": [
@@ -76,6 +77,7 @@ def _describe_run(run: RunFolder, now: float, known: Known | None) -> dict[str, 
     }
 
 
+_MEMORY = ("stage", "on", "device", "host")
 _PROGRESS = ("stage", "epoch", "step", "total_steps", "samples", "loss")
 
 
@@ -167,6 +169,12 @@ def _on(run: RunFolder) -> str:
 def last_progress(run: RunFolder, claim: int) -> dict[str, Any]:
     """The newest sign of life of an attempt."""
     return _last_of(read_recent_events(run, claim), "progress")
+
+
+def _memory(run: RunFolder, claim: int) -> dict[str, Any] | None:
+    """What the newest attempt measured in its first steps."""
+    found = _last_of(read_recent_events(run, claim), "memory")
+    return {key: found.get(key) for key in _MEMORY} if found else None
 
 
 def _last_of(events: list[dict[str, Any]], kind: str) -> dict[str, Any]:

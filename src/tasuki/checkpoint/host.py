@@ -83,6 +83,11 @@ class HostBuffer:
         self._is_pinned = is_pinned
         self._memory = torch.empty(0, dtype=_BYTE)
 
+    @property
+    def size(self) -> int:
+        """What it has taken of the host's memory."""
+        return self._memory.numel()
+
     def hold(self, encoded: Encoded) -> HostImage:
         """Copy the state's tensors here. When this returns training may change them."""
         layout = lay_out(encoded.tensors)

@@ -132,6 +132,11 @@ class Saver:
     # -- the training loop --------------------------------------------------------------------
 
     @property
+    def host_bytes(self) -> int:
+        """Taken for the copies that saves are written from."""
+        return sum(buffer.size for buffer in self._buffers)
+
+    @property
     def is_busy(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 

@@ -6,6 +6,7 @@ earlier step, what was written beyond that step is dropped: the last attempt's n
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from tasuki.clock import Clock
@@ -13,7 +14,9 @@ from tasuki.store.atomic import list_folder, to_json, write_bytes
 from tasuki.store.runs import RunFolder
 from tasuki.telemetry.lines import LineWriter, read_lines
 
-TIMING_KEYS = frozenset({"t", "attempt", "samples_per_sec"})
+TIMING_KEYS = frozenset(
+    {"t", "attempt", "samples_per_sec", "tokens_per_sec", "memory_allocated_gb"}
+)
 """What two equal runs may differ in."""
 
 
@@ -39,34 +42,53 @@ class MetricLog:
         self._writer.close()
 
 
+class Merged:
+    """Lines of metrics as they count: fed one after another, in order of attempt."""
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[str, int, str], dict[str, Any]] = {}
+
+    def take(self, line: dict[str, Any]) -> list[dict[str, Any]]:
+        """The rows that count no more, because of this line."""
+        resume = line.get("resume")
+        step = (resume if isinstance(resume, dict) else line).get("step", 0)
+        if not isinstance(step, int):
+            return []  # not a line of ours
+        if isinstance(resume, dict):
+            return self._drop_beyond(stage=str(resume.get("stage")), step=step)
+        key = (str(line.get("stage")), step, str(line.get("split")))
+        before = self._rows.pop(key, None)  # a repeated row moves to its new place
+        self._rows[key] = line
+        return [] if before is None else [before]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Every number once, in order of stage and step."""
+        return list(self._rows.values())
+
+    def _drop_beyond(self, *, stage: str, step: int) -> list[dict[str, Any]]:
+        # Stages run one after another, so rows of a stage that comes later than `stage` are void
+        # too; they stand behind it in insertion order.
+        stages = list(dict.fromkeys(key[0] for key in self._rows))
+        if stage not in stages:
+            return []
+        later = set(stages[stages.index(stage) + 1 :])
+        void = [k for k in self._rows if k[0] in later or (k[0] == stage and k[1] > step)]
+        return [self._rows.pop(key) for key in void]
+
+
+def metric_files(run: RunFolder) -> dict[int, Path]:
+    """The file of each attempt, by its number, the oldest first."""
+    files = [p for p in list_folder(run.metrics, "*.jsonl") if p.stem.isdecimal()]
+    return {int(path.stem): path for path in sorted(files, key=lambda p: int(p.stem))}
+
+
 def read_metrics(run: RunFolder) -> list[dict[str, Any]]:
     """Every number once, in order of stage and step."""
-    rows: dict[tuple[str, int, str], dict[str, Any]] = {}
-    files = [p for p in list_folder(run.metrics, "*.jsonl") if p.stem.isdecimal()]
-    for path in sorted(files, key=lambda p: int(p.stem)):
+    merged = Merged()
+    for path in metric_files(run).values():
         for line in read_lines(path):
-            resume = line.get("resume")
-            step = (resume if isinstance(resume, dict) else line).get("step", 0)
-            if not isinstance(step, int):
-                continue  # not a line of ours
-            if isinstance(resume, dict):
-                _drop_beyond(rows, stage=str(resume.get("stage")), step=step)
-                continue
-            key = (str(line.get("stage")), step, str(line.get("split")))
-            rows.pop(key, None)  # a repeated row moves to its new place
-            rows[key] = line
-    return list(rows.values())
-
-
-def _drop_beyond(rows: dict[tuple[str, int, str], Any], *, stage: str, step: int) -> None:
-    # Stages run one after another, so rows of a stage that comes later than `stage` are void too;
-    # they stand behind it in insertion order.
-    stages = list(dict.fromkeys(key[0] for key in rows))
-    if stage not in stages:
-        return
-    later = set(stages[stages.index(stage) + 1 :])
-    for key in [k for k in rows if k[0] in later or (k[0] == stage and k[1] > step)]:
-        del rows[key]
+            merged.take(line)
+    return merged.rows()
 
 
 def write_metrics_history(run: RunFolder) -> None:

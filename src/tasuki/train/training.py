@@ -22,11 +22,12 @@ from tasuki.runtime.agreement import Agreement, Decision, SoloAgreement, StoreAg
 from tasuki.runtime.room import when_there_is_room
 from tasuki.runtime.saver import Saver
 from tasuki.runtime.watch import leave
-from tasuki.telemetry.metrics import MetricLog
+from tasuki.telemetry.metrics import TIMING_KEYS, MetricLog
 from tasuki.train.advice import memory_advice
 from tasuki.train.data import make_loader
 from tasuki.train.engine import StepEngine
 from tasuki.train.finish import finish_stage
+from tasuki.train.memory import FirstSteps
 from tasuki.train.pace import Pace, first_settings
 from tasuki.train.prepare import Setup, build_engine, prepare
 from tasuki.train.rhythm import next_multiple, period_in_steps
@@ -34,6 +35,7 @@ from tasuki.train.saving import NAN_HINT, Saving
 from tasuki.train.snapshot import Progress
 from tasuki.train.start import Begin, begin_or_resume, restore_checkpoint
 from tasuki.train.task import Task
+from tasuki.train.throughput import memory_allocated_gb, read_tokens_per_sample, speeds
 from tasuki.train.trace import open_trace
 from tasuki.train.unused import noting_unused
 from tasuki.train.validation import Validation
@@ -50,8 +52,8 @@ _MOST_SKIPPED = 10
 
 
 _ROW = {
-    *("t", "attempt", "stage", "epoch", "step", "samples", "split", "lr", "samples_per_sec"),
-    *("loss_scale", "overflows"),
+    *("stage", "epoch", "step", "samples", "split", "lr", "loss_scale", "overflows"),
+    *TIMING_KEYS,
 }
 
 
@@ -172,6 +174,11 @@ class Training:
             round_name=str(self._suspect_until),
         )
         now = task.clock.monotonic()
+        self._tokens = read_tokens_per_sample(setup.recipe)
+        left = setup.total_steps - begin.progress.step
+        self._first_steps = None
+        if task.is_first and metrics is None:  # not again after a roll-back
+            self._first_steps = FirstSteps(task, setup, saver, steps_left=left)
         self._trace = open_trace(task, setup, engine, step=begin.progress.step)
         self._wait_s = 0.0
         self._began_at = now
@@ -235,7 +242,8 @@ class Training:
         noted = self._noted(self._timed(batches))
         if self._trace is not None:
             noted = self._trace.begin_step(noted)
-        is_good = self.engine.step(noted, num_samples, is_checked=is_checked)
+        with self._measured(noted) as noted:
+            is_good = self.engine.step(noted, num_samples, is_checked=is_checked)
         if not is_good:
             self._skip()
         if self.setup.tracked.schedule is not None:
@@ -252,6 +260,15 @@ class Training:
         if self._trace is not None:
             self._trace.end_step(self.progress.step)
         failpoint("step.done")
+
+    def _measured(
+        self, batches: Iterator[MicroBatch]
+    ) -> contextlib.AbstractContextManager[Iterator[MicroBatch]]:
+        """The same micro-batches; what memory the step takes is measured in an attempt's first."""
+        first = self._first_steps
+        if first is None or first.are_over:
+            return contextlib.nullcontext(batches)
+        return first.step(batches)
 
     def _noted(self, batches: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
         """The same micro-batches; which samples they hold is written down, for the audit."""
@@ -324,11 +341,14 @@ class Training:
             return
         rate = (self.progress.samples - self._logged_samples) / max(1e-9, now - self._logged_at)
         self._logged_at, self._logged_samples = now, self.progress.samples
+        since = self.progress.samples - int(self.last_row.get("samples", 0))
+        timing = speeds(self._tokens, samples_per_sec=rate, weight=weight, samples=since)
         row = self._row("train") | {"loss": loss, "lr": self._lr()}
         row |= _named({name: float(value) for name, value in self.engine.scalars.items()})
         row |= scaled
         self.last_row = row
-        self.metrics.add({**row, "samples_per_sec": round(rate, 3)})
+        timing["memory_allocated_gb"] = memory_allocated_gb(self.task.device)
+        self.metrics.add(row | timing)
 
     def _row(self, split: str) -> dict[str, Any]:
         return {

@@ -1,0 +1,77 @@
+"""Measure an attempt's memory in its first steps and tell it, once: an event and a line in the log.
+
+Called by training.py on rank 0. A figure is never worth a run: what fails in here is told as a
+warning, and the training goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+from tasuki.data.loader import MicroBatch
+from tasuki.runtime.saver import Saver
+from tasuki.store.atomic import read_json
+from tasuki.train.footprint import (
+    Footprint,
+    as_facts,
+    host_available,
+    host_limits,
+    in_words,
+    loader_bytes,
+    rank_rss_bytes,
+    sum_host,
+)
+from tasuki.train.prepare import Setup
+from tasuki.train.task import Task
+
+_STEPS = 2
+"""The second step is measured: the optimizer has made its state in the first."""
+
+
+class FirstSteps:
+    """The steps of an attempt up to and including the one that is measured."""
+
+    def __init__(self, task: Task, setup: Setup, saver: Saver, *, steps_left: int) -> None:
+        self._task, self._saver = task, saver
+        self._left = min(_STEPS, steps_left)
+        self._footprint = Footprint(
+            setup.model, setup.tracked.optimizer, device=task.device, hooks=not task.stage.compile
+        )
+
+    @property
+    def are_over(self) -> bool:
+        return self._left <= 0
+
+    @contextlib.contextmanager
+    def step(self, batches: Iterator[MicroBatch]) -> Iterator[Iterator[MicroBatch]]:
+        """Around one step, with its micro-batches."""
+        self._left -= 1
+        if self._left:
+            yield batches
+            return
+        with self._footprint.measured():
+            yield self._footprint.watch(batches)
+        try:
+            self._tell()
+        except Exception as error:
+            self._task.say(f"WARNING: the memory could not be measured: {error}")
+
+    def _tell(self) -> None:
+        task, buffers = self._task, self._saver.host_bytes
+        host = sum_host(
+            rss=rank_rss_bytes(),
+            loader=loader_bytes(),
+            save_buffers=buffers,
+            limits=host_limits(os.environ),
+            available=host_available(),
+            ranks=task.ranks.world // int(read_json(task.job.lanes).get("nodes", 1)),
+        )
+        device = self._footprint.device(save_buffers=buffers, host_total=host.total)
+        kind = task.device.type
+        # In a file of its own: `status` finds it however long the attempt lasts.
+        log = task.events.beside("memory")
+        log.add("memory", stage=task.stage.name, on=kind, **as_facts(device, host))
+        log.close()
+        task.say(in_words(device, host, kind=kind))

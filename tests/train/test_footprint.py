@@ -1,0 +1,191 @@
+"""The memory of a step by what it is for: sums that add up, and a look that changes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from tasuki.data.loader import MicroBatch
+from tasuki.errors import RecipeError
+from tasuki.train.engine import LossModule, StepEngine
+from tasuki.train.footprint import (
+    Footprint,
+    Tensors,
+    count_bytes,
+    host_available,
+    host_limits,
+    in_words,
+    sum_device,
+    sum_host,
+    tensors_in,
+)
+from tasuki.train.throughput import read_tokens_per_sample, speeds
+
+GB = 1 << 30
+CPU = torch.device("cpu")
+
+
+# -- sums ----------------------------------------------------------------------------------------
+
+
+def test_the_parts_of_a_device_add_up_to_its_peak_and_with_what_is_free_to_all_of_it():
+    seen = Tensors(weights=4 * GB, gradients=4 * GB, optimizer=8 * GB, batch=GB)
+    found = sum_device(seen, peak_tensors=40 * GB, used=45 * GB, total=80 * GB)
+    assert (found.activations, found.other) == (23 * GB, 5 * GB)
+    parts = ("weights", "gradients", "optimizer", "activations", "batch", "other")
+    assert sum(asdict(found)[part] for part in parts) == found.peak == 45 * GB
+    assert found.headroom == 35 * GB
+
+
+def test_activations_that_were_seen_are_not_what_is_left_over():
+    seen = Tensors(weights=100, gradients=100, optimizer=200, batch=10, activations=50)
+    found = sum_device(seen, peak_tensors=None, used=1000, total=5000)
+    assert (found.activations, found.other, found.peak) == (50, 540, 1000)
+
+
+def test_the_host_has_as_much_left_as_its_narrowest_limit_gives_to_all_ranks():
+    facts = {"rss": 4 * GB, "loader": 2 * GB, "save_buffers": GB, "ranks": 4}
+    found = sum_host(**facts, limits=[128 * GB, 64 * GB], available=90 * GB)
+    assert (found.total, found.headroom) == (64 * GB, 40 * GB)
+    assert sum_host(**facts, limits=[64 * GB], available=3 * GB).headroom == 3 * GB
+
+
+def write(root, name: str, text: str) -> None:
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_limits_of_cgroups_count_with_those_above_them(tmp_path):
+    write(tmp_path, "proc/self/cgroup", "0::/slurm/job_7/step_0\n")
+    write(tmp_path, "sys/fs/cgroup/slurm/job_7/memory.max", f"{3 * GB}\n")
+    write(tmp_path, "sys/fs/cgroup/slurm/job_7/memory.current", f"{2 * GB}\n")
+    write(tmp_path, "sys/fs/cgroup/slurm/job_7/memory.stat", f"anon 5\ninactive_file {GB}\n")
+    write(tmp_path, "sys/fs/cgroup/slurm/job_7/step_0/memory.max", "max\n")
+    write(tmp_path, "proc/meminfo", f"MemTotal: 1 kB\nMemAvailable: {9 * GB >> 10} kB\n")
+    assert min(host_limits({}, root=tmp_path)) == 3 * GB
+    assert min(host_limits({"SLURM_MEM_PER_NODE": "2048"}, root=tmp_path)) == 2 * GB
+    assert host_available(root=tmp_path) == 2 * GB
+
+
+def test_the_first_version_of_cgroups_is_read_too_and_no_limit_is_none(tmp_path):
+    write(tmp_path, "proc/self/cgroup", "5:cpu,cpuacct:/a\n4:memory:/slurm/job_7\n")
+    folder = "sys/fs/cgroup/memory/slurm/job_7"
+    write(tmp_path, f"{folder}/memory.limit_in_bytes", f"{5 * GB}\n")
+    write(tmp_path, f"{folder}/memory.usage_in_bytes", f"{4 * GB}\n")
+    write(tmp_path, "sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n")
+    assert host_limits({}, root=tmp_path)[1:] == [5 * GB]
+    assert host_available(root=tmp_path) == GB
+
+
+# -- tensors -------------------------------------------------------------------------------------
+
+
+def test_a_storage_counts_once_however_many_tensors_look_at_it():
+    whole = torch.zeros(10)
+    assert count_bytes([whole, whole[2:4], whole.view(2, 5)]) == 40
+    assert count_bytes([torch.eye(3).to_sparse()]) == 3 * 4 + 2 * 3 * 8
+
+
+def test_tensors_are_found_in_lists_mappings_and_graphs():
+    graph = SimpleNamespace(x=torch.zeros(4), store=SimpleNamespace(edges=torch.zeros(2, 3)))
+    batch = {"graph": graph, "more": [torch.zeros(1), ("name", torch.zeros(2))]}
+    assert sorted(t.numel() for t in tensors_in(batch)) == [1, 2, 4, 6]
+
+
+# -- a step --------------------------------------------------------------------------------------
+
+
+def make_model() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(
+        nn.Linear(8, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.3), nn.Linear(32, 1)
+    )
+
+
+def mean(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    return model(batch).square().mean()
+
+
+def with_transform(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    """torch.func refuses hooks."""
+    slope = torch.func.grad(lambda x: (x**3).sum())(batch)
+    return mean(model, batch) + slope.mean()
+
+
+def train(loss, *, is_measured: bool) -> tuple[list[torch.Tensor], Footprint]:
+    """Three steps of two micro-batches; the second one is measured."""
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    engine = StepEngine(LossModule(model, loss), optimizer, device=CPU, clip=1.0, world=1)
+    footprint = Footprint(model, optimizer, device=CPU)
+    for step in range(3):
+        data = torch.randn(2, 16, 8, generator=torch.Generator().manual_seed(step))
+        batches = iter([MicroBatch(data=part.clone(), num_samples=16) for part in data])
+        if is_measured and step == 1:
+            with footprint.measured():
+                engine.step(footprint.watch(batches), 32)
+        else:
+            engine.step(batches, 32)
+    return [*model.state_dict().values(), torch.rand(1)], footprint
+
+
+@pytest.mark.parametrize("loss", [mean, with_transform])
+def test_a_step_that_is_measured_gives_the_same_bits(loss):
+    plain, _ = train(loss, is_measured=False)
+    measured, _ = train(loss, is_measured=True)
+    assert all(one.equal(other) for one, other in zip(plain, measured, strict=True))
+
+
+def test_what_a_step_takes_is_what_its_tensors_have():
+    _, footprint = train(mean, is_measured=True)
+    found = footprint.tensors()
+    parameters = 8 * 32 + 32 + 32 + 32 + 32 + 1
+    assert found.weights == 4 * (parameters + 32 + 32) + 8  # and the means, and their number
+    assert found.gradients == 4 * parameters
+    assert found.optimizer == 2 * 4 * parameters + 6 * 4  # and a count of steps for each
+    assert found.batch == 16 * 8 * 4
+    # Of one micro-batch: outputs of Linear (for BatchNorm) and ReLU, the dropout's mask and output,
+    # the model's output; and some small ones.
+    wide = 16 * 32 * 4
+    assert found.activations is not None and 3 * wide <= found.activations <= 5 * wide
+
+
+def test_later_steps_are_looked_at_by_nobody():
+    _, footprint = train(mean, is_measured=True)
+    before = footprint.tensors().activations
+    loss = mean(make_model(), torch.randn(64, 8))
+    loss.backward()
+    assert footprint.tensors().activations == before
+    with torch.autograd.graph.disable_saved_tensors_hooks("as it was"):
+        pass
+
+
+def test_the_line_for_people_names_every_part():
+    device = sum_device(Tensors(weights=GB), peak_tensors=3 * GB, used=4 * GB, total=80 * GB)
+    host = sum_host(rss=GB, loader=0, save_buffers=0, limits=[64 * GB], available=60 * GB, ranks=1)
+    line = in_words(device, host, kind="cuda")
+    assert line.startswith("Memory (cuda): weights ")
+    for name in ("gradients", "optimizer", "activations", "batch", "other", "host", "loader"):
+        assert name in line
+
+
+# -- tokens --------------------------------------------------------------------------------------
+
+
+def test_tokens_per_second_come_from_the_recipes_word():
+    window = {"samples_per_sec": 10.0, "weight": 5000.0, "samples": 100}
+    assert speeds(None, **window) == {"samples_per_sec": 10.0}
+    assert speeds(512.0, **window)["tokens_per_sec"] == 5120.0
+    assert speeds("weight", **window)["tokens_per_sec"] == 500.0
+    assert "tokens_per_sec" not in speeds("weight", **(window | {"samples": 0}))
+
+
+@pytest.mark.parametrize("told", [0, -1, True, "many"])
+def test_a_number_of_tokens_that_means_nothing_is_refused(told):
+    with pytest.raises(RecipeError, match="tokens_per_sample"):
+        read_tokens_per_sample(SimpleNamespace(tokens_per_sample=told))
