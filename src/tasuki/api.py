@@ -96,10 +96,13 @@ def run(
     config: str | None = None,
     is_new: bool = False,
     accepted: Sequence[str] = (),
+    profile: bool = False,
 ) -> dict[str, Any]:
-    """Train here until it is done, or handed over: `exit_code` tells."""
+    """Train here until it is done, or handed over: `exit_code` tells. `profile` measures where a
+    step's time goes: `profiles` tells."""
     request = _request(_load(spec, settings, config), experiments, stages)
     request = replace(request, is_new=is_new, measure=request.spec.cluster.time_limit_s is not None)
+    request = replace(request, is_profiled=profile)
     result = run_here(RunRequest(plan=request, clock=_CLOCK, accepted=tuple(accepted)))
     return result.as_json(now=_CLOCK.wall())
 
@@ -137,13 +140,14 @@ def submit(
     config: str | None = None,
     is_new: bool = False,
     accepted: Sequence[str] = (),
+    profile: bool = False,
     is_dry: bool = False,
 ) -> dict[str, Any]:
     """Give the work to Slurm; what waits or runs already is not submitted again."""
     request = _request(_load(spec, settings, config), experiments, stages)
     result = submit_jobs(
         SubmitRequest(
-            plan=replace(request, is_new=is_new),
+            plan=replace(request, is_new=is_new, is_profiled=profile),
             clock=_CLOCK,
             slurm=_slurm().slurm,
             user=_slurm().user,

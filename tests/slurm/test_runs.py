@@ -19,6 +19,7 @@ from tests.slurm.project import (
 )
 
 pytestmark = pytest.mark.timeout(600)
+SHORT = [{"name": "one", "data": "d", "epochs": 3}]
 PREEMPTED, LIMIT, DONE = ("handed-over", "preempted"), ("handed-over", "limit"), ("done", "none")
 
 
@@ -284,3 +285,16 @@ def test_a_job_has_its_setup_and_container_and_more_time_when_it_is_extended(clu
     assert "TimeLimit=00:31:00" in shown, shown
     project.wait_until_complete()
     assert project.ends() == [DONE], "it did not use the time it was given"
+
+
+def test_a_submitted_run_can_be_profiled_and_costs_what_its_job_held(cluster, tmp_path):
+    project = make_slurm_project(cluster, tmp_path / "p", stages=SHORT, price_per_gpu_hour=1000)
+    project.tasuki("submit", "--profile")
+    project.wait_until_complete()
+    told = [json.loads(path.read_text()) for path in project.run.profile.glob("*.json")]
+    assert told and all(profile["parts"]["forward"] > 0 for profile in told)
+    assert "Profile: " in project.tasuki("logs", "exp")
+    run = project.status()
+    assert run["cost"] == pytest.approx(1000 * run["gpu_hours"], rel=1e-3) and run["cost"] > 0
+    said = project.try_tasuki("submit", "--profile")
+    assert said.returncode == 0 and "nothing is left to profile" in said.stdout + said.stderr

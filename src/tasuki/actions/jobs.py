@@ -116,6 +116,7 @@ def _lanes(
         "partition_grace_s": terms.partition_grace_s,
         "reserve_s": job.reserve_s,
         "requeue": spec.cluster.requeue,
+        "profile": request.is_profiled,
         "price_per_gpu_hour": spec.cluster.price_per_gpu_hour,
         "lanes": lanes,
     }

@@ -54,6 +54,8 @@ class PlanRequest:
     """Plan as if nothing were done yet."""
     is_slurm: bool = False
     """Jobs are given to Slurm; else they run here."""
+    is_profiled: bool = False
+    """Its jobs tell where a step's time goes."""
     folders: dict[str, RunFolder] = field(default_factory=dict)
     """Runs that are meant although their experiment has newer ones."""
     on_progress: Callable[[str], None] = lambda _: None

@@ -36,6 +36,7 @@ from tasuki.store.claims import highest_claim
 from tasuki.store.control import Word, last_said, say
 from tasuki.store.find import latest_run, next_run
 from tasuki.store.runs import RunFolder
+from tasuki.telemetry.profiles import read_profiles
 from tasuki.telemetry.view import live_holder
 
 _LAST_WORD_S = 5.0
@@ -69,6 +70,7 @@ class RunResult:
     plan: Plan
     runs: list[RunFolder]
     notes: list[str] = field(default_factory=list)
+    is_profiled: bool = False
 
     def as_json(self, *, now: float) -> dict[str, Any]:
         return {
@@ -77,6 +79,11 @@ class RunResult:
             "plan": self.plan.id,
             "runs": read_status(self.runs, now=now)["runs"],
             "notes": self.notes,
+            "profiles": [
+                profile
+                for run in (self.runs if self.is_profiled else ())
+                for profile in read_profiles(run)
+            ],
         }
 
 
@@ -86,7 +93,7 @@ def run_here(request: RunRequest) -> RunResult:
     folders = open_runs(request)
     plan = make_plan(replace(request.plan, folders=folders))
     request.on_plan(plan)
-    notes = take_up(folders, request)
+    notes = [*nothing_to_profile(plan, request.plan), *take_up(folders, request)]
     for note in notes:
         request.on_event("note", note)
     jobs = local_jobs(plan, folders, request)
@@ -102,7 +109,17 @@ def run_here(request: RunRequest) -> RunResult:
         on_event=request.on_event,
     )
     code = backend.run(jobs) if jobs else EXIT_DONE
-    return RunResult(code, plan, list(folders.values()), notes)
+    return RunResult(
+        code, plan, list(folders.values()), notes, is_profiled=request.plan.is_profiled
+    )
+
+
+def nothing_to_profile(plan: Plan, request: PlanRequest) -> list[str]:
+    """A wish without effect is told."""
+    pieces = [piece for job in plan.jobs for lane in job.lanes for piece in lane.stages]
+    if not request.is_profiled or any(piece.kind == "train" for piece in pieces):
+        return []
+    return ["nothing is left to profile: all steps are done (`--new` begins a new run)"]
 
 
 def _end_of_allocation(request: RunRequest) -> float | None:

@@ -16,7 +16,7 @@ from tasuki.actions.machine import Machine, device_for
 from tasuki.actions.plan import PlanRequest, make_plan
 from tasuki.actions.queued import Known, join
 from tasuki.actions.recipes import check_recipes
-from tasuki.actions.run import RunRequest, open_runs, take_up
+from tasuki.actions.run import RunRequest, nothing_to_profile, open_runs, take_up
 from tasuki.actions.status import read_status
 from tasuki.backends.slurm.fit import check_partition, choose_partition, grace_s, kill_wait_s
 from tasuki.backends.slurm.queue import Queue, forget_queue
@@ -128,7 +128,8 @@ def _submit(request: SubmitRequest, terms: Terms) -> SubmitResult:
         notes += _would_wait(request.slurm, first)
     if request.is_dry:
         return _describe_only(plan, folders, request, notes)
-    notes += [*_doubts(runs), *take_up(folders, run_request)]
+    notes += [*nothing_to_profile(plan, plan_request), *_doubts(runs)]
+    notes += take_up(folders, run_request)
     for note in notes:
         request.on_note(note)
     written = write_jobs(plan, folders, plan_request, terms, request.clock)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 )
 @click.option("--preempt-every", metavar="20s", help="Preempt each attempt after this long.")
 @click.option("--preempt-at", metavar="12s", help="Preempt once, this long after the beginning.")
+@click.option("--profile", "is_profiled", is_flag=True, help="Tell where a step's time goes.")
 @click.option("--here", "is_here", is_flag=True, help="On this machine, though Slurm is near.")
 @click.option("--dry-run", is_flag=True, help="The same as `tasuki plan`.")
 @json_option
@@ -47,6 +49,7 @@ def command(
     accepted: tuple[str, ...],
     preempt_every: str | None,
     preempt_at: str | None,
+    is_profiled: bool,
     is_here: bool,
     dry_run: bool,
     as_json: bool,
@@ -64,6 +67,7 @@ def command(
     request = make_request(resolved, experiments, stages, is_new=is_new, measure=needs_times)
     if torchrun is not None:
         request = torchrun.put_ranks(request)
+    request = replace(request, is_profiled=is_profiled)
     if dry_run:
         return _dry_run(request, as_json)
     if not is_here:
@@ -153,6 +157,10 @@ def run_and_show(
         from tasuki.views.status import show_results
 
         show_results(values)
+        if values["profiles"]:
+            from tasuki.views.profile import show_profiles
+
+            show_profiles(values["profiles"], runs=request.spec.runs)
     return result.exit_code
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 @click.option(
     "--accept-change", "accepted", multiple=True, metavar="KEY", help="Go on although KEY changed."
 )
+@click.option("--profile", "is_profiled", is_flag=True, help="Tell where a step's time goes.")
 @click.option("--dry-run", is_flag=True, help="Print scripts and dependencies; change nothing.")
 @json_option
 def command(
@@ -48,6 +50,7 @@ def command(
     no_requeue: bool,
     extra: tuple[str, ...],
     accepted: tuple[str, ...],
+    is_profiled: bool,
     dry_run: bool,
     as_json: bool,
 ) -> int:
@@ -64,6 +67,7 @@ def command(
     )
     resolved = read_spec(spec, (*settings, *own), config)
     request = make_request(resolved, experiments, stages, is_new=is_new, measure=False)
+    request = replace(request, is_profiled=is_profiled)
     return submit_and_show(request, accepted=accepted, is_dry=dry_run, as_json=as_json)
 
 

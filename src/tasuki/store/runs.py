@@ -53,6 +53,11 @@ class RunFolder:
         return self.path / "metrics"
 
     @property
+    def profile(self) -> Path:
+        """Where a step's time went, by attempt and stage; made by `--profile`."""
+        return self.path / "profile"
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 

@@ -16,6 +16,7 @@ from tasuki.data.loader import Loader
 from tasuki.data.tempo import GONE, LoaderSettings, Tempo, Verdict, Window
 from tasuki.spec.resolved import ResolvedLoader
 from tasuki.telemetry.events import read_events
+from tasuki.train.guidance import Loading
 from tasuki.train.task import Task
 
 _SHORTEST_S = 1.0
@@ -93,6 +94,7 @@ class Pace:
         self._is_settled = False
         self._was_gone = False
         """Settled because there was no wait, not because nothing helps."""
+        self._reason = ""
         self._bad_windows = 0
         self._steps = -_WARM_UP_STEPS
         self._since = self._reading()
@@ -113,6 +115,18 @@ class Pace:
         else:
             self._judge(window)
 
+    def loading(self) -> Loading:
+        """How samples come now, for a profile."""
+        return Loading(
+            workers=self._loader.settings.workers,
+            is_auto=self._may_change,
+            is_settled=self._is_settled or not self._may_change or not self._task.spare_cpus,
+            is_own=not isinstance(self._loader, Loader),
+            spare_cpus=self._task.spare_cpus,
+            cpus=self._task.threads + self._task.spare_cpus,
+            reason=self._reason,
+        )
+
     def _look_again(self, window: Window) -> None:
         """Larger samples, or a colder disk, may bring the wait back."""
         self._bad_windows = self._bad_windows + 1 if window.share > GONE else 0
@@ -128,6 +142,7 @@ class Pace:
         self._say(window, before, verdict)
         if verdict.settings != before:
             self._loader.retune(verdict.settings)
+        self._reason = verdict.reason
         self._is_settled, self._was_gone = verdict.is_final, window.share <= GONE
         self._bad_windows = 0
 

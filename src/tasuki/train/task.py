@@ -49,6 +49,8 @@ class Task:
     clock: Clock
     grace_s: float | None = None
     """How long a notice lasts."""
+    is_profiled: bool = False
+    """`--profile`: tell where a step's time goes."""
 
     @property
     def is_first(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from statistics import median
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch.distributed as dist
 
@@ -27,6 +27,7 @@ from tasuki.train.advice import memory_advice
 from tasuki.train.data import make_loader
 from tasuki.train.engine import StepEngine
 from tasuki.train.finish import finish_stage
+from tasuki.train.guidance import Loading, Losses
 from tasuki.train.memory import FirstSteps
 from tasuki.train.pace import Pace, first_settings
 from tasuki.train.prepare import Setup, build_engine, prepare
@@ -39,6 +40,9 @@ from tasuki.train.throughput import memory_allocated_gb, read_tokens_per_sample,
 from tasuki.train.trace import open_trace
 from tasuki.train.unused import noting_unused
 from tasuki.train.validation import Validation
+
+if TYPE_CHECKING:
+    from tasuki.train.profile import Profile
 
 T = TypeVar("T")
 _TELL_OFTEN_S = 1.0
@@ -180,6 +184,7 @@ class Training:
         if task.is_first and metrics is None:  # not again after a roll-back
             self._first_steps = FirstSteps(task, setup, saver, steps_left=left)
         self._trace = open_trace(task, setup, engine, step=begin.progress.step)
+        self._profile = self._open_profile() if task.is_profiled and task.is_first else None
         self._wait_s = 0.0
         self._began_at = now
         self._born_at = now - task.stopwatch.lived_s
@@ -195,6 +200,8 @@ class Training:
             if self.task.stage.on_nan != "roll_back" or not is_new:
                 raise
             self.saving.abandon()
+            if self._profile is not None:
+                self._profile.leave()
             self._loader.stop()
             self._agreement.close()
             self.task.watch.end_handover()
@@ -213,7 +220,10 @@ class Training:
         self.task.watch.knows_every_bucket = loader.has_seen_every_bucket
         self.task.watch.hold_on()
         self._set_boundary()
-        for batches, num_samples in self._timed(loader.steps()):
+        steps = loader.steps()
+        if self._profile is not None:
+            steps = self._profile.waits(steps)
+        for batches, num_samples in self._timed(steps):
             while (decision := agreement.begin_step(self.progress.step)) is not Decision.GO:
                 if decision is Decision.STOP:
                     self._hand_over(loader)
@@ -239,6 +249,8 @@ class Training:
         if self.setup.schedule is not None:
             self.setup.schedule.set_for(self.progress.step)
         is_checked = self.progress.step < self._suspect_until
+        if self._profile is not None:
+            batches = self._profile.waits(batches)
         noted = self._noted(self._timed(batches))
         if self._trace is not None:
             noted = self._trace.begin_step(noted)
@@ -259,6 +271,8 @@ class Training:
         self._pace.count_step()
         if self._trace is not None:
             self._trace.end_step(self.progress.step)
+        if self._profile is not None:
+            self._profile.end_step(self.last_row.get("loss"))
         failpoint("step.done")
 
     def _measured(
@@ -362,6 +376,17 @@ class Training:
     def _lr(self) -> float:
         return float(self.setup.tracked.optimizer.param_groups[0]["lr"])
 
+    def _losses(self) -> Losses:
+        """How the loss stands, for a profile."""
+        return Losses(
+            last=self.last_row.get("loss"),
+            skipped=self.progress.skipped,
+            steps=self.progress.step,
+            overflows=int(self.last_row.get("overflows", 0)),
+            lr=self.task.stage.lr,
+            clip=self.task.stage.clip or None,
+        )
+
     def _refuse_nan(self, total: float) -> None:
         if total - total != 0.0:  # true for NaN and for infinities
             self.saving.settle()
@@ -404,6 +429,8 @@ class Training:
         loader.stop()  # first: a dying loader worker must not disturb the save
         with self.task.stopwatch.part("handover"):
             self._save_last()
+        if self._profile is not None:
+            self._profile.finish(self._losses())
         self.task.say(
             f"Handing over at step {self.progress.step} of {self.setup.total_steps} of stage "
             f"{self.task.stage.name} ({self.task.watch.notice})"
@@ -428,6 +455,8 @@ class Training:
     def finish(self) -> None:
         """All steps are done: the last checkpoint, then the weights, then the stage's marker."""
         self.task.watch.enter("finish")
+        if self._profile is not None:
+            self._profile.finish(self._losses())
         if self.task.is_first:
             start_s = self._began_at - self._born_at
             when_there_is_room(
@@ -451,6 +480,17 @@ class Training:
         )
         self._pace = Pace(self.task, loader)
         return loader
+
+    def _open_profile(self) -> Profile | None:
+        from tasuki.train.profile import Profile  # not at every start
+
+        step = self.progress.step
+        if step >= self.setup.total_steps:
+            return None
+        return Profile(self.task, self.setup, self.engine, step=step, loading=self._loading)
+
+    def _loading(self) -> Loading:
+        return self._pace.loading()
 
     def _make_agreement(self) -> Agreement:
         if self.task.ranks.world == 1:

@@ -150,6 +150,7 @@ def _make_task(orders: Orders, watch: Watch, stopwatch: Stopwatch, clock: Clock)
         events=EventLog(run, claim=orders.claim, node=0, who=f"rank{orders.rank}", clock=clock),
         clock=clock,
         grace_s=read_json(job.lanes).get("grace_s"),
+        is_profiled=bool(read_json(job.lanes).get("profile")),
     )
     if orders.phase == "train":
         for line in [*([note] if note else []), *(f"WARNING: {w}" for w in warnings)]:
