@@ -32,6 +32,15 @@ class Deep(Learner):
     def loss(self, model, batch):
         loss = super().loss(model, batch)
         return loss * (1e38 if self.calls in self.burst else 1.0)
+
+
+class Pure(Deep):
+    """Without a count that changes from call to call: each would be compiled anew."""
+
+    def loss(self, model, batch):
+        time.sleep(self.pause)
+        x, y = batch
+        return nn.functional.mse_loss(model(x), y)
 '''
 SWITCHES = {
     "bf16": {"precision": "bf16"},
@@ -45,7 +54,7 @@ SWITCHES = {
 def make(folder, switches, *, ranks=1, pause=0.0, params=None):
     return make_project(
         folder,
-        recipe="Deep",
+        recipe="Pure" if "compile" in switches else "Deep",
         code=DEEP,
         ranks=ranks,
         defaults={**switches, "validate": {"every": "6 steps"}, "evaluate": {}},
@@ -116,7 +125,7 @@ def test_a_compiled_run_resumes_bit_for_bit_and_finds_its_kernels_again(warm, tm
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_without_a_compiler_a_run_goes_on_as_written_and_says_so(warm, tmp_path):
-    plain = make(tmp_path / "plain", {})
+    plain = make(tmp_path / "plain", {"compile": False})
     assert warm.start(plain.job.path).wait() == 0, plain.logs()
     project = make(tmp_path / "p", {"compile": True})
     assert warm.start(project.job.path, CXX="/nowhere/g++").wait() == 0, project.logs()

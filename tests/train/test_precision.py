@@ -172,8 +172,7 @@ def test_a_step_reads_no_tensor_until_the_loss_is_logged(precision, loss, clip):
         for _ in range(3):
             engine.step(*batches())
         quiet = reads.count
-        engine.window.sums(CPU).tolist()
-        float(engine.window.entries[0][0])
+        engine.read_losses()
     assert quiet == 0 and reads.count > 0
 
 
@@ -184,9 +183,9 @@ def test_weights_that_are_not_read_give_the_same_step_as_weights_that_are():
         engine.reads_weights = reads_weights
         for seed in range(3):
             engine.step(*batches(seed=seed, parts=3))
-        results.append((weights(model), engine.window.sums(CPU)))
+        results.append((weights(model), engine.read_losses()))
     assert torch.equal(results[0][0], results[1][0])
-    assert torch.equal(results[0][1], results[1][1])
+    assert results[0][1] == results[1][1]
 
 
 def test_fp16_refuses_weights_that_are_fp16_already():

@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from statistics import median
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch.distributed as dist
-
 from tasuki.data.foreign import ForeignLoader
 from tasuki.data.loader import Loader, MicroBatch
 from tasuki.errors import EXIT_RESUME_ME, NotFinite, RecipeError, RunError, StoreError
@@ -342,14 +340,10 @@ class Training:
     # -- what is due at a boundary ------------------------------------------------------------
 
     def _log(self, now: float) -> None:
-        sums = self.engine.window.sums(self.task.device)
-        if self.task.ranks.world > 1:
-            dist.all_reduce(sums)
-        total, weight = sums.tolist()
+        total, weight = self.engine.read_losses()
         failpoint("loop.log")
         self._refuse_nan(total)
         loss = total / weight if weight else 0.0
-        self.engine.window.entries.clear()
         scaled = self.engine.scaling.facts() if self.engine.scaling is not None else {}
         if not self.task.is_first:
             return
