@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tasuki.testing.slurm import Cluster, missing_programs
+
+_LONGEST = ("test_runs", "test_faults", "test_doctor", "test_cluster")
+"""Begun first, so that no worker waits at the end for another one's."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    places = [n for n, item in enumerate(items) if item.path.parent == here]
+    longest = {name: n for n, name in enumerate(_LONGEST)}
+    own = [items[n] for n in places]
+    own.sort(key=lambda item: longest.get(item.path.stem, len(_LONGEST)))
+    for place, item in zip(places, own, strict=True):
+        items[place] = item
 
 
 @pytest.fixture(scope="session")

@@ -67,7 +67,9 @@ def test_while_the_controller_is_away_status_says_so_and_nothing_is_submitted_tw
 
 def test_where_a_requeue_is_refused_a_successor_goes_on(cluster, tmp_path):
     stages = [{"name": "one", "data": "d", "epochs": 60}]
-    project = make_slurm_project(cluster, tmp_path / "p", stages=stages, time_limit="14s")
+    project = make_slurm_project(
+        cluster, tmp_path / "p", recipe="Brief", evaluates=False, stages=stages, time_limit="14s"
+    )
     project.tasuki("submit")
     first = project.number
     cluster.run("scontrol", "update", f"jobid={first}", "Requeue=0")

@@ -45,7 +45,7 @@ def test_in_every_partition_a_preempted_run_comes_back_and_ends_as_if_undisturbe
 ):
     """Three runs at once: grace 0, a grace of 20 s, and a partition that cancels its jobs."""
     projects = {
-        name: make_slurm_project(cluster, tmp_path / name, partition=name)
+        name: make_slurm_project(cluster, tmp_path / name, recipe="Brief", partition=name)
         for name in ("low", "grace", "cancel")
     }
     # Whatever a setup does to its shell, and whatever the shell that submits has of other jobs.
@@ -57,6 +57,7 @@ def test_in_every_partition_a_preempted_run_comes_back_and_ends_as_if_undisturbe
     for project in projects.values():
         project.wait_for_step(1)
     take_all_nodes(cluster, tmp_path / "high")
+    undisturbed(projects["low"])  # while they wait to come back
     for project in projects.values():
         project.wait_until_complete()
     for name, project in projects.items():
@@ -70,8 +71,12 @@ def test_a_run_longer_than_its_limit_goes_from_job_to_job_and_none_ends_in_timeo
     cluster, tmp_path, undisturbed
 ):
     stages = [{"name": "one", "data": "d", "epochs": 60}]
-    project = make_slurm_project(cluster, tmp_path / "p", stages=stages, time_limit="14s")
+    project = make_slurm_project(
+        cluster, tmp_path / "p", recipe="Brief", stages=stages, time_limit="14s"
+    )
     project.tasuki("submit")
+    project.wait_for_step(1)
+    undisturbed(project)  # beside it
     project.wait_until_complete()
     ends = project.ends()
     assert ends[0] == LIMIT and ends[-1] == DONE, project.logs()
@@ -81,7 +86,9 @@ def test_a_run_longer_than_its_limit_goes_from_job_to_job_and_none_ends_in_timeo
 
 
 def test_cancel_ends_a_waiting_and_a_running_job_for_good_and_submit_goes_on(cluster, tmp_path):
-    project = make_slurm_project(cluster, tmp_path / "p", partition="grace")
+    project = make_slurm_project(
+        cluster, tmp_path / "p", recipe="Brief", evaluates=False, partition="grace"
+    )
     project.tasuki("submit", "--extra", "hold=true")
     waiting = project.status()
     assert waiting["state"] == "waiting" and "JobHeldUser" in waiting["reason"], waiting
@@ -105,7 +112,9 @@ def test_cancel_ends_a_waiting_and_a_running_job_for_good_and_submit_goes_on(clu
 def test_a_plain_scancel_is_a_persons_word_and_leaves_a_run_that_can_be_resumed(
     cluster, tmp_path, partition
 ):
-    project = make_slurm_project(cluster, tmp_path / "p", partition=partition)
+    project = make_slurm_project(
+        cluster, tmp_path / "p", recipe="Brief", evaluates=False, partition=partition
+    )
     project.tasuki("submit")
     project.wait_for_step(1)
     cluster.run("scancel", project.number)
@@ -177,10 +186,14 @@ def test_what_fails_at_once_is_held_after_three_attempts_with_its_reason_in_stat
 def test_the_ranks_of_two_nodes_are_preempted_and_resume_bit_for_bit(
     cluster, tmp_path, undisturbed, ranks
 ):
-    project = make_slurm_project(cluster, tmp_path / "p", nodes=2, gpus=ranks // 2, cpus=ranks // 2)
+    each = ranks // 2
+    project = make_slurm_project(
+        cluster, tmp_path / "p", recipe="Brief", nodes=2, gpus=each, cpus=each
+    )
     project.tasuki("submit")
     project.wait_for_step(1, more=3 * ranks)
     take_all_nodes(cluster, tmp_path / "high")
+    undisturbed(project)  # while it waits to come back
     project.wait_until_complete()
     assert project.ends() == [PREEMPTED, DONE], project.logs()
     assert differences(undisturbed(project), project) == []
