@@ -6,7 +6,7 @@ first use, used again later. `BENCH_PEERS=0` leaves them out. torch is the same 
 A `Worker` is a process of either environment that answers orders, one JSON line each. Some keep
 their state from order to order (`serve`), some fork for each (`serve_forks`), so that every order
 finds a fresh process with the imports done, which may be killed. Used by save.py, start.py,
-resume.py and promises.py. Knows nothing of tasuki, and runs in both environments.
+resume.py, promises.py and tokens.py. Knows nothing of tasuki, and runs in both environments.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BENCH = Path(__file__).resolve().parent
 ROOT = BENCH.parent
 PEERS = ROOT / ".work" / "peers"
 PINS = BENCH / "peers.txt"
-PACKAGES = ("torch", "lightning", "accelerate", "transformers", "torchdata")
+PACKAGES = ("torch", "lightning", "accelerate", "transformers", "torchdata", "datasets")
 ANSWERS = "BENCH_ANSWERS"
 """In a worker's environment: the descriptor on which it answers; libraries print on the others."""
 Order = dict[str, Any]
@@ -47,7 +47,7 @@ def peers_python() -> Path:
     ready, python = PEERS / ".ready", PEERS / "bin" / "python"
     pins = PINS.read_text()
     if not ready.is_file() or ready.read_text() != pins:
-        say(f"installing the peers into {PEERS} (1.2 GB, a minute or two; BENCH_PEERS=0: not)")
+        say(f"installing the peers into {PEERS} (1.5 GB, a minute or two; BENCH_PEERS=0: not)")
         try:
             _install(python)
         except (OSError, subprocess.SubprocessError) as error:

@@ -86,6 +86,73 @@ def test_the_functions_give_what_json_prints(folder, here, monkeypatch):
         tasuki.data_merge("data/a.h5", output="all.h5")
 
 
+@pytest.fixture
+def corpus(tmp_path) -> Path:
+    lines = [json.dumps({"text": f"document {number} of a relay"}) for number in range(50)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines) + "\n")
+    return tmp_path
+
+
+def test_tokenize_tells_what_it_made_and_check_finds_it_whole_or_damaged(corpus, here):
+    words = ("data", "tokenize", "a.jsonl", "-o", "t", "--bytes", "--chunk", "256")
+    said = here(corpus, *words, "--dry-run")
+    assert said.code == 0 and not (corpus / "t").exists(), said
+    assert said.out == "t would have the tokens of 1 file, 1.74 kB, in chunks of 256 (uint16)\n"
+    said = here(corpus, *words)
+    assert said.code == 0 and said.err == "", said
+    assert said.out.splitlines() == [
+        "t has 1,140 tokens of 50 documents: 5 chunks of 256 in 1 shard, 2.56 kB",
+        "  vocabulary 257 (uint16), end token 256",
+        "  the last chunk is filled up with 140 end tokens",
+    ]
+    said = here(corpus, "data", "check", "t")
+    assert said.code == 0 and said.out == "t: 5 chunks, clean\n", said
+    shard = corpus / "t" / "tokens-00000.bin"
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-2] + b"\0\0")
+    said = here(corpus, "data", "check", "t")
+    assert said.code == 1 and "  hash: `t/tokens-00000.bin` has another hash" in said.out, said
+    shard.write_bytes(whole[:-2])
+    said = here(corpus, "data", "check", "t", "--json")
+    assert said.code == 1 and said.json()["files"][0]["findings"][0]["kind"] == "size"
+    assert "2,558 bytes instead of 2,560" in said.out
+    said = here(corpus, "data", "check", "t", "--fix")
+    assert said.code == 2 and "tokens, which cannot be mended" in said.err
+
+
+def test_check_takes_tokens_and_samples_together(folder, corpus, here):
+    here(corpus, "data", "tokenize", "a.jsonl", "-o", "t", "--train", "300", "--chunk", "256")
+    said = here(folder, "data", "check", "t", "data/b.h5")
+    assert said.code == 0 and said.out.splitlines()[1] == "data/b.h5: 30 samples, clean", said
+    (corpus / "t" / "tokenizer.json").write_text("{}")
+    said = here(folder, "data", "check", "t", "data/a.h5")
+    assert said.code == 1 and "is not the one that made these tokens" in said.out, said
+
+
+def test_broken_lines_stop_or_are_skipped_counted_and_named(corpus, here):
+    with (corpus / "a.jsonl").open("a") as file:
+        file.write('{"text": \n')
+    words = ("data", "tokenize", "a.jsonl", "-o", "t", "--bytes")
+    said = here(corpus, *words)
+    assert said.code == 1 and "error: `a.jsonl:51`: it is no JSON" in said.err, said
+    assert "hint: mend it" in said.err and "Traceback" not in said.err
+    said = here(corpus, *words, "--on-broken", "skip")
+    assert said.code == 0, said
+    assert "1 broken lines were skipped:\n  a.jsonl:51: it is no JSON" in said.out
+    said = here(corpus, *words)
+    assert said.code == 1 and "`t` exists already" in said.err and "--force" in said.err
+
+
+def test_data_tokenize_gives_what_json_prints(corpus, here, monkeypatch):
+    monkeypatch.chdir(corpus)
+    said = here(corpus, "data", "tokenize", "a.jsonl", "-o", "t", "--train", "300", "--json")
+    assert said.code == 0, said
+    again = tasuki.data_tokenize("a.jsonl", output="t", train=300, force=True)
+    assert again == said.json() and again["documents"] == 50
+    with pytest.raises(tasuki.TasukiError, match="nothing says what the tokens are"):
+        tasuki.data_tokenize("a.jsonl", output="s")
+
+
 def test_every_example_parses():
     from tasuki.cli.main import cli
 
@@ -101,8 +168,10 @@ def test_the_command_line_itself_imports_no_numpy(folder):
     code = (
         "import sys, json, tasuki\n"
         "tasuki.data_check('data/b.h5')\n"
-        "print(json.dumps(sorted({'numpy', 'h5py', 'torch'} & set(sys.modules))))"
+        "tasuki.data_tokenize('data/c.txt', output='t', train=300)\n"
+        "print(json.dumps(sorted({'numpy', 'h5py', 'torch', 'tokenizers'} & set(sys.modules))))"
     )
+    (folder / "data" / "c.txt").write_text("one two")
     words = [sys.executable, "-c", code]
     done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=True, timeout=60)
     assert json.loads(done.stdout) == []

@@ -84,3 +84,23 @@ def test_a_first_start_that_found_the_disk_full_is_repeated_by_run(project, smal
     assert made.type("run").code == 1
     filler.unlink()
     assert made.type("run").code == 0, made.logs()
+
+
+def test_tokens_that_find_the_disk_full_leave_no_output_and_go_on_when_there_is_room(
+    tmp_path, small_disk, here
+):
+    disk = tmp_path / "disk"
+    small_disk(disk)
+    (tmp_path / "a.txt").write_text("nothing but words\n" * 150_000)
+    words = ("data", "tokenize", str(tmp_path / "a.txt"), "--bytes", "--chunk", "1024")
+    said = here(tmp_path, *words, "-o", "disk/t")
+    assert said.code == 1 and "No space left on device" in said.err, said
+    assert "hint: make room there" in said.err and "Traceback" not in said.err
+    assert not (disk / "t").exists()
+    bigger = ["mount", "-o", "remount,size=20m", str(disk)]
+    subprocess.run(bigger, timeout=20, check=True)
+    said = here(tmp_path, *words, "-o", "disk/t")
+    assert said.code == 0 and [path.name for path in disk.iterdir()] == ["t"], said
+    assert here(tmp_path, *words, "-o", "ref").code == 0
+    for path in (tmp_path / "ref").iterdir():
+        assert (disk / "t" / path.name).read_bytes() == path.read_bytes()

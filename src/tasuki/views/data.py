@@ -94,9 +94,14 @@ def show_checked(found: dict[str, Any], *, console: Console | None = None) -> No
             continue
         state = f"{count(file['bad'])} bad" if file["bad"] else "clean"
         colour = "yellow" if file["bad"] else "green"
-        _say(console, f"{file['path']}: {_samples(file['samples'])}, {state}", style=colour)
+        has_tokens = file.get("holds") == "tokens"
+        num = _chunks(file["samples"]) if has_tokens else _samples(file["samples"])
+        _say(console, f"{file['path']}: {num}, {state}", style=colour)
         for finding in file["findings"]:
-            _print_finding(finding, console)
+            if has_tokens:
+                _say(console, f"  {finding['kind']}: {finding['first'][0]['why']}")
+            else:
+                _print_finding(finding, console)
         if file["output"]:
             has = "would have" if found["dry_run"] else "has"
             _say(console, f"  {file['output']} {has} the {count(file['kept'])} others")
@@ -118,9 +123,9 @@ def show_tokenized(made: dict[str, Any], *, console: Console | None = None) -> N
     _say(
         console,
         f"{made['output']} has {count(made['tokens'])} tokens of {count(made['documents'])} "
-        f"document{'' if made['documents'] == 1 else 's'}: {count(made['chunks'])} "
-        f"chunk{'' if made['chunks'] == 1 else 's'} of {count(made['chunk'])} in {count(shards)} "
-        f"shard{'' if shards == 1 else 's'}, {format_bytes(made['bytes'])}",
+        f"document{'' if made['documents'] == 1 else 's'}: {_chunks(made['chunks'])} of "
+        f"{count(made['chunk'])} in {count(shards)} shard{'' if shards == 1 else 's'}, "
+        f"{format_bytes(made['bytes'])}",
     )
     _say(
         console,
@@ -142,6 +147,10 @@ def _print_finding(finding: dict[str, Any], console: Console) -> None:
     for one in finding["first"]:
         _say(console, f"    sample {one['sample']}: {one['why']}")
     _and_more(console, finding["samples"] - len(finding["first"]), indent="    ")
+
+
+def _chunks(number: int) -> str:
+    return f"{count(number)} chunk{'' if number == 1 else 's'}"
 
 
 def _samples(number: int) -> str:

@@ -14,7 +14,12 @@ from tests.data.tokens.corpus import make_documents, read_stream, tokenize, writ
 from torch.utils.data import DataLoader, default_collate
 
 import tasuki
+from tasuki.data.buckets import plan_buckets
 from tasuki.data.fetch import Fetcher, Request
+from tasuki.data.loader import Loader
+from tasuki.data.order import Order
+from tasuki.data.shares import StepSplit
+from tasuki.data.tempo import LoaderSettings
 from tasuki.data.tokens import TokenDataset
 from tasuki.errors import DataError, StoreError
 
@@ -245,3 +250,25 @@ def test_large_vocabularies_are_read_from_four_bytes(tmp_path):
     (tmp_path / "index.json").write_text(json.dumps(index))
     dataset = TokenDataset(tmp_path)
     np.testing.assert_array_equal(dataset.batch([0, 1, 2, 3]).numpy().reshape(-1), values)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_epoch_through_the_loader_has_each_chunk_once(folder, workers):
+    dataset = TokenDataset(folder)
+    order = Order(plan_buckets(None, len(dataset)), seed=1, stage="s", effective_batch=16)
+    loader = Loader(
+        Fetcher(dataset, None),
+        order,
+        StepSplit(micro_batch=8),
+        first_step=0,
+        total_steps=order.steps_per_epoch,
+        settings=LoaderSettings(workers=workers),
+    )
+    seen: dict[int, torch.Tensor] = {}
+    for step, _ in loader.steps():
+        for batch in step:
+            assert batch.data.dtype == torch.int64
+            seen |= zip(batch.indices, batch.data, strict=True)
+    loader.stop()
+    assert sorted(seen) == list(range(len(dataset)))
+    assert all(torch.equal(seen[i], dataset[i]) for i in seen)

@@ -71,7 +71,11 @@ class Reading:
             kind = source.kind if source.kind == "jsonl" else self.documents
             with _open(source) as (file, position):
                 data = _from(file, place)
-                blocks = _pieces(data) if kind == "file" else _documents(data, kind, self)
+                blocks = (
+                    _pieces(data, is_begun=place > 0)
+                    if kind == "file"
+                    else _documents(data, kind, self)
+                )
                 for payload, is_end in blocks:
                     after, rows = place + len(payload), payload.count(b"\n")
                     if place == 0:
@@ -105,8 +109,9 @@ def _from(file: IO[bytes], place: int) -> IO[bytes]:
     return file
 
 
-def _pieces(file: IO[bytes]) -> Iterator[tuple[bytes, bool]]:
-    """A document as pieces, the last of which ends it."""
+def _pieces(file: IO[bytes], *, is_begun: bool) -> Iterator[tuple[bytes, bool]]:
+    """A document as pieces, the last of which ends it. Of one that is begun nothing may be left:
+    it has ended then."""
     kept, is_over = bytearray(), False
     while True:
         while not is_over and len(kept) < window():
@@ -115,8 +120,10 @@ def _pieces(file: IO[bytes]) -> Iterator[tuple[bytes, bool]]:
             is_over = not read
         num = next_cut(kept)
         if num is None:
-            yield bytes(kept), True
+            if kept or not is_begun:
+                yield bytes(kept), True
             return
+        is_begun = True
         yield bytes(kept[:num]), False
         del kept[:num]
 

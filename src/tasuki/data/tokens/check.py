@@ -34,6 +34,7 @@ def check(order: dict[str, Any], talk: Talk) -> dict[str, Any]:
 def _check_folder(folder: Path, talk: Talk) -> dict[str, Any]:
     told: dict[str, Any] = {
         "path": str(folder),
+        "holds": "tokens",
         "samples": None,
         "bad": None,
         "findings": [],

@@ -98,6 +98,12 @@ class Journal:
         found = self._value.get("place")
         return None if found is None else (int(found[0]), int(found[1]))
 
+    def discard(self) -> None:
+        """Of another output, which has its name already or is not wanted any more."""
+        remove_tree(self.new)
+        self._path.unlink(missing_ok=True)
+        self._value = {"format": FORMAT}
+
     def start_over(self, key: str) -> None:
         trained = self._value.get("trained")
         self._value = {"format": FORMAT, "key": key, "sources": [], "hashes": [], "place": None}

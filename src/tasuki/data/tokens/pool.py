@@ -18,7 +18,7 @@ from concurrent.futures.process import BrokenProcessPool
 from tasuki.data.tokens.blocks import Block
 from tasuki.data.tokens.encode import BlockEncoder, Encoded
 from tasuki.data.tokens.vocabulary import Vocabulary
-from tasuki.errors import RunError
+from tasuki.errors import RunError, TasukiError
 
 _AHEAD = 3
 """Blocks under way, for each worker."""
@@ -59,12 +59,23 @@ def encode_in_order(
 
 def _through(pool: ProcessPoolExecutor, blocks: Iterable[Block], *, most: int) -> Results:
     waiting: deque[tuple[Block, Future[Encoded]]] = deque()
-    for block in blocks:
+    unread = iter(blocks)
+    failed: TasukiError | None = None
+    while True:
+        try:
+            block = next(unread)
+        except StopIteration:
+            break
+        except TasukiError as error:
+            failed = error  # told after what came before it, as with one worker
+            break
         waiting.append((block, pool.submit(_encode, block)))
         if len(waiting) >= most:
             yield _next(waiting)
     while waiting:
         yield _next(waiting)
+    if failed is not None:
+        raise failed
 
 
 def _next(waiting: deque[tuple[Block, Future[Encoded]]]) -> tuple[Block, Encoded]:

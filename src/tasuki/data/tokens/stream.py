@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
+from itertools import accumulate
 
 import numpy as np
 
@@ -52,7 +53,7 @@ class Stream:
             hashes=journal.hashes,
         )
         self._kept, self._kept_at = self._shards.done, SystemClock.monotonic()
-        self._sizes = [source.num_bytes for source in sources]
+        self._before = [0, *accumulate(source.num_bytes for source in sources)]
 
     def run(self, *, workers: int, chunk: int) -> list[str]:
         """Everything that is left; the hashes of all shards."""
@@ -102,8 +103,8 @@ class Stream:
             or now - self._kept_at > _KEEP_EVERY_S
         ):
             self._keep()
-        done = sum(self._sizes[: block.source]) + block.read
-        self._talk.progress("tokenising", min(done, sum(self._sizes)), sum(self._sizes))
+        done, total = self._before[block.source] + block.read, self._before[-1]
+        self._talk.progress("tokenising", min(done, total), total)
 
     def _end_document(self, counts: Counts) -> None:
         if counts["tokens"]:

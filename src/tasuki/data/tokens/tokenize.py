@@ -93,7 +93,7 @@ def tokenize(order: dict[str, Any], talk: Talk) -> dict[str, Any]:
         if journal.is_publishing:
             if journal.key == key and journal.is_about(wanted.sources):
                 return _publish(wanted, journal)
-            journal.start_over(key)
+            journal.discard()
         refuse_existing(wanted.output, force=order["force"])
         vocabulary = given or _train(wanted, order["train"], journal, talk)
         told = _make(wanted, vocabulary, journal, key, talk)
