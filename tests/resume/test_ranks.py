@@ -123,3 +123,35 @@ def test_fewer_samples_than_ranks_are_said_and_used_exactly_once(warm, tmp_path)
     assert project.logs().count(said) == 1
     weights = load_file(project.run.stage("one").weights)["w"]
     assert weights.tolist() == [-1.5, -1.5]  # each loses half in each of three epochs
+
+
+def test_a_run_with_several_ranks_says_what_they_bring_by_history_or_by_the_exchange(
+    warm, tmp_path
+):
+    from tasuki.actions.status import read_status
+    from tasuki.store.history import append_history, read_history
+    from tasuki.telemetry.events import read_events
+
+    def train(folder, ranks: int) -> Project:
+        project = make_project(folder, ranks=ranks)
+        append_to = project.run.path.parent
+        for line in earlier:
+            append_history(append_to, "earlier.1", line)
+        assert warm.start(project.job.path).wait() == 0, project.logs()
+        return project
+
+    earlier: list[dict] = []
+    alone = train(tmp_path / "one", 1)
+    assert "Scaling:" not in alone.logs()
+    unknown = train(tmp_path / "two", 2)
+    (told,) = [e for e in read_events(unknown.run) if e["kind"] == "scaling"]
+    assert told["ranks"] == 2 and told["speedup"] is None and 0 <= told["exchange"] <= 1
+    assert "Scaling: 2 ranks, " in unknown.logs()
+    earlier = list(read_history(alone.run.path.parent))
+    known = train(tmp_path / "both", 2)
+    (stage,) = read_status([known.run], now=time.time())["runs"][0]["stages"]
+    found = stage["scaling"]
+    assert found["baseline_ranks"] == 1
+    assert found["efficiency"] == pytest.approx(found["speedup"] / 2, abs=1e-3)
+    assert "× of 1 rank (" in known.logs()
+    assert differences(unknown, known) == [], "measuring changes nothing"

@@ -204,6 +204,7 @@ def _describe_stage(run: RunFolder, stage: dict[str, Any]) -> dict[str, Any]:
         "steps": trained["steps"] if trained else None,
         "loss": (trained["last"] or {}).get("loss") if trained else None,
         "metrics": evaluated["metrics"] if evaluated else None,
+        "scaling": trained.get("scaling") if trained else None,
     }
 
 

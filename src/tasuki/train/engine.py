@@ -117,6 +117,8 @@ class StepEngine:
         """Whether `loss` gives means; known after the first."""
         self.scalars: dict[str, Any] = {}
         """What the recipe's loss last gave to be logged."""
+        self.exchange_s: float | None = None
+        """How long a step waits for the gradients of the other ranks, where it was measured."""
 
     def step(
         self, batches: Iterable[MicroBatch], num_samples: int, *, is_checked: bool = False
@@ -248,8 +250,8 @@ class StepEngine:
         """Forward, backward, forward: DDP settles its gradient buckets, and a compiler its kernels,
         now, not after a resume."""
         for _ in range(2):
-            self._try(batch)
-        self._optimizer.zero_grad(set_to_none=True)
+            self.try_together(batch)
+        self.forget()
         if self._world == 1:
             return
         kinds = torch.tensor([int(bool(self._is_mean))], device=self._device)
@@ -260,15 +262,19 @@ class StepEngine:
     def try_alone(self, batch: Any) -> None:
         """Forward and backward without the other ranks; the gradients stay."""
         with self._sync(is_last=False):
-            self._try(batch)
+            self.try_together(batch)
+
+    def forget(self) -> None:
+        """The gradients of what was tried."""
+        self._optimizer.zero_grad(set_to_none=True)
 
     def rewrap(self, wrap: Callable[[nn.Module], nn.Module]) -> None:
         """Let another DDP module add up the gradients."""
         assert isinstance(self._module, DistributedDataParallel)
         self._module = self._call = wrap(self._module.module)
 
-    def _try(self, batch: Any) -> None:
-        """A compiler that fails is done without."""
+    def try_together(self, batch: Any) -> None:
+        """The same with the other ranks. A compiler that fails is done without."""
         try:
             self._pass_for_nothing(batch)
         except Exception as error:

@@ -12,10 +12,11 @@ from tasuki.checkpoint.export import is_exported, pack
 from tasuki.checkpoint.weights import read_weights, write_weights
 from tasuki.clock import utc
 from tasuki.estimate.facts import stage_key
+from tasuki.estimate.scaling import Scaling, find_baseline
 from tasuki.failpoints import failpoint
 from tasuki.spec.export import Export, parse_export
 from tasuki.store.atomic import FORMAT, make_folder, write_bytes, write_json
-from tasuki.store.history import append_history
+from tasuki.store.history import append_history, read_history
 from tasuki.telemetry.lines import spelled
 from tasuki.train.prepare import Setup
 from tasuki.train.snapshot import Progress
@@ -23,7 +24,13 @@ from tasuki.train.task import Task
 
 
 def finish_stage(
-    task: Task, setup: Setup, progress: Progress, last_row: dict[str, Any], *, start_s: float
+    task: Task,
+    setup: Setup,
+    progress: Progress,
+    last_row: dict[str, Any],
+    *,
+    start_s: float,
+    exchange_s: float | None = None,
 ) -> None:
     """Idempotent: repeated by the next attempt when this one is killed in here."""
     best = progress.best
@@ -38,6 +45,7 @@ def finish_stage(
     failpoint("finish.weights")
     for wanted in parse_export(task.stage.export):
         _export(task, wanted, weights, step=step)
+    scaling = _find_scaling(task, setup, exchange_s)
     write_json(
         folder.metrics,
         {
@@ -50,6 +58,7 @@ def finish_stage(
             "best": {"metric": best.metric, "value": best.value, "step": best.step}
             if best
             else None,
+            "scaling": scaling.as_json() if scaling is not None else None,
             "sha256": sha256,
             "finished_at": utc(task.clock.wall()),
         },
@@ -57,8 +66,26 @@ def finish_stage(
     for path in folder.path.glob("best-*.safetensors"):
         path.unlink(missing_ok=True)
     _remember(task, setup, start_s)
+    if scaling is not None:
+        task.say(f"Scaling: {scaling.in_words()}")
+        task.event("scaling", stage=task.stage.name, **scaling.as_json())
     task.say(f"Finished stage {task.stage.name}: {setup.total_steps} steps")
     task.event("stage-done", stage=task.stage.name, steps=setup.total_steps, sha256=sha256)
+
+
+def _find_scaling(task: Task, setup: Setup, exchange_s: float | None) -> Scaling | None:
+    """None: one rank, or no step of this attempt to tell from."""
+    world, stage = task.ranks.world, task.stage
+    if world == 1 or not task.watch.step_s:
+        return None
+    step_s = median(task.watch.step_s)
+    history = read_history(task.run.path.parent)
+    return Scaling(
+        ranks=world,
+        samples_per_sec=setup.order.effective_batch / step_s,
+        exchange=min(1.0, exchange_s / step_s) if exchange_s is not None else None,
+        baseline=find_baseline(history, stage, device=task.device.type, ranks=world),
+    )
 
 
 def _export(task: Task, wanted: Export, weights: Mapping[str, Tensor], *, step: int) -> None:

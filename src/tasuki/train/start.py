@@ -39,6 +39,7 @@ from tasuki.telemetry.events import read_events
 from tasuki.telemetry.view import count_preemptions, last_save_s
 from tasuki.train.engine import StepEngine
 from tasuki.train.exact import describe, freeze, what_differs
+from tasuki.train.exchange import measure_exchange
 from tasuki.train.fingerprints import fingerprint_data, refuse_changed_data
 from tasuki.train.prepare import Setup, load_initial_weights, start_seed
 from tasuki.train.ranks import wrap_module
@@ -417,6 +418,8 @@ def _settle_buckets(task: Task, setup: Setup, engine: StepEngine) -> None:
     if task.ranks.world > 1:
         _allow_unused(task, setup, engine, batch)
     engine.throw_away(batch)
+    if task.ranks.world > 1:
+        engine.exchange_s = measure_exchange(engine, batch, device=task.device, clock=task.clock)
 
 
 def _allow_unused(task: Task, setup: Setup, engine: StepEngine, batch: Any) -> None:

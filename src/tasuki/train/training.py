@@ -455,7 +455,12 @@ class Training:
             start_s = self._began_at - self._born_at
             when_there_is_room(
                 lambda: finish_stage(
-                    self.task, self.setup, self.progress, self.last_row, start_s=start_s
+                    self.task,
+                    self.setup,
+                    self.progress,
+                    self.last_row,
+                    start_s=start_s,
+                    exchange_s=self.engine.exchange_s,
                 ),
                 say=self.task.say,
                 clock=self.task.clock,

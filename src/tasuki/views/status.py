@@ -121,4 +121,17 @@ def _stage_line(stage: dict[str, Any]) -> str:
     told = ", ".join(f"{escape(name)} {number(value)}" for name, value in metrics.items())
     evaluated = f"; evaluated: {told}" if told else ""
     steps, loss = count(stage["steps"]), number(stage["loss"])
-    return f"{escape(stage['name'])}: {steps} steps, loss {loss}{evaluated}"
+    return f"{escape(stage['name'])}: {steps} steps, loss {loss}{evaluated}{_scaled(stage)}"
+
+
+def _scaled(stage: dict[str, Any]) -> str:
+    """What several ranks brought, where that is known."""
+    found = stage.get("scaling") or {}
+    words = f"; {found.get('ranks')} ranks: {number(found.get('samples_per_sec'))} samples/s"
+    if found.get("speedup") is not None:
+        fewer = f"{found['baseline_ranks']} rank{'s' if found['baseline_ranks'] > 1 else ''}"
+        times, share = found["speedup"], found["efficiency"]
+        return f"{words}, {times:.2f} × of {fewer} ({share:.0%}), by history"
+    if found.get("exchange") is not None:
+        return f"{words}, about {found['exchange']:.0%} of a step exchanges gradients"
+    return words if found else ""
