@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         run,
         status,
         submit,
+        tune,
     )
     from tasuki.data.collate import pad_collate
     from tasuki.data.hdf5.dataset import Hdf5Dataset
@@ -97,6 +98,7 @@ __all__ = [
     "run",
     "status",
     "submit",
+    "tune",
 ]
 
 _VERBS = (
@@ -123,6 +125,7 @@ _VERBS = (
     "run",
     "status",
     "submit",
+    "tune",
 )
 
 _HOMES = {

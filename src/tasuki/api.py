@@ -29,6 +29,7 @@ from tasuki.actions.export import Wanted, export_run
 from tasuki.actions.extend import extend_run
 from tasuki.actions.inspect import Asking, inspect_files, inspect_spec, which_spec
 from tasuki.actions.logs import read_logs
+from tasuki.actions.machine import look_around
 from tasuki.actions.new import new_project
 from tasuki.actions.plan import PlanRequest, make_plan, request_plan
 from tasuki.actions.prune import prune_run
@@ -39,6 +40,7 @@ from tasuki.actions.runs import find_run
 from tasuki.actions.status import read_status
 from tasuki.actions.submit import SubmitRequest
 from tasuki.actions.submit import submit as submit_jobs
+from tasuki.actions.tune import DEFAULT_BUDGET, TuneRequest, read_switches, tune_stage
 from tasuki.clock import SystemClock
 from tasuki.scheduler.slurm.client import Slurm
 from tasuki.spec.export import FileFormat
@@ -267,6 +269,38 @@ def doctor(
             is_live=live,
             partition=partition,
             within_s=Duration.parse(within).seconds,
+        )
+    )
+
+
+def tune(
+    spec: str | Path = "tasuki.yaml",
+    *,
+    experiment: str | None = None,
+    stage: str | None = None,
+    only: Sequence[str] = (),
+    budget: str = DEFAULT_BUDGET,
+    write: bool | Sequence[str] = False,
+    settings: Sequence[str] = (),
+    config: str | None = None,
+    is_dry: bool = False,
+) -> dict[str, Any]:
+    """What each switch buys on this recipe, measured; `keep` has what is worth keeping. `write`
+    puts it into the spec: all that gives up nothing (True), or these switches."""
+    environment = dict(os.environ)
+    wanted = None if write is False else () if write is True else read_switches(",".join(write))
+    return tune_stage(
+        TuneRequest(
+            spec=_load(spec, settings, config),
+            machine=look_around(environment),
+            python=sys.executable,
+            environment=environment,
+            budget_s=Duration.parse(budget).seconds,
+            experiment=experiment,
+            stage=stage,
+            only=read_switches(",".join(only)),
+            write=wanted,
+            is_dry=is_dry,
         )
     )
 

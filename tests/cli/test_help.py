@@ -22,6 +22,7 @@ VERBS = [
         "resume",
         "inspect",
         "plan",
+        "tune",
         "doctor",
         "evaluate",
         "export",

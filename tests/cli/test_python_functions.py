@@ -33,6 +33,7 @@ VERBS = {
     "run",
     "status",
     "submit",
+    "tune",
 }
 FOR_RECIPES = {"pad_collate"}
 

@@ -1,0 +1,178 @@
+"""`tasuki tune`: what each switch buys on the user's own recipe, measured by a child process.
+
+Chooses the stage, asks (tasuki.train.tune), and writes the winners into the spec if that is wanted.
+What is tried and what is kept is decided in estimate/tuning.py.
+"""
+
+from __future__ import annotations
+
+import difflib
+import stat
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tasuki.actions.machine import Machine, cpus_for, device_for
+from tasuki.actions.plan import choose_experiments
+from tasuki.answers import OnProgress, ask
+from tasuki.errors import SpecError, UsageError
+from tasuki.estimate.tuning import SWITCHES, WORKERS
+from tasuki.spec.edit import edit_stage, refuse_unwritten
+from tasuki.spec.resolved import ResolvedExperiment, ResolvedSpec, ResolvedStage, to_plain
+from tasuki.store.atomic import FORMAT, write_bytes
+from tasuki.train.kernels import keep_kernels
+
+DEFAULT_BUDGET = "2m"
+_SHORT_NAMES = {"workers": WORKERS, "checkpointing": "gradient_checkpointing"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneRequest:
+    spec: ResolvedSpec
+    machine: Machine
+    python: str
+    environment: Mapping[str, str]
+    budget_s: float
+    experiment: str | None = None
+    stage: str | None = None
+    only: tuple[str, ...] = ()
+    """Switches; empty: all."""
+    write: tuple[str, ...] | None = None
+    """Switches; empty: all winners that give up nothing; None: nothing is written."""
+    is_dry: bool = False
+    """Tell what would be tried."""
+    on_progress: OnProgress = lambda _: None
+
+
+def tune_stage(request: TuneRequest) -> dict[str, Any]:
+    """The values of `tasuki tune --json`."""
+    spec = request.spec
+    if request.budget_s <= 0:
+        raise UsageError("a budget must be longer than 0", hint="write for example --budget 2m")
+    names = [request.experiment] if request.experiment else []
+    stages = [request.stage] if request.stage else []
+    experiments = choose_experiments(spec, names, stages)
+    experiment, stage = _choose_stage(experiments, request.stage)
+    if request.write is not None:
+        refuse_unwritten(Path(spec.file), experiment=experiment.name, stage=stage.name)
+    found = _measure(stage, request)
+    answer = {
+        "format": FORMAT,
+        "source": spec.file,
+        "experiment": experiment.name,
+        "stage": stage.name,
+        "ranks": spec.cluster.gpus,
+        "budget_s": request.budget_s,
+        "dry_run": request.is_dry,
+        **found,
+        "written": None,
+        "warnings": list(spec.warnings),
+    }
+    if request.write is not None and not request.is_dry:
+        answer["written"] = _write(answer, request)
+    return answer
+
+
+def read_switches(text: str) -> tuple[str, ...]:
+    """`precision,workers` as the spec calls them."""
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    return tuple(dict.fromkeys(_read_switch(word) for word in words))
+
+
+def _read_switch(word: str) -> str:
+    name = _SHORT_NAMES.get(word, word)
+    if name in SWITCHES:
+        return name
+    near = difflib.get_close_matches(word, [*SWITCHES, *_SHORT_NAMES], n=1)
+    hint = f"did you mean `{near[0]}`?" if near else f"there are: {', '.join(SWITCHES)}"
+    raise UsageError(f"there is no switch `{word}` to tune", hint=hint)
+
+
+def _choose_stage(
+    experiments: Sequence[ResolvedExperiment], name: str | None
+) -> tuple[ResolvedExperiment, ResolvedStage]:
+    """The stage that is named, else the first that has a recipe."""
+    named = [(e, s) for e in experiments for s in e.stages if name in (None, s.name)]
+    for experiment, stage in named:
+        if stage.recipe is not None:
+            return experiment, stage
+    experiment, stage = named[0]
+    what = "runs a command of its own" if stage.command else "has no recipe"
+    raise UsageError(
+        f"stage `{stage.name}` of `{experiment.name}` {what}: there is nothing to measure",
+        hint="`tasuki tune` measures stages with a `recipe`; name one with --stage",
+    )
+
+
+def _measure(stage: ResolvedStage, request: TuneRequest) -> dict[str, Any]:
+    spec = request.spec
+    device = device_for(spec.cluster, request.machine)
+    if device == "cuda" and request.machine.gpus == 0:
+        raise UsageError(
+            "there is no GPU here to measure on",
+            hint="run `tasuki tune` where there is one, as `srun --gres=gpu:1 tasuki tune`; or "
+            "measure on the CPU: --set cluster.gpu=cpu",
+        )
+    order: dict[str, Any] = {
+        "stage": to_plain(stage),
+        "folder": spec.folder,
+        "ranks": spec.cluster.gpus,
+        "cpus": min(cpus_for(spec.cluster, request.machine), request.machine.cpus),
+        "device": device,
+        "budget_s": request.budget_s,
+        "only": list(request.only),
+        "asked": list(request.write or ()),
+        "is_dry": request.is_dry,
+    }
+    # As a run has it.
+    environment = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", **request.environment}
+    with tempfile.TemporaryDirectory(prefix="tasuki-tune-") as kernels:
+        keep_kernels(Path(kernels), environment, cpus=order["cpus"])
+        answer: dict[str, Any] = ask(
+            "tasuki.train.tune",
+            order,
+            python=request.python,
+            environment=environment,
+            folder=spec.folder,
+            on_progress=request.on_progress,
+        )
+    return answer
+
+
+def _write(answer: Mapping[str, Any], request: TuneRequest) -> dict[str, Any]:
+    """What was written where, or why nothing was."""
+    changes, together = answer["keep"], answer["together"]
+    if not changes:
+        return _unwritten("no switch is worth keeping")
+    if together is not None and not together["keep"]:
+        return _unwritten(f"the winners together: {together['verdict']}")
+    try:
+        edited = edit_stage(
+            Path(request.spec.file),
+            experiment=answer["experiment"],
+            stage=answer["stage"],
+            changes=changes,
+        )
+    except SpecError as error:  # minutes of measuring are not thrown away for it
+        return _unwritten(f"{error.message}; {error.hint}")
+    replace_text(edited.file, edited.text)
+    return {
+        "file": str(edited.file),
+        "changes": changes,
+        "lines": [list(pair) for pair in edited.lines],
+        "reason": None,
+    }
+
+
+def _unwritten(reason: str) -> dict[str, Any]:
+    return {"file": None, "changes": {}, "lines": [], "reason": reason}
+
+
+def replace_text(file: Path, text: str) -> None:
+    """A file of the user's keeps its mode, and a link stays one."""
+    target = file.resolve()
+    mode = stat.S_IMODE(target.stat().st_mode)
+    write_bytes(target, text.encode())
+    target.chmod(mode)
