@@ -82,6 +82,9 @@ class Transformer(nn.Module):
 
 
 class SmallLM:
+    tokens_per_sample = "weight"
+    """What `loss` weighs by are letters: the metrics have `tokens_per_sec`."""
+
     def __init__(
         self,
         width: int = 64,

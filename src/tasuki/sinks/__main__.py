@@ -28,7 +28,7 @@ from tasuki.store.runs import RunFolder
 from tasuki.telemetry.events import EventLog
 
 _LOOK_EVERY_S = 1.0
-_CLOSE_WITHIN_S = 60.0
+_CLOSE_WITHIN_S = 90.0
 """Whoever started this process may be less patient, and kills it."""
 _METHODS = ("begin", "log", "close")
 
@@ -37,7 +37,7 @@ def main(arguments: list[str], clock: Clock | None = None) -> int:
     clock = clock or SystemClock()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
-    os.nice(10)  # training goes first
+    os.nice(5)  # training goes first
     run, claim = _parse(arguments)
     events = EventLog(run, claim=claim, node=0, who="sinks", clock=clock)
     try:

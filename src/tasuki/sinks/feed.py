@@ -18,9 +18,10 @@ from tasuki.sinks.sink import Sink, SinkRun
 from tasuki.sinks.truth import News
 
 HANGS_AFTER_S = 120.0
-"""A call of `log` that takes longer does not come back; `begin` may have much to write."""
+"""A call that takes longer does not come back."""
 _MOST_WAITING = 100_000
 _BEGIN_AFTER_S = 1800.0
+"""The same, where there may be much to import or to write."""
 
 Warn = Callable[[str], None]
 
@@ -62,7 +63,7 @@ class Feed(threading.Thread):
         call = self._call
         if call is None or self.is_left_alone:
             return
-        longest = HANGS_AFTER_S if call[0] == "log" else _BEGIN_AFTER_S
+        longest = _BEGIN_AFTER_S if call[0] in ("make", "begin") else HANGS_AFTER_S
         if self._clock.monotonic() - call[1] > longest:
             with self._wakes:
                 self._leave_alone(f"`{call[0]}` has not come back for {longest:.0f} s")

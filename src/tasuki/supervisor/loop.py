@@ -71,9 +71,10 @@ class Supervisor:
             self._ask_deadline()
             while any(lane.end is None for lane in self._lanes):
                 self._turn(selector, signals)
-            for lane in self._lanes:
-                lane.end_sinks()
-        return self._settle()
+        settlement = self._settle()
+        for lane in self._lanes:
+            lane.end_sinks()
+        return settlement
 
     def _turn(self, selector: selectors.DefaultSelector, signals: SignalPipe) -> None:
         wires = {rank.wire.fileno(): (phase, rank) for phase, rank in self._open_wires()}

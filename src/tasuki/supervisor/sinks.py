@@ -23,7 +23,7 @@ from tasuki.telemetry.events import EventLog
 
 AT_HANDOVER_S = 3.0
 """How long it may take to close its sinks when the next attempt gives them everything again."""
-AT_END_S = 30.0
+AT_END_S = 60.0
 """And when there will be no next one."""
 _LOOK_EVERY_S = 0.02
 
