@@ -135,6 +135,9 @@ class ChunkedLoader:
             yield from itertools.islice(steps, CHUNK)
             self._turns.after_chunk(clock.stop())
 
+    def has_seen_every_bucket(self) -> bool:
+        return self._loader.has_seen_every_bucket()
+
     def state(self) -> None:
         self._loader.state()
 

@@ -47,7 +47,8 @@ from _measure import (
     spread,
     write_results,
 )
-from tasuki.data import fetch, loader
+from tasuki.data import loader
+from tasuki.data.drawn import ThriftyFetcher
 from tasuki.data.shares import share_of_step
 from tasuki.train.engine import StepEngine
 from tasuki.train.optim import PureSchedule
@@ -60,7 +61,7 @@ STEPS = 1_000
 CHUNKS_OF_PART = 12
 """In each round."""
 IS_PLAIN = os.environ.get("BENCH_DATA") == "plain"
-NUM_PARTS = 6 if IS_PLAIN else 8
+NUM_PARTS = 7
 NUM_KINDS = NUM_PARTS + 2
 """Of chunks of tasuki's loop: whole, without each part, without all of them."""
 ALL = "all of these at once"
@@ -221,16 +222,10 @@ def exchanges(loop: Training, uses: Counter[str] | None = None) -> dict[str, Exc
             uses[name] = 0
         return lambda _: patch.object(target, name, stand_in if uses is None else counted)
 
-    seeding = {
-        "seeds of each sample": swap(fetch, "seed_host", lambda _: None),
-        "random states kept": swap(loader, "kept_random_states", contextlib.nullcontext),
-    }
-    if IS_PLAIN:
-        seeding = {}
-        if uses is not None:
-            uses.clear()
     return {
-        **seeding,
+        "random numbers watched": swap(
+            ThriftyFetcher, "__call__", lambda self, request: self.fetcher(request, seed=None)
+        ),
         "order, seeds' values, split": swap(
             loader, "share_of_step", lambda _, step, *__, **___: shares[step]
         ),
@@ -251,12 +246,13 @@ def _lean_step(self: Training, batches: Any, num_samples: int) -> None:
     self.progress.samples += num_samples
 
 
-def _lean_engine_step(self: StepEngine, batches: Any, num_samples: int) -> None:  # noqa: ARG001
+def _lean_engine_step(self: StepEngine, batches: Any, *_: Any, **__: Any) -> bool:
     """`StepEngine.step` for one micro-batch on one rank, without the window of losses."""
     self._module(next(iter(batches)).data).backward()
     nn.utils.clip_grad_norm_(self._parameters, self._clip)
     self._optimizer.step()
     self._optimizer.zero_grad(set_to_none=True)
+    return True
 
 
 def check_exchanges(bench: Bench) -> None:

@@ -2,8 +2,8 @@
 
 Each sample is fetched under random numbers seeded by (seed, stage, epoch, position), so that the
 number of loader workers and how far they read ahead never matter (promise 2). Data that are certain
-to draw nothing skip the seeding (10 µs a sample), and plain arrays are indexed as a whole: what
-comes out is the same, bit for bit.
+to draw nothing skip the seeding (10 µs a sample; drawn.py finds out about others), and plain arrays
+are indexed as a whole: what comes out is the same, bit for bit.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import TensorDataset, default_collate
 
+from tasuki.data.generators import HOST, NUMPY
 from tasuki.data.handing import align
 from tasuki.data.hdf5.dataset import Hdf5Dataset
 from tasuki.data.tokens.reader import TokenDataset
 from tasuki.errors import DataError, TasukiError, is_users
 
 Collate = Callable[[list[Any]], Any]
+Seed = Callable[[int], None]
 RandomStates = tuple[Any, Any, Tensor]
 """Python's, numpy's and torch's, as a checkpoint can hold them."""
 
@@ -44,6 +46,19 @@ class Request(NamedTuple):
     """Of each sample's random numbers; None: nothing is drawn."""
 
 
+def seed_everything(seed: int) -> None:
+    """Python's, numpy's and torch's global random numbers, the GPU's too."""
+    seed_host(seed)
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed(seed)
+
+
+def seed_host(seed: int) -> None:
+    """Those a sample is fetched with."""
+    for generator in HOST:
+        generator.seed(seed)
+
+
 class Fetcher:
     """From a request to a batch. Goes to loader workers as it is."""
 
@@ -53,26 +68,23 @@ class Fetcher:
         self.is_seeded = draws(dataset) or draws_in(collate)
         self._as_a_whole = None if self.is_seeded or collate is not None else _whole(dataset)
 
-    def __call__(self, request: Request) -> Any:
+    def __call__(self, request: Request, *, seed: Seed | None = seed_host) -> Any:
+        """The batch; before each sample `seed` is called with its seed, unless that is None."""
         if self._as_a_whole is not None:
             batch = self._as_a_whole(request.indices)
             if batch is not None:
                 return align(batch)
-        with one_thread():
-            samples = fetch(self.dataset, request)
+        # As torch's loader workers compute: a mean over several threads has other last bits.
+        threads = torch.get_num_threads()
+        if threads != 1:
+            torch.set_num_threads(1)
+        try:
+            samples = fetch(self.dataset, request, seed=seed)
             batch = _default(samples) if self._own_collate is None else self._own_collate(samples)
+        finally:
+            if threads != 1:
+                torch.set_num_threads(threads)
         return align(batch)
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """As torch's loader workers compute: a mean over several threads has other last bits."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def draws(dataset: Any) -> bool:
@@ -88,24 +100,30 @@ def draws_in(collate: Collate | None) -> bool:
     return collate is not None and bool(getattr(collate, "draws_random_numbers", True))
 
 
-def fetch(dataset: Any, request: Request) -> list[Any]:
+def fetch(dataset: Any, request: Request, *, seed: Seed | None = seed_host) -> list[Any]:
     """Samples, each under its own random numbers; read together where the data can do that."""
-    indices, seeds = request
+    indices = request.indices
+    seeds = None if seed is None else request.seeds
     raw = dataset.read_raw(indices) if _reads_together(dataset) else None
-    samples = []
-    for place, index in enumerate(indices):
-        if seeds is not None:
-            seed_host(seeds[place])
-        try:
+    samples: list[Any] = []
+    index = -1
+    try:
+        if raw is None and seeds is None:
+            for index in indices:
+                samples.append(dataset[index])
+            return samples
+        for place, index in enumerate(indices):
+            if seed is not None and seeds is not None:
+                seed(seeds[place])
             samples.append(dataset[index] if raw is None else dataset.finish(raw[place]))
-        except TasukiError:
-            raise
-        except Exception as error:
-            culprit = "`transform`" if raw is not None else "`__getitem__`"
-            raise DataError(
-                f"sample {index} cannot be read: {type(error).__name__}: {error}{_place(error)}",
-                hint=f"the {culprit} of the data set that `build_dataset` returned fails there",
-            ) from error
+    except TasukiError:
+        raise
+    except Exception as error:
+        culprit = "`transform`" if raw is not None else "`__getitem__`"
+        raise DataError(
+            f"sample {index} cannot be read: {type(error).__name__}: {error}{_place(error)}",
+            hint=f"the {culprit} of the data set that `build_dataset` returned fails there",
+        ) from error
     return samples
 
 
@@ -163,28 +181,15 @@ def _stacked(dataset: Any, indices: Sequence[int]) -> dict[str, Tensor] | None:
     return {name: torch.from_numpy(np.asarray(array)) for name, array in arrays.items()}
 
 
-def seed_everything(seed: int) -> None:
-    """Python's, numpy's and torch's global random numbers, the GPU's too."""
-    seed_host(seed)
-    if torch.cuda.is_available():
-        torch.cuda.manual_seed(seed)
-
-
-def seed_host(seed: int) -> None:
-    """Those a sample is fetched with."""
-    random.seed(seed)
-    np.random.seed(seed & 0xFFFFFFFF)
-    torch.default_generator.manual_seed(seed)
-
-
 @contextlib.contextmanager
 def kept_random_states() -> Iterator[None]:
     """Whatever is drawn inside, the training's random numbers go on as if nothing was."""
-    states = host_random_states()
+    states = [(generator, generator.keep()) for generator in HOST]
     try:
         yield
     finally:
-        set_host_random_states(states)
+        for generator, state in states:
+            generator.put(state)
 
 
 def host_random_states() -> RandomStates:
@@ -194,4 +199,5 @@ def host_random_states() -> RandomStates:
 def set_host_random_states(states: RandomStates) -> None:
     random.setstate(states[0])
     np.random.set_state(states[1])
+    NUMPY.forget()
     torch.set_rng_state(states[2])

@@ -210,9 +210,14 @@ def _digest_twice(fetcher: Fetcher, requests: list[Request]) -> tuple[str | None
 
 
 def _digest(fetcher: Fetcher, requests: list[Request]) -> str:
+    return digest_of(*(fetcher(request) for request in requests))
+
+
+def digest_of(*values: Any) -> str:
+    """Of their content alone; Unhashable where that is not known."""
     digest = hashlib.blake2b(digest_size=16)
-    for request in requests:
-        _add(digest, fetcher(request))
+    for value in values:
+        _add(digest, value)
     return digest.hexdigest()
 
 

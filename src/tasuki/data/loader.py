@@ -1,13 +1,11 @@
 """The micro-batches of a rank, step after step, fetched here or by worker processes.
 
 How they are fetched changes nothing about them (fetch.py), so the number of workers may change at
-any step boundary: `retune`. In this process the random states of training are put back after each
-fetch. tempo.py decides; this file only does.
+any step boundary: `retune`. tempo.py decides; this file only does.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import signal
@@ -24,9 +22,11 @@ from typing import Any
 from torch.utils.data import DataLoader, Dataset
 
 from tasuki.data.children import kill_workers, starting_workers, waiting
+from tasuki.data.drawn import ThriftyFetcher
 from tasuki.data.fetch import Fetcher, Request, kept_random_states
+from tasuki.data.generators import NUMPY
 from tasuki.data.handing import pack, unpack
-from tasuki.data.order import Order
+from tasuki.data.order import Order, sample_seed
 from tasuki.data.shares import Share, StepSplit, share_of_step
 from tasuki.data.tempo import LoaderSettings
 from tasuki.errors import RunError, TasukiError
@@ -65,7 +65,10 @@ class Loader:
         total_steps: int,
         settings: LoaderSettings | None = None,
     ) -> None:
-        self._fetcher, self._order, self._split = fetcher, order, split
+        self._fetcher = ThriftyFetcher(fetcher, _looks(order) if fetcher.is_seeded else ())
+        self._is_seeded = fetcher.is_seeded
+        NUMPY.forget()  # a roll-back may have put back a state from before
+        self._order, self._split = order, split
         self._next_step, self._total_steps = first_step, total_steps
         self.fetch_s = 0.0
         """How long fetching took so far, summed over workers."""
@@ -117,7 +120,7 @@ class Loader:
         return next(self._shares_of(range(self._next_step, self._next_step + 1)))
 
     def _shares_of(self, steps: range) -> Iterator[Share]:
-        is_seeded = self._fetcher.is_seeded
+        is_seeded = self._is_seeded
         return (
             share_of_step(self._order, step, self._split, is_seeded=is_seeded) for step in steps
         )
@@ -134,17 +137,30 @@ class Loader:
             self.batches += 1
             return batch
         began = time.perf_counter()
-        with kept_random_states() if self._fetcher.is_seeded else contextlib.nullcontext():
-            batch = self._fetcher(request)
+        batch = self._fetcher(request)
         self.fetch_s += time.perf_counter() - began
         self.batches += 1
         return batch
 
 
+def _looks(order: Order) -> tuple[Request, ...]:
+    """Two samples of the first epoch, each alone, wherever this attempt stands."""
+    steps = (order.step(0, 0), order.step(0, order.steps_per_epoch - 1))
+    return tuple(
+        Request(
+            step.indices[:1].tolist(),
+            [sample_seed(order.seed, order.stage, 0, step.first_position)],
+        )
+        for step in steps
+    )
+
+
 class _Workers:
     """Worker processes that fetch ahead: torch's DataLoader over our requests."""
 
-    def __init__(self, fetcher: Fetcher, shares: Iterator[Share], settings: LoaderSettings) -> None:
+    def __init__(
+        self, fetcher: ThriftyFetcher, shares: Iterator[Share], settings: LoaderSettings
+    ) -> None:
         self.shares: deque[Share] = deque()
         """Requested from the workers, not begun yet."""
         # The requests of a step are made when the first of them is; that is before it is needed,
@@ -214,11 +230,11 @@ class _Once:
 class _Requests(Dataset[Any]):
     """Hands a whole request to a worker: DataLoader calls `__getitems__` where there is one."""
 
-    def __init__(self, fetcher: Fetcher, *, is_pinned: bool) -> None:
+    def __init__(self, fetcher: ThriftyFetcher, *, is_pinned: bool) -> None:
         self._fetcher, self._is_pinned = fetcher, is_pinned
 
     def __len__(self) -> int:
-        return len(self._fetcher.dataset)
+        return len(self._fetcher.fetcher.dataset)
 
     def __getitems__(self, request: Request) -> tuple[Any, float, bytes]:
         began = time.perf_counter()
