@@ -153,7 +153,8 @@ class StepEngine:
         self.window.entries.clear()
         if self._world == 1:
             return float(total), float(weight)
-        sums = torch.stack([total, torch.as_tensor(weight).to(total)]).to(self._device).double()
+        sums = torch.zeros(2, dtype=torch.float64, device=self._device)
+        sums[0], sums[1] = total, weight
         dist.all_reduce(sums)
         loss_sum, weight_sum = sums.tolist()
         return loss_sum, weight_sum
