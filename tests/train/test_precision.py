@@ -188,6 +188,17 @@ def test_weights_that_are_not_read_give_the_same_step_as_weights_that_are():
     assert results[0][1] == results[1][1]
 
 
+def test_a_step_whose_unread_weight_is_0_has_no_gradient_instead_of_nan():
+    def nothing(model, batch):
+        return model(batch).sum() * 0, torch.zeros(())
+
+    model, _, engine = make("fp32", nothing)
+    engine.reads_weights = False
+    before = weights(model)
+    engine.step(*batches())
+    assert torch.equal(before, weights(model))
+
+
 def test_fp16_refuses_weights_that_are_fp16_already():
     model = nn.Linear(2, 1).half()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -189,7 +189,10 @@ class StepEngine:
             self.scaling.unscale(self._optimizer)
         if weight is not None:
             grads = [p.grad for p in self._parameters if p.grad is not None]
-            torch._foreach_mul_(grads, self._world / weight)  # DDP has averaged over the ranks
+            factor = self._world / weight  # DDP has averaged over the ranks
+            if isinstance(factor, Tensor):  # unread: it may be 0, and then the gradient is
+                factor = factor.nan_to_num(posinf=0.0)
+            torch._foreach_mul_(grads, factor)
         return None if self._clip is None else self._clip_gradients(self._clip)
 
     def _apply(self) -> None:
