@@ -162,7 +162,7 @@ def test_a_shard_that_shrinks_or_vanishes_while_it_is_read_is_an_error(copy):
         dataset[1]
     (copy / "tokens-00001.bin").unlink()
     with pytest.raises(DataError, match="cannot be opened any more"):
-        dataset[int(dataset._ends[0])]
+        dataset[dataset._ends[0]]
     with pytest.raises(DataError, match=r"tokens-00001.bin` cannot be read|shorter"):
         TokenDataset(copy)
 

@@ -13,6 +13,7 @@ caches what was read, for all processes together.
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Sequence
 from io import FileIO
@@ -58,7 +59,7 @@ class TokenDataset:
         self._length = len(self._chunks) * self._per_chunk - self._empty_pieces()
         if not self._length:
             raise _no_chunks(self.folder, split, self.index.chunks, self.index.chunk)
-        self._ends = np.asarray(self.index.ends, dtype=np.int64)
+        self._ends = self.index.ends
         self._files = _Files(self.folder, self.index.shards)
 
     @property
@@ -97,12 +98,12 @@ class TokenDataset:
         rows: NDArray[np.int64] = batch.numpy()
         width = WIDTHS[self.index.dtype]
         buffer = np.empty(self.context, dtype=f"<u{width}")
-        room = buffer.data.cast("B")
+        room, ends = buffer.data.cast("B"), self._ends
         for row, index in zip(rows, indices, strict=True):
             chunk, piece = divmod(self._checked(index), self._per_chunk)
             number = int(self._chunks[chunk])
-            shard = int(np.searchsorted(self._ends, number, side="right"))
-            first = int(self._ends[shard - 1]) if shard else 0
+            shard = bisect_right(ends, number)
+            first = ends[shard - 1] if shard else 0
             place = (number - first) * self.index.chunk + piece * self.context
             self._files.read(shard, place * width, room)
             row[:] = buffer
@@ -133,19 +134,20 @@ class _Files:
     def read(self, shard: int, place: int, room: memoryview) -> None:
         """Fill `room` from this place on."""
         file = self._open.get(shard) or self._reopen(shard)
-        path = self._folder / self._shards[shard].name
-        done = 0
-        while done < len(room):
-            try:
+        try:
+            done = num = os.preadv(file.fileno(), [room], place)
+            while num and done < len(room):
                 num = os.preadv(file.fileno(), [room[done:]], place + done)
-            except OSError as error:
-                raise DataError(
-                    f"`{path}` cannot be read: {error.strerror}",
-                    hint="is the disk there? The same command goes on",
-                ) from error
-            if num == 0:
-                raise wrong_size(path, os.fstat(file.fileno()).st_size, self._shards[shard].bytes)
-            done += num
+                done += num
+        except OSError as error:
+            path = self._folder / self._shards[shard].name
+            raise DataError(
+                f"`{path}` cannot be read: {error.strerror}",
+                hint="is the disk there? The same command goes on",
+            ) from error
+        if done < len(room):
+            path, size = self._folder / self._shards[shard].name, os.fstat(file.fileno()).st_size
+            raise wrong_size(path, size, self._shards[shard].bytes)
 
     def _reopen(self, shard: int) -> FileIO:
         path = self._folder / self._shards[shard].name
