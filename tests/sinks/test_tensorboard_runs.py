@@ -5,17 +5,20 @@ The event files are read whole, frame by frame; nothing that a reader would purg
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import signal
+import struct
 import time
 
 import psutil
 import pytest
 
+from tasuki.store.claims import highest_claim
 from tasuki.telemetry.events import read_events
 from tasuki.telemetry.metrics import read_metrics
-from tests.harness.faulty import armed, finish, make_faulty
+from tests.harness.faulty import armed, finish
 from tests.harness.project import Project, make_project
 from tests.harness.tfevents import read_file, read_folder
 
@@ -24,6 +27,30 @@ STAGES = [
     {"name": "one", "data": "d", "epochs": 5},
     {"name": "two", "data": "d", "epochs": 3, "lr": 0.003},
 ]
+
+
+WAITS = """
+import pathlib
+
+class Seen(Learner):
+    # Goes on with the 9th loss of an attempt when TensorBoard's file of this attempt is there.
+    def loss(self, model, batch):
+        if self.calls == 8:
+            folder = pathlib.Path(os.environ["TASUKI_RUN"], "tensorboard")
+            mark = f"*.tasuki-{int(os.environ['TASUKI_ATTEMPT']):06d}-*"
+            while not list(folder.glob(mark)):
+                time.sleep(0.01)
+        return super().loss(model, batch)
+
+
+class Held(Seen):
+    # The first two attempts stand before their 11th loss until they may go on.
+    def loss(self, model, batch):
+        go = os.path.join(os.environ["TASUKI_RUN"], "go" + os.environ["TASUKI_ATTEMPT"])
+        while self.calls == 10 and int(go[-1]) < 3 and not os.path.exists(go):
+            time.sleep(0.01)
+        return super().loss(model, batch)
+"""
 
 
 def shown(project: Project) -> list[tuple[str, int]]:
@@ -48,21 +75,26 @@ def wait_for_row(project: Project, step: int, *, within_s: float = 60) -> None:
 
 
 def start_and_stop(warm, project: Project, *, step: int, number: int) -> None:
+    """When it is as far, and shows it."""
     started = warm.start(project.job.path)
     wait_for_row(project, step)
+    until = time.monotonic() + 60
+    while step not in [at for _, at in shown_so_far(project)]:
+        assert time.monotonic() < until, project.logs()
+        time.sleep(0.01)
     started.kill(number)
+    (project.run.path / f"go{highest_claim(project.run)}").touch()
     assert started.wait() != 0
 
 
-@pytest.fixture(scope="module")
-def plain(warm, tmp_path_factory):
-    """The same run without sinks."""
-    project = make_project(tmp_path_factory.mktemp("ref") / "p", stages=STAGES)
-    finish(warm, project)
-    return project
+def shown_so_far(project: Project) -> list[tuple[str, int]]:
+    """While it is written: a frame may not be whole yet, and a file be removed."""
+    with contextlib.suppress(AssertionError, struct.error, FileNotFoundError):
+        return shown(project)
+    return []
 
 
-def test_two_stages_with_validation_and_evaluation_make_one_line_of_steps(warm, tmp_path, plain):
+def test_two_stages_with_validation_and_evaluation_make_one_line_of_steps(warm, tmp_path):
     more = {"validate": {"every": "2 epochs"}, "evaluate": {"data": "d", "after": "each_stage"}}
     project = make_project(
         tmp_path / "p", stages=STAGES, defaults=more, sinks={"tensorboard": None}
@@ -83,14 +115,20 @@ def test_two_stages_with_validation_and_evaluation_make_one_line_of_steps(warm, 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_after_a_preemption_and_after_a_kill_no_step_is_missing_or_there_twice(
-    warm, tmp_path, plain, number
+    warm, tmp_path, number
 ):
     project = make_project(
-        tmp_path / "p", stages=STAGES, params={"pause": 0.02}, sinks=["tensorboard"]
+        tmp_path / "p",
+        recipe="Held",
+        code=WAITS,
+        stages=STAGES,
+        sinks=["tensorboard"],
     )
-    # The saves are at steps 7, 14, …: a kill after row 12 has written what will be void.
-    for step in (12, 24):
+    # The saves are at steps 7, 14, …: a kill has shown what will be void.
+    for step in (9, 15):
         start_and_stop(warm, project, step=step, number=number)
+    (before,) = os.listdir(project.run.path / "tensorboard")
+    assert before.endswith(".tasuki-000002-001")
     finish(warm, project)
     assert shown(project) == expected(*range(3, 49, 3))
     assert len(os.listdir(project.run.path / "tensorboard")) == 1
@@ -121,8 +159,8 @@ def test_a_process_that_is_killed_while_it_writes_leaves_nothing_that_stays(warm
 
 def test_a_roll_back_takes_back_what_was_shown(warm, tmp_path):
     more = {"on_nan": "roll_back", "log_every": "1 steps"}
-    project = make_faulty(
-        tmp_path / "p", params={"pause": 0.2}, defaults=more, sinks=["tensorboard"]
+    project = make_project(
+        tmp_path / "p", recipe="Seen", code=WAITS, defaults=more, sinks=["tensorboard"]
     )
     finish(warm, project, **armed({"at": "step.loss", "do": "nan", "count": 12}))
     assert [e["to_step"] for e in read_events(project.run) if e["kind"] == "rolled-back"]
