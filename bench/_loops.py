@@ -15,7 +15,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -299,9 +299,10 @@ class BareLoop:
         )
         self.step = 0
 
-    def run_chunk(self) -> Taken:
+    def run_chunk(self, before: Callable[[], None] = lambda: None) -> Taken:
         """The next CHUNK steps, with torch's own default of not insisting on determinism."""
         with deterministic(False):
+            before()
             clock = ChunkClock()
             self._run(slice(self.step, self.step + CHUNK))
             taken = clock.stop()

@@ -140,8 +140,14 @@ class Bench:
         batch = Batch(effective_batch=4, micro_batch=4, accumulation=1)
         tracked = SimpleNamespace(optimizer=optimizer)
         self.setup: Any = SimpleNamespace(total_steps=steps, batch=batch, tracked=tracked)
+        self.loss: float | None = None
         self.profile = Profile(
-            self.task, self.setup, self.engine, step=0, loading=lambda: Loading(is_settled=True)
+            self.task,
+            self.setup,
+            self.engine,
+            step=0,
+            loading=lambda: Loading(is_settled=True),
+            last_loss=lambda: self.loss,
         )
 
     def batches(self) -> Iterator[MicroBatch]:
@@ -150,8 +156,9 @@ class Bench:
 
     def walk(self, steps: int | None = None, *, save_every: int = 0) -> None:
         for step in range(self.steps if steps is None else steps):
-            self.engine.step(self.profile.waits(self.batches()), 4)
-            self.profile.end_step(1.0 / (step + 1))
+            self.engine.step(self.profile.begin_step(self.batches()), 4)
+            self.loss = 1.0 / (step + 1)
+            self.profile.end_step()
             self.clock.sleep(0.25)
             if save_every and step % save_every == 0:
                 with self.stopwatch.part("save"):

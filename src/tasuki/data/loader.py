@@ -15,9 +15,8 @@ import traceback
 from array import array
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader, Dataset
 
@@ -36,8 +35,7 @@ _SIGNAL_ON_PARENT_DEATH = 1
 """Linux's PR_SET_PDEATHSIG."""
 
 
-@dataclass(frozen=True, slots=True)
-class MicroBatch:
+class MicroBatch(NamedTuple):
     """What a rank puts through the model at once."""
 
     data: Any
@@ -111,19 +109,16 @@ class Loader:
 
     def _start(self) -> None:
         if self.settings.workers:
-            steps = range(self._next_step, self._total_steps)
-            self._workers = _Workers(self._fetcher, self._shares_of(steps), self.settings)
+            shares = map(self._share_of, range(self._next_step, self._total_steps))
+            self._workers = _Workers(self._fetcher, shares, self.settings)
 
     def _next_share(self) -> Share:
         if self._workers is not None:
             return self._workers.shares.popleft()
-        return next(self._shares_of(range(self._next_step, self._next_step + 1)))
+        return self._share_of(self._next_step)
 
-    def _shares_of(self, steps: range) -> Iterator[Share]:
-        is_seeded = self._is_seeded
-        return (
-            share_of_step(self._order, step, self._split, is_seeded=is_seeded) for step in steps
-        )
+    def _share_of(self, step: int) -> Share:
+        return share_of_step(self._order, step, self._split, is_seeded=self._is_seeded)
 
     def _fetch(self, share: Share) -> Iterator[MicroBatch]:
         for request, count in zip(share.requests, share.counts, strict=True):

@@ -193,23 +193,33 @@ class Order:
         self.steps_per_epoch = int(self._slots.sum())
         self._steps_per_block = min(max(1, block_samples // self.effective_batch), _MAX_BLOCK_STEPS)
         self._blocks: tuple[_Block, ...] = ()
+        self._seeds: tuple[_Block | None, list[int]] = (None, [])
         self._shuffles: tuple[int, dict[tuple[Purpose, int], KeyedPermutation]] = (0, {})
         self._shortfall: _Shortfall | None = None
         self._by_score = self._sort_slots() if kind == "score" else None
 
     def step(self, epoch: int, step: int) -> StepSamples:
         """The samples of one step, in O(1) wherever it lies."""
-        for block in self._blocks:
-            if block.epoch == epoch and block.first <= step < block.stop:
-                break
-        else:
-            block = self._load_block(epoch, step)
+        block = self._block_with(epoch, step)
         at = step - block.first
         return StepSamples(
             block.buckets[at],
             block.indices[block.bounds[at] : block.bounds[at + 1]],
             block.first_positions[at],
         )
+
+    def seeds(self, epoch: int, step: int) -> list[int]:
+        """`sample_seed` of each sample of a step."""
+        block = self._block_with(epoch, step)
+        of_block, seeds = self._seeds
+        if of_block is not block:
+            bounds = np.array(block.bounds)
+            first = np.repeat(np.array(block.first_positions) - bounds[:-1], np.diff(bounds))
+            positions = first + np.arange(bounds[-1])
+            seeds = sample_seeds(self.seed, self.stage, epoch, positions).tolist()
+            self._seeds = (block, seeds)
+        at = step - block.first
+        return seeds[block.bounds[at] : block.bounds[at + 1]]
 
     def steps(self, epoch: int, first: int, stop: int) -> tuple[Ints, Ints]:
         """The samples of the steps from `first` up to `stop`, one step after another, and how many
@@ -245,6 +255,12 @@ class Order:
         return epochs * self.steps_per_epoch + steps
 
     # Blocks of steps
+
+    def _block_with(self, epoch: int, step: int) -> _Block:
+        for block in self._blocks:
+            if block.epoch == epoch and block.first <= step < block.stop:
+                return block
+        return self._load_block(epoch, step)
 
     def _load_block(self, epoch: int, step: int) -> _Block:
         if epoch < 0 or not 0 <= step < self.steps_per_epoch:

@@ -6,12 +6,13 @@ Joins the order (which samples a step has) with the split (who works on which of
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tasuki.data.fetch import Request
-from tasuki.data.order import Order, sample_seeds
+from tasuki.data.order import Order
 from tasuki.data.split import micro_batches, share_of_rank, split_by_cost
 
 
@@ -29,8 +30,7 @@ class StepSplit:
     """The most that a micro-batch may cost, where there are costs."""
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
+class Share(NamedTuple):
     """A rank's part of one step."""
 
     requests: tuple[Request, ...]
@@ -47,9 +47,10 @@ def share_of_step(
     epoch, step = divmod(stage_step, order.steps_per_epoch)
     samples = order.step(epoch, step)
     indices = samples.indices.tolist()
-    seeds = None
-    if is_seeded:
-        seeds = sample_seeds(order.seed, order.stage, epoch, samples.positions).tolist()
+    seeds = order.seeds(epoch, step) if is_seeded else None
+    num = len(indices)
+    if num <= split.micro_batch and split.world == 1 and split.costs is None:
+        return Share((Request(indices, seeds),), (num,), num, samples.bucket)
     pieces = _pieces(samples.indices, split)
     if not pieces:
         # A whole micro-batch, not one sample: BatchNorm refuses to learn from a single one.

@@ -36,27 +36,28 @@ class FirstSteps:
     def __init__(self, task: Task, setup: Setup, saver: Saver, *, steps_left: int) -> None:
         self._task, self._saver = task, saver
         self._left = min(_STEPS, steps_left)
+        self._measuring = contextlib.ExitStack()
         self._footprint = Footprint(
             setup.model, setup.tracked.optimizer, device=task.device, hooks=not task.stage.compile
         )
 
-    @property
-    def are_over(self) -> bool:
-        return self._left <= 0
-
-    @contextlib.contextmanager
-    def step(self, batches: Iterator[MicroBatch]) -> Iterator[Iterator[MicroBatch]]:
-        """Around one step, with its micro-batches."""
+    def begin_step(self, batches: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
         self._left -= 1
         if self._left:
-            yield batches
-            return
-        with self._footprint.measured():
-            yield self._footprint.watch(batches)
+            return batches
+        self._measuring.enter_context(self._footprint.measured())
+        return self._footprint.watch(batches)
+
+    def end_step(self) -> bool:
+        """Until its own is over."""
+        if self._left:
+            return True
+        self._measuring.close()
         try:
             self._tell()
         except Exception as error:
             self._task.say(f"WARNING: the memory could not be measured: {error}")
+        return False
 
     def _tell(self) -> None:
         task, buffers = self._task, self._saver.host_bytes

@@ -23,6 +23,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from tasuki.clock import utc
+from tasuki.data.loader import MicroBatch
 from tasuki.errors import TasukiError
 from tasuki.store.atomic import FORMAT, make_folder, write_bytes, write_json
 from tasuki.train.busy import busy_s
@@ -65,9 +66,10 @@ class Profile:
         *,
         step: int,
         loading: Callable[[], Loading],
+        last_loss: Callable[[], float | None],
     ) -> None:
         self._task, self._setup, self._engine = task, setup, engine
-        self._loading = loading
+        self._loading, self._last_loss = loading, last_loss
         self._first_step = step
         self._window: Window = plan_window(setup.total_steps - step)
         self._state = _State.WARMING_UP
@@ -95,12 +97,16 @@ class Profile:
                 return
             yield item
 
-    def end_step(self, loss: float | None) -> None:
-        """After each step."""
+    def begin_step(self, batches: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
+        return self.waits(batches)
+
+    def end_step(self) -> bool:
+        """After each step, until the stage is over: losses are looked at all along."""
         self._done += 1
-        self._note_loss(loss)
+        self._note_loss(self._last_loss())
         if self._state is not _State.OVER:
             self._safely(self._advance)
+        return True
 
     def finish(self, losses: Losses) -> None:
         """The stage ends, or is handed over."""

@@ -63,8 +63,9 @@ class Trace:
             self._ids += map(int, batch.indices)
             yield batch
 
-    def end_step(self, step: int) -> None:
-        """After a step; `step` counts those that are done."""
+    def end_step(self) -> bool:
+        """After every step."""
+        self._step += 1
         after = {
             "batch": self._batch.hexdigest(),
             "loss": digest_of([list(entry) for entry in self._engine.window.entries]),
@@ -72,13 +73,14 @@ class Trace:
         }
         self._lines.append(
             {
-                "step": step,
+                "step": self._step,
                 "ids": self._ids if isinstance(self._setup.order, Order) else None,
                 "hidden": self._hidden,
                 "before": self._before,
                 "after": after,
             }
         )
+        return True
 
     def _first_line(self) -> dict[str, Any]:
         order, task = self._setup.order, self._task

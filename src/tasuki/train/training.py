@@ -25,8 +25,9 @@ from tasuki.train.advice import memory_advice
 from tasuki.train.data import make_loader
 from tasuki.train.engine import StepEngine
 from tasuki.train.finish import finish_stage
-from tasuki.train.guidance import Loading, Losses
+from tasuki.train.guidance import Losses
 from tasuki.train.memory import FirstSteps
+from tasuki.train.onlookers import Onlooker
 from tasuki.train.pace import Pace, first_settings
 from tasuki.train.prepare import Setup, build_engine, prepare
 from tasuki.train.rhythm import next_multiple, period_in_steps
@@ -177,17 +178,23 @@ class Training:
         )
         now = task.clock.monotonic()
         self._tokens = read_tokens_per_sample(setup.recipe)
-        left = setup.total_steps - begin.progress.step
-        self._first_steps = None
-        if task.is_first and metrics is None:  # not again after a roll-back
-            self._first_steps = FirstSteps(task, setup, saver, steps_left=left)
-        self._trace = open_trace(task, setup, engine, step=begin.progress.step)
         self._profile = self._open_profile() if task.is_profiled and task.is_first else None
+        self._onlookers = self._find_onlookers(saver, is_again=metrics is not None)
         self._wait_s = 0.0
         self._began_at = now
         self._born_at = now - task.stopwatch.lived_s
         self._tell_at = now
         self._logged_at, self._logged_samples = now, begin.progress.samples
+
+    def _find_onlookers(self, saver: Saver, *, is_again: bool) -> list[Onlooker]:
+        task, setup, step = self.task, self.setup, self.progress.step
+        found: list[Onlooker | None] = [
+            self._profile,
+            open_trace(task, setup, self.engine, step=step),
+        ]
+        if task.is_first and not is_again:  # memory is as it was before a roll-back
+            found.append(FirstSteps(task, setup, saver, steps_left=setup.total_steps - step))
+        return [onlooker for onlooker in found if onlooker is not None]
 
     def run_or_roll_back(self) -> bool:
         """False: something was not finite, and the stage is to go back (`on_nan: roll_back`)."""
@@ -247,13 +254,10 @@ class Training:
         if self.setup.schedule is not None:
             self.setup.schedule.set_for(self.progress.step)
         is_checked = self.progress.step < self._suspect_until
-        if self._profile is not None:
-            batches = self._profile.waits(batches)
-        noted = self._noted(self._timed(batches))
-        if self._trace is not None:
-            noted = self._trace.begin_step(noted)
-        with self._measured(noted) as noted:
-            is_good = self.engine.step(noted, num_samples, is_checked=is_checked)
+        batches = self._noted(batches)
+        for onlooker in self._onlookers:
+            batches = onlooker.begin_step(batches)
+        is_good = self.engine.step(batches, num_samples, is_checked=is_checked)
         if not is_good:
             self._skip()
         if self.setup.tracked.schedule is not None:
@@ -267,28 +271,21 @@ class Training:
         self._wait_s = 0.0
         self.task.watch.step_s.append(taken)
         self._pace.count_step()
-        if self._trace is not None:
-            self._trace.end_step(self.progress.step)
-        if self._profile is not None:
-            self._profile.end_step(self.last_row.get("loss"))
+        if self._onlookers:
+            self._onlookers = [one for one in self._onlookers if one.end_step()]
         failpoint("step.done")
 
-    def _measured(
-        self, batches: Iterator[MicroBatch]
-    ) -> contextlib.AbstractContextManager[Iterator[MicroBatch]]:
-        """The same micro-batches; what memory the step takes is measured in an attempt's first."""
-        first = self._first_steps
-        if first is None or first.are_over:
-            return contextlib.nullcontext(batches)
-        return first.step(batches)
-
     def _noted(self, batches: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
-        """The same micro-batches; which samples they hold is written down, for the audit."""
-        used, step = self.saving.used, self.progress.step
+        """The same micro-batches; the time until each comes is data wait, and which samples it
+        holds is written down, for the audit."""
+        used, step, monotonic = self.saving.used, self.progress.step, self.task.clock.monotonic
+        began = monotonic()
         for batch in batches:
+            self._wait_s += monotonic() - began
             if batch.indices:
                 used.add(step, batch.indices)
             yield batch
+            began = monotonic()
 
     def _skip(self) -> None:
         """A step whose gradient was not finite is left out; too many of them are no accident."""
@@ -486,10 +483,14 @@ class Training:
         step = self.progress.step
         if step >= self.setup.total_steps:
             return None
-        return Profile(self.task, self.setup, self.engine, step=step, loading=self._loading)
-
-    def _loading(self) -> Loading:
-        return self._pace.loading()
+        return Profile(
+            self.task,
+            self.setup,
+            self.engine,
+            step=step,
+            loading=lambda: self._pace.loading(),
+            last_loss=lambda: self.last_row.get("loss"),
+        )
 
     def _make_agreement(self) -> Agreement:
         if self.task.ranks.world == 1:
