@@ -488,7 +488,7 @@ class Training:
             self.setup,
             self.engine,
             step=step,
-            loading=lambda: self._pace.loading(),
+            loading=lambda: self._pace.loading(),  # noqa: PLW0108  (there is no pace yet)
             last_loss=lambda: self.last_row.get("loss"),
         )
 
