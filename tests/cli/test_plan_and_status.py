@@ -103,6 +103,7 @@ def test_the_json_of_status_has_the_keys_of_the_contract(here, finished):
         "queue",
         "gpu_hours",
         "cost",
+        "memory",
     }  # extends the contract
     assert (run["experiment"], run["state"], run["stage"]) == ("exp", "complete", "large")
     assert (run["step"], run["total_steps"], run["last_checkpoint_step"]) == (12, 12, 12)

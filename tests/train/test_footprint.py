@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from tasuki.data.loader import MicroBatch
 from tasuki.errors import RecipeError
@@ -117,6 +118,11 @@ def with_transform(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
     return mean(model, batch) + slope.mean()
 
 
+def with_checkpoints(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    """Has hooks of its own, and makes activations a second time."""
+    return checkpoint(model, batch, use_reentrant=False).square().mean()
+
+
 def train(loss, *, is_measured: bool) -> tuple[list[torch.Tensor], Footprint]:
     """Three steps of two micro-batches; the second one is measured."""
     model = make_model()
@@ -134,7 +140,7 @@ def train(loss, *, is_measured: bool) -> tuple[list[torch.Tensor], Footprint]:
     return [*model.state_dict().values(), torch.rand(1)], footprint
 
 
-@pytest.mark.parametrize("loss", [mean, with_transform])
+@pytest.mark.parametrize("loss", [mean, with_transform, with_checkpoints])
 def test_a_step_that_is_measured_gives_the_same_bits(loss):
     plain, _ = train(loss, is_measured=False)
     measured, _ = train(loss, is_measured=True)
