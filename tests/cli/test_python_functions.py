@@ -20,6 +20,7 @@ VERBS = {
     "data_check",
     "data_merge",
     "data_split",
+    "data_tokenize",
     "doctor",
     "drill",
     "evaluate",
