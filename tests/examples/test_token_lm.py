@@ -18,6 +18,7 @@ import pytest
 import torch
 from tests.cli.person import Project, kill_leftovers, person_environment
 from tests.cli.warm_python import write_warm_python
+from torch.nn import functional
 
 from tasuki.actions.compare import compare_runs
 from tasuki.errors import DataError
@@ -105,7 +106,8 @@ def test_the_quick_config_beats_every_table_of_pairs_and_is_less_surprised_late(
     assert said.run["state"] == "complete"
     metrics = said.run["stages"][-1]["metrics"]
     assert metrics["unigram"] > 3.2 and 2.1 < metrics["bigram"] < 2.2
-    assert metrics["loss"] < 1.5
+    bounds = json.loads((example.folder / "data" / "text" / "bounds.json").read_text())
+    assert bounds["floor"] < metrics["loss"] < 1.5
     assert metrics["perplexity"] == pytest.approx(math.exp(metrics["loss"]))
     assert metrics["late"] < 0.8 * metrics["early"]
     rows = [row for row in read_metrics(example.run("lm")) if row["split"] == "train"]
@@ -195,6 +197,15 @@ def test_the_hours_of_a_gpu_config_are_the_arithmetic_of_the_readme(config):
     assert stage.expect_wall_s == pytest.approx(seconds, rel=0.03)
 
 
+def test_a_fresh_model_of_many_channels_guesses_and_is_certain_of_nothing(recipe):
+    lm = recipe.TokenLM(**stage_of("small_32k").params | {"layers": 1})
+    torch.manual_seed(1)
+    batch = torch.randint(1, lm.vocabulary, (1, 65))
+    with torch.no_grad():
+        loss, weight, _ = lm.loss(lm.build_model(), batch)
+    assert float(loss / weight) == pytest.approx(math.log(lm.vocabulary), abs=0.5)
+
+
 def small_model(recipe: ModuleType) -> Any:
     """With weights that are nowhere zero, as they are at first."""
     torch.manual_seed(1)
@@ -239,6 +250,9 @@ def test_a_loss_in_pieces_is_the_loss_and_so_is_its_gradient(recipe, monkeypatch
         loss.backward()
         found.append((loss, [parameter.grad for parameter in model.parameters()]))
     torch.testing.assert_close(found[0], found[1])
+    logits = model.logits(model(batch[:, :-1])).flatten(0, 1)
+    wanted = batch[:, 1:].flatten()
+    torch.testing.assert_close(loss, functional.cross_entropy(logits, wanted, reduction="sum"))
 
 
 def test_tables_of_tokens_and_of_pairs_cost_what_they_cost(recipe):
