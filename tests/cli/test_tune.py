@@ -25,7 +25,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 WORK = torch.ones(48, 48)
-COSTS = {(1, True): 2000, (2, True): 1000, (4, True): 100, (2, False): 100}
+COSTS = {(1, True): 4000, (2, True): 1000, (4, True): 100, (2, False): 100}
 
 
 class NoCompiler(Exception):
@@ -46,7 +46,7 @@ torch.compile = compile_nothing
 
 class Costly:
     def build_model(self):
-        return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 1))
+        return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
 
     def build_dataset(self, source, split):
         generator = torch.Generator().manual_seed(1)
@@ -62,7 +62,9 @@ class Costly:
         with torch.autocast("cpu", enabled=False):
             for _ in range(COSTS.get((len(x), is_small), 5)):
                 torch.mm(WORK, WORK)
-            return nn.functional.mse_loss(model(x), y)
+            loss = nn.functional.mse_loss(model(x), y)
+            # In every bit, but in no digit that counts: micro-batches draw other numbers.
+            return loss * (1 + 1e-4 * torch.rand(()))
 
 
 class Broken(Costly):
@@ -161,7 +163,7 @@ def test_a_variant_that_cannot_be_is_a_row_with_its_reason(tuned):
 
 def test_the_same_weights_data_and_random_numbers_give_the_same_losses(tuned):
     found, _ = tuned
-    loose = row_of(found, "exact: false")  # nothing here has another form, dropout included
+    loose = row_of(found, "exact: false")  # nothing here has another form
     assert loose["loss_is_same"] and loose["loss_difference"] == 0.0
     control = found["control"]  # another seed: other losses, so sameness is no accident
     assert not control["loss_is_same"] and control["loss_difference"] != 0.0

@@ -165,6 +165,15 @@ def test_a_gain_that_the_baseline_makes_over_itself_is_none():
     assert judge(measured(1.5, 1.3, 1.7), noisy, budget="5m").is_kept
 
 
+def test_a_gain_within_the_reach_of_noise_is_not_kept_however_sure_it_looks():
+    wild = Yardstick(ratio=Ratio(value=1.1, low=0.4, high=2.5, pairs=6))
+    judged = judge(measured(1.7, 1.4, 2.7), wild, budget="5m")
+    assert "too noisy" in judged.verdict and not judged.is_kept
+    assert judge(measured(5.8, 4.2, 10.7), wild, budget="5m").is_kept
+    assert judge(measured(0.7, 0.5, 0.9), wild, budget="5m").verdict == "no gain"
+    assert judge(measured(0.1, 0.05, 0.2), wild, budget="5m").verdict == "slower"
+
+
 def test_a_difference_that_another_seed_makes_too_is_none_but_only_up_to_two_percent():
     assert Yardstick(loss_difference=-0.015).tolerance == 0.015
     assert Yardstick(loss_difference=0.4).tolerance == 0.02

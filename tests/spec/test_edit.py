@@ -112,6 +112,25 @@ def test_a_file_without_a_last_line_end_and_one_that_begins_with_a_mark(tmp_path
     assert found.text.startswith("\ufeff# What") and "epochs: 3, seed: 1 }" in found.text
 
 
+@pytest.mark.parametrize(
+    ("written", "after"),
+    [
+        ("name: a\n        lr:", "name: a\n        seed: 1\n        lr:"),
+        ("epochs: 1\n        name: a\n        params:\n          w: 1\n        # tail", None),
+        (
+            "params:\n          note: |\n            x\n        save: {keep: 2}\n        name: a",
+            None,
+        ),
+    ],
+)
+def test_nothing_goes_behind_a_value_that_has_no_end_of_its_own(tmp_path, written, after):
+    text = f"recipe: r:R\nexperiments:\n  e:\n    stages:\n      - {written}\n      - name: b\n"
+    found = edited(tmp_path, "a", text, "e", seed=1)
+    assert found.text == text.replace(
+        written, after or written.replace("name: a", "name: a\n        seed: 1")
+    )
+
+
 def test_a_stage_in_a_file_of_its_own_is_changed_there(tmp_path):
     (tmp_path / "exp.yaml").write_text("stages: [small.yaml]\n")
     (tmp_path / "small.yaml").write_text("# mine\ndata: d\nepochs: 1\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from itertools import pairwise
 
 import click
 
@@ -25,7 +26,7 @@ class _OptionalValue(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         spelled = []
-        for word, following in zip(args, [*args[1:], "--"], strict=True):
+        for word, following in pairwise([*args, "--"]):
             is_alone = following.startswith("-") or "/" in following or _is_spec(following)
             spelled.append(f"--write={_WINNERS}" if word == "--write" and is_alone else word)
         return super().parse_args(ctx, spelled)

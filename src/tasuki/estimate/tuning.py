@@ -218,6 +218,12 @@ class Yardstick:
         return max(self.ratio.value, 1 / self.ratio.value)
 
     @property
+    def reach(self) -> float:
+        """How large a gain may look that is none: six lucky pairs are not so rare where pairs
+        differ by half."""
+        return max(self.ratio.high, 1 / self.ratio.low) if self.ratio is not None else 1.0
+
+    @property
     def tolerance(self) -> float:
         """Of the loss: a difference that another seed makes too is none."""
         seed = abs(self.loss_difference or 0.0)
@@ -240,13 +246,12 @@ def judge(found: Measured, yardstick: Yardstick, *, budget: str) -> Judged:
         return Judged(verdict=found.error)
     ratio, floor = found.ratio, yardstick.floor
     memory = _memory_words(found.memory_share)
-    if ratio.high < 1.0:
+    if ratio.high < 1 / floor and ratio.value < 1 / yardstick.reach:
         return Judged(verdict=f"slower{memory}")
-    if ratio.low <= floor:
-        is_known = ratio.width <= NARROW or ratio.high <= floor
-        if not is_known:
-            return Judged(verdict=f"too noisy to tell: try --budget {budget}{memory}")
+    if ratio.low <= floor and (ratio.width <= NARROW or ratio.high <= floor):
         return Judged(verdict=f"no gain{memory}")
+    if ratio.low <= floor or ratio.value <= yardstick.reach:
+        return Judged(verdict=f"too noisy to tell: try --budget {budget}{memory}")
     difference = found.loss_difference
     if difference is not None and not abs(difference) <= yardstick.tolerance:
         limit = f"{yardstick.tolerance:.1%}"

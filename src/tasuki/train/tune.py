@@ -86,6 +86,8 @@ class _Tuning:
         self._stage, self._order, self._told = stage, order, told
         self._began = time.monotonic()
         self._budget_s = float(order["budget_s"])
+        self._spent_s = 0.0
+        """Of the budget: pairs alone. Compilers and large data take their time besides."""
         self._turns = random.Random(_ORDER_SEED)
         self._ground = _lay_ground(stage, order)
         self._base = Contestant(stage, self._ground)
@@ -255,11 +257,13 @@ class _Tuning:
         lead_in = max(self._base.lead_in(), other.lead_in())
         steps = self._block_steps(other, until, lead_in)
         pairs: list[tuple[Block, Block]] = []
+        began, spent_s = time.monotonic(), self._spent_s
         while len(pairs) < FEWEST_PAIRS or (time.monotonic() < until and len(pairs) < _MOST_PAIRS):
             turn = [self._base, other]
             self._turns.shuffle(turn)
             blocks = {id(one): one.run(steps, lead_in=lead_in) for one in turn}
             pairs.append((blocks[id(self._base)], blocks[id(other)]))
+            self._spent_s = spent_s + time.monotonic() - began
             self._tell()
         return steps, pairs
 
@@ -306,8 +310,8 @@ class _Tuning:
 
     def _slot_end(self) -> float:
         """What is left of the budget, shared by what is left to measure."""
-        left_s = self._budget_s - (time.monotonic() - self._began)
-        return time.monotonic() + max(0.0, left_s) / max(1, self._total - self._done + 1)
+        left_s = max(0.0, self._budget_s - self._spent_s)
+        return time.monotonic() + left_s / max(1, self._total - self._done + 1)
 
     def _longer(self) -> str:
         return str(Duration(max(60.0, 4 * self._budget_s)))
@@ -318,7 +322,7 @@ class _Tuning:
         self._tell()
 
     def _tell(self) -> None:
-        done = min(time.monotonic() - self._began, 0.99 * self._budget_s)
+        done = min(self._spent_s, 0.99 * self._budget_s)
         what = f"{self._what} ({self._done} of {self._total}), seconds"
         self._told.progress(what, round(done), round(self._budget_s))
 
