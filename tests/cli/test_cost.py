@@ -7,6 +7,7 @@ import json
 import pytest
 
 from tasuki.telemetry.events import read_events
+from tasuki.views.text import money
 from tests.cli.person import make_project
 
 STAGES = [{"name": n, "data": "d", "epochs": 1, "expect": {"wall": "5h"}} for n in "ab"]
@@ -56,7 +57,7 @@ def test_a_run_costs_what_its_attempts_held_in_status_at_its_end_and_in_its_metr
     assert run["cost"] == pytest.approx(100 * held, abs=1e-4) and run["cost"] > 0
     final = json.loads(made.run().final_metrics.read_text())
     assert 0 < final["cost"] <= run["cost"]
-    assert f"exp: complete, cost {run['cost']:.2g}"[:-1] in said.out
+    assert f"exp: complete, cost {money(run['cost'])}\n" in said.out
     assert "cost" in here(made.folder, "status", COLUMNS="120").out
 
 

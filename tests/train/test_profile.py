@@ -20,12 +20,14 @@ from tasuki.data.split import Batch
 from tasuki.runtime.stopwatch import Stopwatch
 from tasuki.spec.resolved import ResolvedStage
 from tasuki.store.runs import RunFolder
+from tasuki.telemetry.events import read_events
 from tasuki.telemetry.profiles import read_profiles
 from tasuki.testing.clock import FakeClock
 from tasuki.train.busy import busy_s
 from tasuki.train.engine import LossModule, StepEngine
-from tasuki.train.guidance import Loading, Losses
+from tasuki.train.guidance import Loading
 from tasuki.train.profile import PARTS, Profile
+from tasuki.train.snapshot import Progress
 from tasuki.train.spans import HostTimeline, Spans
 from tasuki.train.window import plan_window
 
@@ -177,7 +179,7 @@ def wrapped(bench: Bench) -> set[str]:
 def test_the_parts_are_what_was_spent_in_them_and_add_up_to_the_window(tmp_path):
     bench = Bench(tmp_path)
     bench.walk(save_every=1)
-    bench.profile.finish(Losses(last=0.01, steps=40))
+    bench.profile.finish(Progress(step=40), {"loss": 0.01})
     told = bench.result()
     steps = told["to_step"] - told["from_step"]
     assert (told["from_step"], steps) == (5, 3)  # 20 seconds of steps of 6.75 s
@@ -214,17 +216,27 @@ def test_a_handover_in_the_window_tells_what_was_measured_until_then(tmp_path):
     bench.walk(6)
     with bench.stopwatch.part("handover"):
         bench.clock.sleep(50)
-    bench.profile.finish(Losses())
+    bench.profile.finish(Progress(), {})
     told = bench.result()
     assert (told["from_step"], told["to_step"], told["trace"]) == (5, 6, None)
     assert told["window_s"] == 3.75 and "handover" not in told["parts"]
     assert wrapped(bench) == set()
 
 
+@pytest.mark.parametrize("steps", [3, 7, 12], ids=["warming up", "measuring", "tracing"])
+def test_who_leaves_it_leaves_the_engine_as_it_was(tmp_path, steps):
+    bench = Bench(tmp_path)
+    bench.walk(steps)
+    bench.profile.leave()
+    assert wrapped(bench) == set() and bench.said[1:] == []
+    bench.walk(5)
+    assert wrapped(bench) == set()
+
+
 def test_a_handover_before_the_window_leaves_no_profile_and_says_so(tmp_path):
     bench = Bench(tmp_path)
     bench.walk(3)
-    bench.profile.finish(Losses())
+    bench.profile.finish(Progress(), {})
     assert read_profiles(bench.task.run) == []
     assert bench.said == ["Profile: too few steps to measure"]
 
@@ -233,7 +245,7 @@ def test_a_profile_that_cannot_be_written_ends_no_run(tmp_path):
     bench = Bench(tmp_path)
     (tmp_path / "exp").write_text("a file is in the way")
     bench.walk()
-    bench.profile.finish(Losses())
+    bench.profile.finish(Progress(), {})
     assert any("WARNING: the profile was given up: " in words for words in bench.said)
     assert wrapped(bench) == set()
 
@@ -314,6 +326,30 @@ def test_a_slow_loader_is_found_and_named(project):
     assert any(words.startswith("data wait is ") for words in told["advice"])
     assert "data wait" in said.out and "→ data wait is " in said.out
     assert "Profile: data wait is " in made.logs()
+
+
+def test_a_preempted_run_is_profiled_in_each_attempt_and_the_newest_is_shown(project):
+    made = project(params={"pause": 0.05}, stages=[{"name": "one", "data": "d", "epochs": 18}])
+    said = made.type("run", "--profile", "--json", "--preempt-at", "3s")
+    assert said.code == 0, f"{said}\n{made.logs()}"
+    claims = {int(path.name.partition(".")[0]) for path in made.run().profile.glob("*.json")}
+    (told,) = said.json()["profiles"]
+    assert said.run["attempts"] == 2 and told["attempt"] == max(claims) == 2
+    (restored,) = [e for e in read_events(made.run()) if (e["kind"], e["claim"]) == ("restored", 2)]
+    assert told["from_step"] >= restored["step"] + 5  # counted in the stage, not in the attempt
+
+
+def test_a_run_that_rolls_back_is_profiled_after_it(project):
+    made = project(defaults__on_nan="roll_back", defaults__log_every="1 steps")
+    nan = json.dumps([{"at": "step.loss", "do": "nan", "count": 23}])  # among the traced steps
+    said = made.type("run", "--profile", "--json", TASUKI_FAILPOINTS=nan)
+    assert said.code == 0, f"{said}\n{made.logs()}"
+    assert "rolled back" in made.logs() and "given up" not in made.logs()
+    (told,) = said.json()["profiles"]
+    assert told["from_step"] > 20 and told["parts"]["forward"] > 0
+    trace = gzip.decompress((made.run().profile / told["trace"]).read_bytes())
+    names = [event["name"] for event in json.loads(trace)["traceEvents"]]
+    assert names.count("forward") == 1  # nothing is left of the first one's wrappers
 
 
 def test_two_ranks_leave_one_profile_of_the_first(project):

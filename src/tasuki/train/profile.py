@@ -30,6 +30,7 @@ from tasuki.train.busy import busy_s
 from tasuki.train.engine import StepEngine
 from tasuki.train.guidance import Figures, Loading, Losses, advise
 from tasuki.train.prepare import Setup
+from tasuki.train.snapshot import Progress
 from tasuki.train.spans import Spans, timeline_of
 from tasuki.train.task import Task
 from tasuki.train.window import Window, plan_window
@@ -82,7 +83,7 @@ class Profile:
         self._num_traced = 0
         self._tracer: Any = None
         self._in_trace: Any = None
-        self._losses = Losses()
+        self._losses = Losses(lr=task.stage.lr, clip=task.stage.clip or None)
         self._found: dict[str, Any] | None = None
         """What was measured."""
 
@@ -108,9 +109,9 @@ class Profile:
             self._safely(self._advance)
         return True
 
-    def finish(self, losses: Losses) -> None:
-        """The stage ends, or is handed over."""
-        self._safely(lambda: self._finish(losses))
+    def finish(self, progress: Progress, last_row: dict[str, Any]) -> None:
+        """The stage ends, or is handed over; `last_row` is the last line of metrics."""
+        self._safely(lambda: self._finish(progress, last_row))
 
     def leave(self) -> None:
         """The stage goes back: what was measured so far does not count."""
@@ -271,13 +272,17 @@ class Profile:
 
     # -- what becomes of it ---------------------------------------------------------------------
 
-    def _finish(self, losses: Losses) -> None:
+    def _finish(self, progress: Progress, last_row: dict[str, Any]) -> None:
         if self._state is _State.MEASURING and self._done > self._begun:
             self._end_measuring(is_last=True)
         self._leave()
-        self._note_loss(losses.last)
-        known = self._losses
-        self._losses = replace(losses, first=known.first, lowest=known.lowest, last=known.last)
+        self._note_loss(last_row.get("loss"))
+        self._losses = replace(
+            self._losses,
+            skipped=progress.skipped,
+            steps=progress.step,
+            overflows=int(last_row.get("overflows", 0)),
+        )
         if self._found is None:
             self._task.say("Profile: too few steps to measure")
             return

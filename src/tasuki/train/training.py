@@ -25,7 +25,6 @@ from tasuki.train.advice import memory_advice
 from tasuki.train.data import make_loader
 from tasuki.train.engine import StepEngine
 from tasuki.train.finish import finish_stage
-from tasuki.train.guidance import Losses
 from tasuki.train.memory import FirstSteps
 from tasuki.train.onlookers import Onlooker
 from tasuki.train.pace import Pace, first_settings
@@ -367,17 +366,6 @@ class Training:
     def _lr(self) -> float:
         return float(self.setup.tracked.optimizer.param_groups[0]["lr"])
 
-    def _losses(self) -> Losses:
-        """How the loss stands, for a profile."""
-        return Losses(
-            last=self.last_row.get("loss"),
-            skipped=self.progress.skipped,
-            steps=self.progress.step,
-            overflows=int(self.last_row.get("overflows", 0)),
-            lr=self.task.stage.lr,
-            clip=self.task.stage.clip or None,
-        )
-
     def _refuse_nan(self, total: float) -> None:
         if total - total != 0.0:  # true for NaN and for infinities
             self.saving.settle()
@@ -421,7 +409,7 @@ class Training:
         with self.task.stopwatch.part("handover"):
             self._save_last()
         if self._profile is not None:
-            self._profile.finish(self._losses())
+            self._profile.finish(self.progress, self.last_row)
         self.task.say(
             f"Handing over at step {self.progress.step} of {self.setup.total_steps} of stage "
             f"{self.task.stage.name} ({self.task.watch.notice})"
@@ -447,7 +435,7 @@ class Training:
         """All steps are done: the last checkpoint, then the weights, then the stage's marker."""
         self.task.watch.enter("finish")
         if self._profile is not None:
-            self._profile.finish(self._losses())
+            self._profile.finish(self.progress, self.last_row)
         if self.task.is_first:
             start_s = self._began_at - self._born_at
             when_there_is_room(
