@@ -377,11 +377,12 @@ class Footprint:
         """After the step, when the optimizer has its state."""
         seen: set[int] = set()
         weights = count_bytes(self._weights(), seen=seen)
-        state = getattr(self._optimizer, "state", {})
+        state = tensors_in(dict(getattr(self._optimizer, "state", {})))
+        here = [held for held in state if held.device.type == self._device.type]  # not on the host
         return Tensors(
             weights=weights,
             gradients=self._gradients,
-            optimizer=count_bytes(tensors_in(dict(state)), seen=seen),
+            optimizer=count_bytes(here, seen=seen),
             batch=self._batch,
             activations=None if self._saved is None else self._saved.most,
         )
