@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
+import resource
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -62,13 +63,13 @@ class Block:
     cpu_s: float
     wait_s: float
     """For data; part of wall_s."""
-    wait_cpu_s: float
+    idle_s: float
+    """Of the wait: for a disk or a clock, with no CPU at work."""
 
     @property
     def quiet_s(self) -> float:
-        """CPU time, and the part of the wait for data in which no CPU worked: what the wall clock
-        would tell of one thread if nobody else were on the machine."""
-        return self.cpu_s + max(0.0, self.wait_s - self.wait_cpu_s)
+        """What the wall clock would tell of one thread if nobody else were on the machine."""
+        return self.cpu_s + self.idle_s
 
 
 class Contestant:
@@ -150,7 +151,7 @@ class Contestant:
         with self._turn():
             for _ in range(lead_in):
                 self._step()
-            self._wait_s = self._wait_cpu_s = 0.0
+            self._wait_s = self._idle_s = 0.0
             self._finish_device()
             wall, cpu = time.perf_counter(), time.process_time()
             for _ in range(num_steps):
@@ -158,7 +159,7 @@ class Contestant:
             self._finish_device()
             wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
         self._read_losses()
-        return Block(wall_s=wall, cpu_s=cpu, wait_s=self._wait_s, wait_cpu_s=self._wait_cpu_s)
+        return Block(wall_s=wall, cpu_s=cpu, wait_s=self._wait_s, idle_s=self._idle_s)
 
     def lead_in(self) -> int:
         """Steps until worker processes have given all that they fetched during others' turns."""
@@ -213,14 +214,18 @@ class Contestant:
                 yield self._timed_next(batches)
 
     def _timed_next(self, items: Iterator[Any]) -> Any:
-        wall, cpu = time.perf_counter(), time.process_time()
+        wall, cpu, rests = time.perf_counter(), time.process_time(), _rests()
         try:
             return next(items)
         finally:
-            self._wait_s += time.perf_counter() - wall
-            self._wait_cpu_s += time.process_time() - cpu
+            wall = time.perf_counter() - wall
+            self._wait_s += wall
+            # Who only had to give way to others did not rest: counting that would add the same to
+            # both times, and drag their ratio towards 1.
+            if _rests() != rests:
+                self._idle_s += max(0.0, wall - (time.process_time() - cpu))
 
-    _wait_s = _wait_cpu_s = 0.0
+    _wait_s = _idle_s = 0.0
 
     def _finish_device(self) -> None:
         if self._ground.device.type == "cuda":
@@ -233,7 +238,7 @@ class Contestant:
             window.entries = entries
             total, weight = map(float, window.sums()) if entries else (0.0, 0.0)
             if total - total != 0.0:
-                raise RunError(f"the loss is {total} at step {len(self.losses)}")
+                raise RunError(f"the loss is {total} in step {len(self.losses) + 1}")
             self.losses.append(total / weight if weight else 0.0)
         self._entries = []
 
@@ -283,6 +288,11 @@ class _Replayed:
 
     def stop(self) -> None:
         """It reads nothing."""
+
+
+def _rests() -> int:
+    """How often this thread gave up the CPU by itself."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
 
 
 def first_steps(data: StageData) -> tuple[tuple[tuple[MicroBatch, ...], int], ...]:

@@ -47,7 +47,9 @@ from tasuki.units import Duration
 
 _WARM_UP = 3
 """Steps: the first ones allocate, compile and open files."""
-_WANTED_PAIRS = 30
+_WANTED_PAIRS = 20
+_FEWEST_STEPS = 2
+"""Of a block."""
 _MOST_PAIRS = 200
 _SHORTEST_BLOCK_S = 0.02
 _LONGEST_BLOCK_S = 2.0
@@ -254,7 +256,9 @@ class _Tuning:
 
     def _pairs(self, other: Contestant, until: float) -> tuple[int, list[tuple[Block, Block]]]:
         """Steps of a block, and (baseline, other) until the time is over."""
-        lead_in = max(self._base.lead_in(), other.lead_in())
+        # At least one: the other's turn has emptied the caches. In a run steps do not begin so, and
+        # what costs both the same drags a ratio towards 1.
+        lead_in = max(1, self._base.lead_in(), other.lead_in())
         steps = self._block_steps(other, until, lead_in)
         pairs: list[tuple[Block, Block]] = []
         began, spent_s = time.monotonic(), self._spent_s
@@ -268,11 +272,12 @@ class _Tuning:
         return steps, pairs
 
     def _block_steps(self, other: Contestant, until: float, lead_in: int) -> int:
-        """Long blocks drown the clock's own noise, many pairs narrow the interval."""
+        """Long blocks drown the clock's own noise, many pairs narrow the interval. By the quickest
+        step: on a busy machine blocks stay long, and pairs get fewer."""
         times = [c.run(1, lead_in=lead_in).wall_s for c in (self._base, other) for _ in range(3)]
         wanted = (until - time.monotonic()) / _WANTED_PAIRS / 2
         block_s = min(_LONGEST_BLOCK_S, max(_SHORTEST_BLOCK_S, wanted))
-        return max(1 + lead_in, round(block_s / max(1e-6, median(times))) - lead_in)
+        return max(_FEWEST_STEPS, lead_in, round(block_s / max(1e-6, min(times))) - lead_in)
 
     def _figures(
         self,
