@@ -1,8 +1,8 @@
 """Instructions of a step, counted by valgrind: the same on a busy machine as on a quiet one.
 
-Run by overhead.py as `python bench/_instructions.py`, which runs itself under callgrind: tasuki's
-real loop and the bare one take turns, and at every turn a call of `getppid` makes callgrind write
-down what the main thread has executed since the last one. Valgrind makes a step some fifty times
+Called by overhead.py with `BENCH_INSTRUCTIONS=1`; runs itself under callgrind. tasuki's real loop
+and the bare one take turns, and at every turn a call of `getppid` makes callgrind write down what
+the main thread has executed since the last one. Valgrind makes a step some fifty times
 slower, so signs of life, which come once a second, are left out: at true speed thousands of steps
 share one. About three minutes, most of it for the import of torch.
 """
@@ -25,7 +25,7 @@ WARM_UP, CHUNKS = 4, 6
 _LIMIT_S = 3000.0
 
 
-def count_instructions() -> dict[str, float] | None:
+def count_instructions(width: int) -> dict[str, float] | None:
     """Of a step, by loop; None where there is no valgrind."""
     if shutil.which("valgrind") is None:
         return None
@@ -36,7 +36,7 @@ def count_instructions() -> dict[str, float] | None:
         command += [f"--callgrind-out-file={out}/turn", "--dump-before=getppid", "-q"]
         environment = {**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
         found = subprocess.run(
-            [*command, sys.executable, __file__, "--inside"],
+            [*command, sys.executable, __file__, str(width)],
             env=environment,
             stdout=subprocess.PIPE,
             text=True,
@@ -68,7 +68,7 @@ def _total(folder: Path, number: int) -> int:
     return int(found[1])
 
 
-def main() -> int:
+def main(width: int) -> int:
     """Inside valgrind."""
     from _loops import BareLoop, Taken, Turns, give, open_bench
     from tasuki.train import training
@@ -96,13 +96,11 @@ def main() -> int:
             mark("bare" if is_counted else "")
 
     training._TELL_OFTEN_S = 1e9
-    with open_bench() as bench:
+    with open_bench(width) as bench:
         bench.train((WARM_UP + CHUNKS) * 10, Counted())
     print(json.dumps(labels), flush=True)
     return 0
 
 
 if __name__ == "__main__":
-    if "--inside" in sys.argv:
-        sys.exit(main())
-    print(count_instructions())
+    sys.exit(main(int(sys.argv[1])))

@@ -48,18 +48,21 @@ from tasuki.train.training import Training, run_training
 
 CHUNK = 10
 """Steps between two turns: one log line."""
+TINY, LARGER = 256, 1536
+"""Widths of the MLP: a step takes less than a millisecond, or 15 to 20."""
 Weights = dict[str, Tensor]
 
 _SPEC = """
 project: bench
 recipe: tiny_recipe:Tiny
 runs: runs
-cluster: { gpu: cpu, gpus: 1, cpus: 1 }
+cluster: {{ gpu: cpu, gpus: 1, cpus: 1 }}
 experiments:
   tiny:
+    params: {{ width: {width} }}
     stages:
-      - { name: tiny, data: generated, steps: 1, effective_batch: 32, lr: 0.001, seed: 7 }
-    save: { every: 1h }
+      - {{ name: tiny, data: generated, steps: 1, effective_batch: 32, lr: 0.001, seed: 7 }}
+    save: {{ every: 1h }}
 """
 _RECIPE = '''
 import os
@@ -73,9 +76,15 @@ class Samples(list):
 
 
 class Tiny:
+    def __init__(self, width):
+        self.width = width
+
     def build_model(self):
+        width = self.width
         return nn.Sequential(
-            nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)
+            nn.Linear(64, width), nn.ReLU(),
+            nn.Linear(width, width), nn.ReLU(),
+            nn.Linear(width, 10),
         )
 
     def build_dataset(self, source, split):
@@ -208,10 +217,10 @@ class Bench:
 
 
 @contextlib.contextmanager
-def open_bench() -> Iterator[Bench]:
+def open_bench(width: int = TINY) -> Iterator[Bench]:
     with tempfile.TemporaryDirectory(prefix="tasuki-bench-") as name:
         folder = Path(name)
-        (folder / "tasuki.yaml").write_text(_SPEC)
+        (folder / "tasuki.yaml").write_text(_SPEC.format(width=width))
         (folder / "tiny_recipe.py").write_text(_RECIPE)
         spec = load_spec(str(folder / "tasuki.yaml"), environ={})
         job = job_folder(Path(spec.runs), "bench")

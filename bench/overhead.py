@@ -5,7 +5,9 @@ shows. Both loops take the same samples in the same order, collate, clip and set
 alike, on one thread; their final weights are compared bit for bit.
 
 Log lines and signs of life are in tasuki's time, the first and the last checkpoint are not. The
-bare loop knows its samples and learning rates beforehand.
+bare loop knows its samples and learning rates beforehand. The same for a larger MLP, whose steps
+take 15 to 20 ms on a quiet machine: there what is added must not show. `BENCH_INSTRUCTIONS=1` also
+counts instructions (_instructions.py): slow, but the same on a busy machine.
 """
 
 from __future__ import annotations
@@ -23,8 +25,11 @@ from unittest.mock import patch
 import torch
 from torch import nn
 
+from _instructions import count_instructions
 from _loops import (
     CHUNK,
+    LARGER,
+    TINY,
     BareLoop,
     Bench,
     OneCycleLoop,
@@ -58,6 +63,7 @@ ROUNDS = 15
 BUDGET_S = 20.0
 """For each of the two measurements."""
 STEPS = 1_000
+LARGER_STEPS = 60
 CHUNKS_OF_PART = 12
 """In each round."""
 IS_PLAIN = os.environ.get("BENCH_DATA") == "plain"
@@ -77,12 +83,18 @@ def main() -> int:
         check_exchanges(bench)
         rounds = [measure_whole(bench) for _ in rounds_within(BUDGET_S, most=ROUNDS)]
         parts = [measure_parts(bench) for _ in rounds_within(BUDGET_S, most=ROUNDS)]
+    with open_bench(LARGER) as bench:
+        larger = [
+            measure_whole(bench, steps=LARGER_STEPS) for _ in rounds_within(BUDGET_S, most=ROUNDS)
+        ]
     facts = {**machine_facts("tasuki", "torch", "numpy"), "threads": torch.get_num_threads()}
     print_facts(facts)
     results = {
         "machine": facts,
         "steps": {"whole": STEPS, "of each part": CHUNKS_OF_PART * CHUNK},
         "whole": _whole(rounds),
+        "larger": _whole(larger),
+        "instructions": _count() if os.environ.get("BENCH_INSTRUCTIONS") == "1" else {},
         "parts": _parts(parts),
     }
     _show(results)
@@ -110,14 +122,14 @@ class WithBareLoops(Turns):
             self.costs[name].append(bare.run_chunk())
 
 
-def measure_whole(bench: Bench) -> tuple[dict[str, Taken], dict[str, bool]]:
+def measure_whole(bench: Bench, *, steps: int = STEPS) -> tuple[dict[str, Taken], dict[str, bool]]:
     """Per step, by loop: the time, and whether the final weights are the bare loop's."""
     gc.collect()
     turns = WithBareLoops()
-    weights: dict[str, Weights] = {"tasuki": bench.train(STEPS, turns)}
+    weights: dict[str, Weights] = {"tasuki": bench.train(steps, turns)}
     weights |= {name: bare.model.state_dict() for name, bare in turns.loops.items()}
     means = {
-        name: Taken(sum(t.wall_s for t in taken) / STEPS, sum(t.cpu_s for t in taken) / STEPS)
+        name: Taken(sum(t.wall_s for t in taken) / steps, sum(t.cpu_s for t in taken) / steps)
         for name, taken in turns.costs.items()
     }
     return means, {name: is_equal(found, weights["bare"]) for name, found in weights.items()}
@@ -133,6 +145,10 @@ def _whole(rounds: list[tuple[dict[str, Taken], dict[str, bool]]]) -> dict[str, 
             "is_bitwise_equal": all(equal[name] for _, equal in rounds),
         }
     return found
+
+
+def _count() -> dict[str, dict[str, float] | None]:
+    return {"tiny": count_instructions(TINY), "larger": count_instructions(LARGER)}
 
 
 def _compare(values: list[float], baseline: list[float]) -> dict[str, Spread]:
@@ -293,10 +309,27 @@ def _parts(rounds: list[dict[str, float]]) -> dict[str, Spread]:
 
 def _show(results: dict[str, Any]) -> None:
     whole, parts = results["whole"], results["parts"]
+    _show_whole("tiny", whole, STEPS)
+    _show_whole("larger", results["larger"], LARGER_STEPS)
+    for name, counts in results["instructions"].items():
+        if counts is None:
+            print("\ninstructions: not counted, there is no valgrind")
+            continue
+        ratio = counts["tasuki"] / counts["bare"]
+        print(f"\ninstructions of a {name} step: {counts}, ratio {ratio:.4f}")
+    rounds = parts[ADDED].rounds
+    print_table(
+        f"CPU time a step saves without one part: medians of {rounds} rounds [quartiles]",
+        ["part", "µs per step"],
+        [[name, found.show(1, scale=1e6)] for name, found in parts.items()],
+    )
+
+
+def _show_whole(size: str, whole: dict[str, Any], steps: int) -> None:
     rounds = whole["bare"]["wall"]["step_s"].rounds
     for title, kind in (("wall time", "wall"), ("CPU time", "cpu")):
         print_table(
-            f"A step, {title}: medians of {rounds} rounds of {STEPS} steps [quartiles]; "
+            f"A {size} step, {title}: medians of {rounds} rounds of {steps} steps [quartiles]; "
             f"the loops take turns every {CHUNK} steps",
             ["loop", "µs per step", "added µs", "ratio to bare", "final weights"],
             [
@@ -310,12 +343,6 @@ def _show(results: dict[str, Any]) -> None:
                 for name, found in whole.items()
             ],
         )
-    rounds = parts[ADDED].rounds
-    print_table(
-        f"CPU time a step saves without one part: medians of {rounds} rounds [quartiles]",
-        ["part", "µs per step"],
-        [[name, found.show(1, scale=1e6)] for name, found in parts.items()],
-    )
 
 
 if __name__ == "__main__":
