@@ -19,13 +19,16 @@ from tasuki.spec.load import load_spec
 from tasuki.views.tune import show_tuning
 from tests.cli.person import make_project
 
+pytestmark = pytest.mark.timeout(400)
+# A dozen short measurements, each with a model of its own: seconds on a machine of one's own.
+
 RECIPE = """
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
 WORK = torch.ones(48, 48)
-COSTS = {(1, True): 4000, (2, True): 1000, (4, True): 100, (2, False): 100}
+COSTS = {(1, True): 1500, (2, True): 500, (4, True): 25, (2, False): 25}
 
 
 class NoCompiler(Exception):
@@ -81,7 +84,7 @@ experiments:
     stages:
       - name: a          # the first
         data: d
-        epochs: 4
+        epochs: 4000
         effective_batch: 8
         micro_batch: 2   # too small
         precision: bf16
@@ -102,7 +105,7 @@ def tuned(tmp_path_factory) -> tuple[dict[str, Any], Path]:
     """One measurement of all switches, with its winners written."""
     folder = write_project(tmp_path_factory.mktemp("tune"))
     (folder / "tasuki.yaml").chmod(0o640)
-    found = tasuki.tune(folder / "tasuki.yaml", budget="3s", write=True)
+    found = tasuki.tune(folder / "tasuki.yaml", budget="1s", write=True)
     return found, folder
 
 

@@ -159,6 +159,13 @@ def test_a_verdict_says_no_more_than_the_interval(found, words, is_kept):
     assert words in judged.verdict and judged.is_kept is is_kept, judged
 
 
+def test_a_start_that_costs_more_than_the_stage_saves_is_not_worth_it():
+    short = measured(1.3, 1.2, 1.4, later_s=150.0, saves_s=4.0)
+    assert judge(short, CALM, budget="5m").verdict == ("quicker, but starts 2m30s later to save 4s")
+    assert judge(measured(1.3, 1.2, 1.4, later_s=150.0, saves_s=9e3), CALM, budget="5m").is_kept
+    assert judge(measured(1.3, 1.2, 1.4, later_s=3.0, saves_s=0.1), CALM, budget="5m").is_kept
+
+
 def test_a_gain_that_the_baseline_makes_over_itself_is_none():
     noisy = Yardstick(ratio=Ratio(value=1.15, low=1.1, high=1.2, pairs=9))
     assert not judge(measured(1.12, 1.05, 1.2), noisy, budget="5m").is_kept

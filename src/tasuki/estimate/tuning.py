@@ -17,6 +17,7 @@ import msgspec
 from tasuki.data.split import resolve_batch
 from tasuki.estimate.ratios import Ratio
 from tasuki.spec.resolved import ResolvedStage
+from tasuki.units import format_seconds
 
 WORKERS = "loader.workers"
 SWITCHES = (
@@ -39,6 +40,7 @@ NARROW = 0.03
 """An interval that is wider than ±3 % and covers 1 says nothing."""
 LEAST_TOLERANCE, MOST_TOLERANCE = 0.005, 0.02
 """Of the loss, whatever another seed does."""
+_LONG_START_S = 10.0
 _WORTH_TELLING = 0.05
 """Of memory."""
 
@@ -200,6 +202,10 @@ class Measured:
     """Of the baseline's."""
     loss_difference: float | None = None
     """Relative, at the same steps."""
+    later_s: float = 0.0
+    """How much later than the baseline it is through its first steps: compilers take minutes."""
+    saves_s: float = math.inf
+    """Of the whole stage, once it is started."""
     error: str = ""
 
 
@@ -256,6 +262,9 @@ def judge(found: Measured, yardstick: Yardstick, *, budget: str) -> Judged:
     if difference is not None and not abs(difference) <= yardstick.tolerance:
         limit = f"{yardstick.tolerance:.1%}"
         return Judged(verdict=f"quicker, but the loss differs by more than {limit}{memory}")
+    if found.later_s > max(_LONG_START_S, found.saves_s):
+        later, saves = format_seconds(found.later_s), format_seconds(found.saves_s)
+        return Judged(verdict=f"quicker, but starts {later} later to save {saves}{memory}")
     if given_up := GIVES_UP.get(found.variant.switch, ""):
         return Judged(verdict=f"{given_up}{memory}", is_kept=True, gives_up=given_up)
     return Judged(verdict=f"keep{memory}", is_kept=True)

@@ -96,6 +96,7 @@ class _Tuning:
         block = self._warm_up(self._base)
         self._wait_share = block.wait_s / block.wall_s if block.wall_s else 0.0
         self._base_bytes = 0
+        self._base_start_s = 0.0
         self._done = self._total = 0
 
     def measure(self) -> dict[str, Any]:
@@ -106,6 +107,7 @@ class _Tuning:
         # The control comes first, and what is kept is measured once more, together.
         self._total = 2 + sum(not variant.refused for variant in variants)
         control = self._control()
+        self._base_start_s = control.start_s
         yardstick = Yardstick(
             ratio=control.ratio, loss_difference=self._difference(control.losses)[0]
         )
@@ -208,6 +210,8 @@ class _Tuning:
             ratio=figures.ratio,
             memory_share=figures.memory_bytes / self._base_bytes if self._base_bytes else None,
             loss_difference=self._difference(figures.losses)[0],
+            later_s=figures.start_s - self._base_start_s,
+            saves_s=self._ground.total_steps * (figures.base_step_s - figures.step_s),
         )
 
     def _try(self, stage: ResolvedStage) -> tuple[_Figures | None, str]:
