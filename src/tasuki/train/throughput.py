@@ -5,6 +5,7 @@ None of these numbers is part of the result: two equal runs differ in them.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from tasuki.telemetry.machine import GIB
 from tasuki.train.footprint import rank_rss_bytes
 
 BY_WEIGHT = "weight"
+_FRESH_S = 1.0
 
 
 def read_tokens_per_sample(recipe: Any) -> float | str | None:
@@ -42,9 +44,24 @@ def speeds(
     return found
 
 
+class MemoryGauge:
+    """How much memory is taken; read once a second at most, since a look at /proc takes longer than
+    all the rest of a line."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._gb = 0.0
+        self._read_at = -math.inf
+
+    def read_gb(self, now: float) -> float:
+        """On a GPU the most that tensors have taken so far in this attempt; on the CPU what rank
+        0's process takes. In GiB, as the `[GPU Stats]` lines are."""
+        if now - self._read_at >= _FRESH_S:
+            self._read_at, self._gb = now, memory_allocated_gb(self._device)
+        return self._gb
+
+
 def memory_allocated_gb(device: torch.device) -> float:
-    """On a GPU the most that tensors have taken so far in this attempt; on the CPU what rank 0's
-    process takes now. In GiB, as the `[GPU Stats]` lines are."""
     on_gpu = device.type == "cuda"
     used = torch.cuda.max_memory_allocated(device) if on_gpu else rank_rss_bytes()
     return round(used / GIB, 4)

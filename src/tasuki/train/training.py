@@ -34,7 +34,7 @@ from tasuki.train.saving import NAN_HINT, Saving
 from tasuki.train.snapshot import Progress
 from tasuki.train.start import Begin, begin_or_resume, restore_checkpoint
 from tasuki.train.task import Task
-from tasuki.train.throughput import memory_allocated_gb, read_tokens_per_sample, speeds
+from tasuki.train.throughput import MemoryGauge, read_tokens_per_sample, speeds
 from tasuki.train.trace import open_trace
 from tasuki.train.unused import noting_unused
 from tasuki.train.validation import Validation
@@ -177,6 +177,7 @@ class Training:
         )
         now = task.clock.monotonic()
         self._tokens = read_tokens_per_sample(setup.recipe)
+        self._memory = MemoryGauge(task.device)
         self._profile = self._open_profile() if task.is_profiled and task.is_first else None
         self._onlookers = self._find_onlookers(saver, is_again=metrics is not None)
         self._wait_s = 0.0
@@ -351,7 +352,7 @@ class Training:
         row |= _named({name: float(value) for name, value in self.engine.scalars.items()})
         row |= scaled
         self.last_row = row
-        timing["memory_allocated_gb"] = memory_allocated_gb(self.task.device)
+        timing["memory_allocated_gb"] = self._memory.read_gb(now)
         self.metrics.add(row | timing)
 
     def _row(self, split: str) -> dict[str, Any]:
