@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -45,6 +46,10 @@ class LossModule(nn.Module):
 
     def forward(self, batch: Any) -> LossOutput:
         return self._loss(self.model, batch)
+
+    def as_function(self) -> Callable[[Any], LossOutput]:
+        """The same without a module's way of calling and looking up."""
+        return partial(self._loss, self.model)
 
 
 class LossWindow:
@@ -100,8 +105,9 @@ class StepEngine:
         precision: str = "fp32",
     ) -> None:
         self._module = module
-        # A plain call: the module is ours, and nobody hangs hooks on it.
-        self._call = module.forward if isinstance(module, LossModule) else module
+        self._call: Callable[[Any], LossOutput] = module
+        if isinstance(module, LossModule):  # ours: nobody hangs hooks on it
+            self._call = module.as_function()
         self._optimizer = optimizer
         self._parameters: list[Tensor] = [p for g in optimizer.param_groups for p in g["params"]]
         self._device = device
