@@ -9,6 +9,7 @@ from torch import nn
 from tasuki.train.compiled import Compiled
 from tasuki.train.engine import LossModule
 from tasuki.train.kernels import keep_kernels
+from tasuki.train.recompute import recompute
 
 
 class Model(nn.Module):
@@ -90,3 +91,25 @@ def test_kernels_are_kept_with_the_run_unless_the_user_chose_a_place(tmp_path):
     chosen = {"TORCHINDUCTOR_CACHE_DIR": "/elsewhere"}
     keep_kernels(tmp_path, chosen, cpus=8)
     assert chosen == {"TORCHINDUCTOR_CACHE_DIR": "/elsewhere"}
+
+
+def test_blocks_that_compute_anew_can_be_compiled(monkeypatch):
+    class Deep(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(
+                nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Tanh()) for _ in range(2)
+            )
+
+        def forward(self, x):
+            for block in self.blocks:
+                x = block(x)
+            return x
+
+    module, said = make(monkeypatch, "aot_eager")
+    model = module.module.model = Deep()
+    recompute(model, True)
+    x = torch.randn(8, 6)
+    module(x).backward()
+    assert module.is_compiled and not said
+    assert all(int(block[1].num_batches_tracked) == 1 for block in model.blocks)

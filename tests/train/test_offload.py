@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from tasuki.data.loader import MicroBatch
+from tasuki.errors import RecipeError
 from tasuki.train.engine import LossModule, StepEngine
 from tasuki.train.offload import OffloadedOptimizer
 
@@ -79,3 +80,52 @@ def test_after_a_restore_it_goes_on_from_the_models_weights():
     stepper.refresh()
     step(engine, 2)
     assert torch.equal(expected, torch.cat([p.detach().flatten() for p in model.parameters()]))
+
+
+def run_both(build, loss, *, steps=6, hook=None):
+    """The model's weights after some steps, with and without it."""
+    results = []
+    for is_offloaded in (False, True):
+        torch.manual_seed(0)
+        model = build()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+        if hook is not None:
+            optimizer.register_step_post_hook(lambda *_, m=model: hook(m))
+        stepper = OffloadedOptimizer(optimizer) if is_offloaded else optimizer
+        module = LossModule(model, loss)
+        engine = StepEngine(module, stepper, device=torch.device("cpu"), clip=None, world=1)
+        for seed in range(steps):
+            index = torch.randint(9, (6,), generator=torch.Generator().manual_seed(seed))
+            engine.step([MicroBatch(index, 6)], 6)
+        results.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    return results
+
+
+def test_weights_that_a_forward_pass_keeps_small_stay_so():
+    results = run_both(
+        lambda: nn.Embedding(9, 3, max_norm=0.5), lambda model, batch: model(batch).sum(1).mean()
+    )
+    assert torch.equal(*results)
+
+
+def test_hooks_after_a_step_see_and_change_the_models_own_weights():
+    def clamp(model):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.clamp_(-0.1, 0.1)
+
+    results = run_both(
+        lambda: nn.Embedding(9, 3), lambda model, batch: model(batch).sum(1).mean(), hook=clamp
+    )
+    assert torch.equal(*results)
+    assert results[0].abs().max() <= 0.1
+
+
+def test_an_optimizer_that_holds_parameters_beside_its_groups_is_refused():
+    class Own(torch.optim.SGD):
+        def __init__(self, parameters) -> None:
+            self.mine = list(parameters)
+            super().__init__(self.mine, lr=0.1)
+
+    with pytest.raises(RecipeError, match="in a list of its own, `mine`"):
+        OffloadedOptimizer(Own(nn.Linear(2, 1).parameters()))

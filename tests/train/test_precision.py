@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tasuki.data.loader import MicroBatch
 from tasuki.errors import NotFinite, RecipeError
 from tasuki.train.engine import LossModule, StepEngine
-from tasuki.train.optim import default_optimizer
+from tasuki.train.optim import default_optimizer, leave_out_by_hand, use_fused
 from tasuki.train.precision import apply_precision, autocast
 
 CPU = torch.device("cpu")
@@ -71,10 +71,14 @@ def test_layers_compute_in_the_format_and_weights_stay_fp32(precision, dtype):
     assert not torch.equal(before, weights(model))
 
 
-def test_evaluation_computes_in_the_same_format():
+def test_evaluation_computes_in_the_same_format_with_the_weights_of_now():
     model, _, _ = make("fp32")
-    with autocast("bf16", CPU):
-        model(torch.randn(2, 6))
+    x = torch.randn(2, 6)
+    with torch.no_grad(), autocast("bf16", CPU, is_cached=False):
+        assert float(model(x).abs().sum()) > 0
+        for parameter in model.parameters():
+            parameter.zero_()
+        assert float(model(x).abs().sum()) == 0
     assert model.formats == {torch.bfloat16}
 
 
@@ -135,6 +139,48 @@ def test_a_checked_step_with_a_bad_loss_leaves_the_scale_alone(is_checked):
         "overflows": 0 if is_checked else 1,
     }
     assert engine.step(*batches(), is_checked=is_checked)
+
+
+def test_steps_that_may_be_left_out_do_not_use_the_scale_up():
+    model, _, engine = make("fp16")
+    parameter = next(model.parameters())
+    for step in range(60):
+        is_bad = step % 3 == 0
+        hook = parameter.register_hook(lambda grad: grad * float("nan")) if is_bad else None
+        engine.step(*batches(), is_checked=True)
+        if hook is not None:
+            hook.remove()
+    assert engine.scaling.facts() == {"loss_scale": 1.0, "overflows": 20}
+    parameter.register_hook(lambda grad: grad * float("nan"))
+    for _ in range(30):
+        engine.step(*batches(), is_checked=True)
+    with pytest.raises(NotFinite, match="50 steps were left out"):
+        engine.scaling.facts()
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+def test_fused_steps_are_left_out_whole_when_a_gradient_overflows(is_own):
+    class Own(torch.optim.Adam):
+        def step(self, closure=None):
+            return super().step(closure)
+
+    def build(model):
+        kind = Own if is_own else torch.optim.SGD
+        more = {} if is_own else {"momentum": 0.9}
+        optimizer = kind(model.parameters(), lr=0.1, **more)
+        use_fused(optimizer, is_fused=True, say=lambda _: None)
+        leave_out_by_hand(optimizer)
+        return optimizer
+
+    model, _, engine = make("fp16", optimizer=build)
+    before = weights(model)
+    hook = next(model.parameters()).register_hook(lambda grad: grad * float("inf"))
+    engine.step(*batches())
+    hook.remove()
+    assert torch.equal(before, weights(model))
+    for _ in range(3):
+        engine.step(*batches())
+    assert not torch.equal(before, weights(model)) and weights(model).abs().max() < 10
 
 
 def test_scale_growth_and_overflows_come_back_as_they_were_saved():

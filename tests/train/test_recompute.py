@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+import random
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -47,7 +52,7 @@ def train(policy, *, steps=3):
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
     return torch.tensor(losses), model
 
 
@@ -117,3 +122,67 @@ def test_a_module_that_is_not_there_is_answered_with_the_nearest():
     with pytest.raises(RecipeError, match=r"names `block\.1`") as caught:
         recompute(Stack(), ["block.1"])
     assert "nearest is `blocks.1`" in caught.value.hint
+
+
+class Shared(nn.Module):
+    """What blocks of real models do: norms that are used and moved, tables that all share, coins
+    of Python's own."""
+
+    def __init__(self, table: torch.Tensor | None = None, *, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.linear = nn.Linear(8, 8)
+        if kind == "spectral":
+            self.linear = nn.utils.parametrizations.spectral_norm(self.linear)
+        self.inner = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+        self.register_buffer("scale", torch.ones(1).expand(4) if kind == "expanded" else None)
+        self.register_buffer("mean", torch.zeros(8))
+        self.register_buffer("table", table)
+
+    def forward(self, x):
+        if self.kind == "running":
+            self.mean.mul_(0.9).add_(0.1 * x.detach().mean(0))
+            x = x - self.mean
+        if self.kind == "coin" and random.random() + np.random.rand() < 1.0:
+            x = x * 2
+        if self.table is not None:
+            x = x * self.table
+        return x + self.inner(self.linear(x))
+
+
+def losses_of(kind, policy):
+    torch.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)
+    table = torch.linspace(0.5, 1.5, 8) if kind == "table" else None
+    model = nn.Sequential(nn.Linear(8, 8), *(Shared(table, kind=kind) for _ in range(3)))
+    recompute(model, policy)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    found = []
+    for _ in range(4):
+        loss = model(torch.randn(16, 8)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(float(loss.detach()))
+    return found, [v.clone() for v in model.state_dict().values()], random.random()
+
+
+@pytest.mark.parametrize("kind", ["spectral", "running", "coin", "table", "expanded"])
+@pytest.mark.parametrize("policy", [True, 2])
+def test_what_blocks_of_real_models_do_changes_no_number(kind, policy):
+    plain, state, draw = losses_of(kind, False)
+    losses, anew, drawn = losses_of(kind, policy)
+    assert losses == plain and draw == drawn
+    assert all(torch.equal(a, b) for a, b in zip(state, anew, strict=True))
+
+
+def test_a_copy_of_the_model_computes_with_its_own_weights():
+    _, model = train(True, steps=1)
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.zero_()
+    assert float(twin(torch.randn(4, 8)).abs().sum()) == 0.0
+    assert float(model(torch.randn(4, 8)).abs().sum()) > 0.0
+    assert pickle.loads(pickle.dumps(twin)).state_dict().keys() == model.state_dict().keys()

@@ -25,6 +25,7 @@ from tasuki.train.offload import OffloadedOptimizer
 from tasuki.train.optim import (
     PureSchedule,
     default_optimizer,
+    leave_out_by_hand,
     schedule_factor,
     use_fused,
     warmup_steps,
@@ -126,8 +127,15 @@ def _build_optimizer(recipe: Any, model: nn.Module, stage: ResolvedStage, say: S
     if not hasattr(optimizer, "param_groups"):
         raise RecipeError("build_optimizer did not return an optimizer", hint="return it")
     _refuse_unsaved(model, optimizer)
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise RecipeError(
+            "build_optimizer gave LBFGS, which computes the loss several times in a step",
+            hint="a step of tasuki has one gradient: use another optimizer",
+        )
     if stage.fused != "auto":
         use_fused(optimizer, is_fused=stage.fused, say=say)
+    if stage.precision == "fp16":
+        leave_out_by_hand(optimizer)
     return optimizer  # type: ignore[no-any-return]
 
 

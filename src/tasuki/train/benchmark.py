@@ -87,7 +87,7 @@ def benchmark_model(
             "the recipe brings a loader of its own, whose batches cannot be chosen for a benchmark",
             hint="give the recipe benchmark(self, model, dataset), or a map-style data set",
         )
-    with undisturbed(model), autocast(stage.precision, device):
+    with undisturbed(model), autocast(stage.precision, device, is_cached=False):
         if own:
             return dict(checked(own(model, dataset), by="benchmark"))
         found = members_by_bucket(recipe, dataset, stage)

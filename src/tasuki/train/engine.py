@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from tasuki.data.loader import MicroBatch
 from tasuki.errors import RecipeError
 from tasuki.failpoints import failpoint
+from tasuki.train.buffers import Kept, keep_buffers, put_buffers_back
 from tasuki.train.compiled import Compiled
 from tasuki.train.offload import OffloadedOptimizer
 from tasuki.train.precision import autocast, make_scaling
@@ -30,7 +31,6 @@ LossOutput = Tensor | tuple[Tensor, Any] | tuple[Tensor, Any, dict[str, Any]]
 Weight = float | Tensor
 LossEntry = tuple[Tensor, Weight, float]
 """Loss × times is a sum of losses, on this rank, of samples with this weight."""
-KeptBuffer = tuple[nn.Module, str, Tensor, Tensor]
 
 _TWO_KINDS = "loss gives a mean for one batch and (sum, weight) for another"
 
@@ -137,15 +137,18 @@ class StepEngine:
         """
         self.scalars = {}
         place = self.window.begin_step()
-        kept = self._keep_buffers() if is_checked else []
+        # A forward pass moves running means, and NaN in them would stay.
+        kept = keep_buffers(self._module) if is_checked else []
         weight = self._accumulate(batches, num_samples)
         if weight is not None:
             weight = self._sum_over_ranks(weight)
             if not isinstance(weight, Tensor) and weight == 0:
                 self._optimizer.zero_grad(set_to_none=True)
                 return True
-        if is_checked and self.scaling is not None and not self._is_finite(None, place):
-            return self._throw_step_away(kept, place)
+        if is_checked and self.scaling is not None:
+            self.scaling.may_skip = True
+            if not self._is_finite(None, place):
+                return self._throw_step_away(kept, place)
         norm = self._finish_gradients(weight)
         if is_checked and self.scaling is None and not self._is_finite(norm, place):
             return self._throw_step_away(kept, place)
@@ -210,21 +213,10 @@ class StepEngine:
 
     # -- steps that are not finite --------------------------------------------------------------
 
-    def _keep_buffers(self) -> list[KeptBuffer]:
-        """A forward pass moves running means, and NaN in them would stay."""
-        return [
-            (module, name, buffer, buffer.clone())
-            for module in self._module.modules()
-            for name, buffer in module._buffers.items()
-            if buffer is not None
-        ]
-
-    def _throw_step_away(self, kept: list[KeptBuffer], place: int) -> bool:
+    def _throw_step_away(self, kept: list[Kept], place: int) -> bool:
         self._optimizer.zero_grad(set_to_none=True)
         self.window.drop_since(place)
-        for module, name, buffer, value in kept:
-            buffer.copy_(value)
-            module._buffers[name] = buffer  # a forward pass may have put another in its place
+        put_buffers_back(kept)
         return False
 
     def _is_finite(self, norm: Tensor | None, place: int) -> bool:

@@ -133,7 +133,7 @@ def evaluate_model(
     """The recipe's `evaluate`, else the mean loss over samples of these sizes. The model comes back
     in training mode as it was, and the random states too."""
     own = optional(recipe, "evaluate")
-    with undisturbed(model), autocast(stage.precision, device):
+    with undisturbed(model), autocast(stage.precision, device, is_cached=False):
         if own:
             return checked(own(model, dataset), by="evaluate")
         return mean_loss(recipe, model, dataset, stage, device, sizes, on_progress)

@@ -40,7 +40,7 @@ def default_optimizer(
 
 def use_fused(optimizer: Optimizer, *, is_fused: bool, say: Say) -> None:
     """In a recipe's own optimizer, before it has any state."""
-    if "fused" not in optimizer.defaults:
+    if "fused" not in optimizer.defaults or type(optimizer).step is not _step_of_torch(optimizer):
         kind = type(optimizer).__name__
         say(f"WARNING: `fused: {str(is_fused).lower()}` has no effect: {kind} has no fused step")
         return
@@ -48,7 +48,20 @@ def use_fused(optimizer: Optimizer, *, is_fused: bool, say: Say) -> None:
         group["fused"] = is_fused
         if is_fused:
             group["foreach"] = False
-    optimizer._step_supports_amp_scaling = is_fused  # type: ignore[attr-defined]
+
+
+def _step_of_torch(optimizer: Optimizer) -> object:
+    """The `step` of the class of torch's own that it is built on: another may know no `fused`."""
+    kinds = [kind for kind in type(optimizer).__mro__ if kind.__module__.startswith("torch.optim")]
+    return getattr(kinds[0], "step", None)
+
+
+def leave_out_by_hand(optimizer: Optimizer) -> None:
+    """Some fused kernels leave a step out by themselves when a gradient has overflowed. That is
+    trusted for Adam's alone: SGD's has made its momentum by then, of memory that nobody wrote."""
+    is_trusted = type(optimizer) in (torch.optim.Adam, AdamW)
+    is_fused = all(group.get("fused") for group in optimizer.param_groups)
+    optimizer._step_supports_amp_scaling = is_trusted and is_fused  # type: ignore[attr-defined]
 
 
 def warmup_steps(warmup: float | int | None, total: int, *, say: Say = lambda _: None) -> int:

@@ -21,14 +21,19 @@ from tasuki.errors import NotFinite, RecipeError
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _SMALLEST_SCALE = 1.0
 """Gradients that are not finite without any scale will not become so."""
+_MOST_OVERFLOWS = 20
+"""As many may come until a scale fits; if they are more than half of all, it is no accident."""
 
 
-def autocast(precision: str, device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """Around a forward pass. It may be entered again and again, not inside itself."""
+def autocast(
+    precision: str, device: torch.device, *, is_cached: bool = True
+) -> contextlib.AbstractContextManager[Any]:
+    """Around a forward pass. It may be entered again and again, not inside itself. Where weights
+    may change inside, as in an evaluation that swaps them, nothing that was cast must be cached."""
     dtype = _DTYPES.get(precision)
     if dtype is None:
         return contextlib.nullcontext()
-    return torch.autocast(device.type, dtype)
+    return torch.autocast(device.type, dtype, cache_enabled=is_cached)
 
 
 def apply_precision(precision: str, device: torch.device) -> list[str]:
@@ -68,6 +73,10 @@ class Scaling:
     def __init__(self, device: torch.device) -> None:
         self._scaler = GradScaler(device.type)
         self._overflows = torch.zeros((), dtype=torch.float64, device=device)
+        self._steps = 0
+        self.may_skip = False
+        """Steps may be left out for good reasons (`on_nan`): the scale then stays at 1 or more, and
+        only when most steps are left out the run is broken."""
 
     def scale(self, loss: Tensor) -> Tensor:
         scaled = self._scaler.scale(loss)
@@ -84,25 +93,31 @@ class Scaling:
         for found in self._scaler._found_inf_per_device(optimizer).values():
             self._overflows += found.to(self._overflows.device)
         self._scaler.update()
+        self._steps += 1
+        if self.may_skip:
+            self._scaler._scale.clamp_(min=_SMALLEST_SCALE)  # type: ignore[union-attr]
 
     def facts(self) -> dict[str, float]:
         """For a log line. Raises when no scale helps."""
-        scale = self._scaler.get_scale()
-        if scale < _SMALLEST_SCALE:
+        scale, overflows = self._scaler.get_scale(), int(self._overflows)
+        is_most = overflows >= _MOST_OVERFLOWS and overflows * 2 > self._steps
+        if scale < _SMALLEST_SCALE or (scale == _SMALLEST_SCALE and self.may_skip and is_most):
             raise NotFinite(
-                f"gradients are not finite even with a loss scale of {scale:g}: since then no step "
-                "has changed anything",
-                hint="`precision: bf16` has the range of fp32; else look for NaN in the data, or "
-                "lower `lr`",
+                f"gradients are not finite even with a loss scale of {scale:g}; {overflows} steps "
+                "were left out",
+                hint="`precision: bf16` has the range of fp32; else look for NaN in the data, "
+                "lower `lr`, or write `on_nan: skip`",
             )
-        return {"loss_scale": scale, "overflows": int(self._overflows)}
+        return {"loss_scale": scale, "overflows": overflows}
 
     def state(self) -> dict[str, Any]:
-        return {"scaler": self._scaler.state_dict(), "overflows": int(self._overflows)}
+        state = {"scaler": self._scaler.state_dict(), "overflows": int(self._overflows)}
+        return {**state, "steps": self._steps}
 
     def restore(self, state: dict[str, Any]) -> None:
         self._scaler.load_state_dict(state["scaler"])
         self._overflows.fill_(state["overflows"])
+        self._steps = state["steps"]
 
 
 def make_scaling(

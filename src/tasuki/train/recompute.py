@@ -1,8 +1,9 @@
 """Gradient checkpointing by policy: chosen modules keep their inputs only and compute anew.
 
 The model's code stays as it is: the `forward` of the chosen modules is wrapped on the instance.
-Numbers do not change: random numbers are drawn again as in the first pass, and running means (of
-BatchNorm) move once. Called by assemble.py.
+Numbers do not change: the second pass has the random numbers (Python's, numpy's, torch's) and the
+buffers of the first, and leaves both as they are now, so that running means (of BatchNorm) move
+once. Called by assemble.py.
 """
 
 from __future__ import annotations
@@ -17,9 +18,13 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from tasuki.data.generators import NUMPY, PYTHON, Generator
 from tasuki.errors import RecipeError
+from tasuki.train.buffers import Kept, keep_buffers, keep_own_buffers
 
 Policy = bool | int | list[str]
+_HOST: tuple[Generator, ...] = (PYTHON, NUMPY)
+"""torch's own generators are kept by torch."""
 _NAMES_SHOWN = 5
 
 
@@ -83,35 +88,85 @@ def _named(model: nn.Module, patterns: list[str]) -> list[str]:
 
 
 def _wrap(module: nn.Module) -> None:
-    forward = module.forward
-    has_buffers = any(True for _ in module.buffers())
+    module.forward = Recomputed(module)
 
-    def contexts() -> tuple[Any, Any]:
-        return contextlib.nullcontext(), _kept_buffers(module)
 
-    more: dict[str, Any] = {"context_fn": contexts} if has_buffers else {}
+class Recomputed:
+    """A module's `forward`, made again for the backward pass. An object, not a closure: it goes
+    along when the model is copied, and then belongs to the copy."""
 
-    def recomputed(*arguments: Any, **named: Any) -> Any:
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._own = module.__dict__.get("forward")
+        """One that the module had of its own already."""
+        self._moving: set[tuple[int, str]] | None = None
+        """Buffers that a pass changes, as the first one of this process has shown."""
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
         if not torch.is_grad_enabled():
-            return forward(*arguments, **named)
-        return checkpoint(forward, *arguments, use_reentrant=False, **more, **named)
+            return self._forward(*arguments, **named)
+        # A compiler has its own way to make a pass again, and takes no contexts.
+        more: dict[str, Any] = {}
+        if not torch.compiler.is_compiling():
+            more = {"context_fn": self._contexts}
+        return checkpoint(self._forward, *arguments, use_reentrant=False, **more, **named)
 
-    module.forward = recomputed
+    def _forward(self, *arguments: Any, **named: Any) -> Any:
+        if self._own is not None:
+            return self._own(*arguments, **named)
+        return type(self._module).forward(self._module, *arguments, **named)
 
+    def _contexts(self) -> tuple[Any, Any]:
+        before = _Before()
+        return self._first_pass(before), self._second_pass(before)
 
-@contextlib.contextmanager
-def _kept_buffers(module: nn.Module) -> Iterator[None]:
-    """The second pass must not move running means a second time."""
-    kept = [
-        (owner, name, buffer, buffer.clone())
-        for owner in module.modules()
-        for name, buffer in owner._buffers.items()
-        if buffer is not None
-    ]
-    try:
+    @contextlib.contextmanager
+    def _first_pass(self, before: _Before) -> Iterator[None]:
+        before.random = [generator.keep() for generator in _HOST]
+        kept = self._keep()
         yield
-    finally:
-        with torch.no_grad():
-            for owner, name, buffer, value in kept:
-                buffer.copy_(value)
-                owner._buffers[name] = buffer
+        if self._moving is None:
+            kept = [one for one in kept if one.has_changed]
+            self._moving = {(id(one.owner), one.name) for one in kept}
+        before.buffers = kept
+
+    @contextlib.contextmanager
+    def _second_pass(self, before: _Before) -> Iterator[None]:
+        """With buffers and random numbers of the first; those of now are put back afterwards."""
+        random = [generator.keep() for generator in _HOST]
+        buffers = [(one, one.owner._buffers.get(one.name)) for one in before.buffers]
+        try:
+            for one, _ in buffers:
+                one.owner._buffers[one.name] = None if one.value is None else one.value.clone()
+            for generator, state in zip(_HOST, before.random, strict=True):
+                generator.put(state)
+            yield
+        finally:
+            for one, now in buffers:
+                one.owner._buffers[one.name] = now
+            for generator, state in zip(_HOST, random, strict=True):
+                generator.put(state)
+
+    def _keep(self) -> list[Kept]:
+        """All buffers in the first pass of a process; then those that have moved in it: masks and
+        tables may be large, and never move."""
+        if self._moving is None:
+            return keep_buffers(self._module)
+        if not self._moving:
+            return []
+        wanted = self._moving
+        return [
+            one
+            for owner in self._module.modules()
+            if any((id(owner), name) in wanted for name in owner._buffers)
+            for one in keep_own_buffers(owner)
+            if (id(owner), one.name) in wanted
+        ]
+
+
+class _Before:
+    """What the first pass began with."""
+
+    def __init__(self) -> None:
+        self.random: list[Any] = []
+        self.buffers: list[Kept] = []

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tasuki.data.foreign import ForeignLoader
 from tasuki.data.loader import Loader, MicroBatch
-from tasuki.errors import EXIT_RESUME_ME, NotFinite, RecipeError, RunError, StoreError
+from tasuki.errors import EXIT_RESUME_ME, NotFinite, RunError, StoreError
 from tasuki.failpoints import failpoint
 from tasuki.relay.values import Cause, Ending
 from tasuki.runtime.agreement import Agreement, Decision, SoloAgreement, StoreAgreement
 from tasuki.runtime.room import when_there_is_room
 from tasuki.runtime.saver import Saver
 from tasuki.runtime.watch import leave
-from tasuki.telemetry.metrics import TIMING_KEYS, MetricLog
+from tasuki.telemetry.metrics import MetricLog
 from tasuki.train.advice import memory_advice
 from tasuki.train.data import make_loader
 from tasuki.train.engine import StepEngine
@@ -30,6 +30,7 @@ from tasuki.train.onlookers import Onlooker
 from tasuki.train.pace import Pace, first_settings
 from tasuki.train.prepare import Setup, build_engine, prepare
 from tasuki.train.rhythm import next_multiple, period_in_steps
+from tasuki.train.rows import named, numbers
 from tasuki.train.saving import NAN_HINT, Saving
 from tasuki.train.snapshot import Progress
 from tasuki.train.start import Begin, begin_or_resume, restore_checkpoint
@@ -51,23 +52,6 @@ _FLIGHT_WITH_OTHERS_S = 3.0
 """How long a rank that fails waits for its save; others may be gone, and then it never ends."""
 _MOST_SKIPPED = 10
 """Steps without a finite gradient, if they are also half of all: then the run is broken."""
-
-
-_ROW = {
-    *("stage", "epoch", "step", "samples", "split", "lr", "loss_scale", "overflows"),
-    *TIMING_KEYS,
-}
-
-
-def _named(values: dict[str, float]) -> dict[str, float]:
-    """A recipe's numbers must not take the place of a row's own."""
-    taken = sorted(_ROW & set(values))
-    if taken:
-        raise RecipeError(
-            f"a number to log is called `{taken[0]}`, which a line of metrics has already",
-            hint="give it another name",
-        )
-    return values
 
 
 def run_training(task: Task) -> None:
@@ -172,7 +156,7 @@ class Training:
             setup,
             self.saving,
             self.progress,
-            add_row=lambda found: self.metrics.add(self._row("val") | _named(found)),
+            add_row=lambda found: self.metrics.add(self._row("val") | named(found)),
             round_name=str(self._suspect_until),
         )
         now = task.clock.monotonic()
@@ -349,7 +333,7 @@ class Training:
         since = self.progress.samples - int(self.last_row.get("samples", 0))
         timing = speeds(self._tokens, samples_per_sec=rate, weight=weight, samples=since)
         row = self._row("train") | {"loss": loss, "lr": self._lr()}
-        row |= _named({name: float(value) for name, value in self.engine.scalars.items()})
+        row |= numbers(self.engine.scalars)
         row |= scaled
         self.last_row = row
         timing["memory_allocated_gb"] = self._memory.read_gb(now)
