@@ -46,6 +46,8 @@ class MicroBatch(NamedTuple):
     is left out, and nobody knows those of a loader that the recipe brings."""
 
 
+_STEPS_AHEAD = 32
+_SAMPLES_AHEAD = 4096
 Step = tuple[Iterator[MicroBatch], int]
 """Its micro-batches, fetched when asked for, and the number of samples over all ranks."""
 
@@ -72,6 +74,9 @@ class Loader:
         """How long fetching took so far, summed over workers."""
         self.batches = 0
         """Micro-batches fetched so far."""
+        self._ahead: deque[Share] = deque()
+        """Shares of the next steps."""
+        self._num_ahead = max(1, min(_STEPS_AHEAD, _SAMPLES_AHEAD // order.effective_batch))
         self._seen: set[int] = set()
         """Buckets of which a step was given out."""
         self.settings = settings or LoaderSettings()
@@ -98,6 +103,7 @@ class Loader:
             self._workers.end()
             self._workers = None
         self.settings = settings
+        self._ahead.clear()
         self._start()
 
     def stop(self) -> None:
@@ -115,7 +121,11 @@ class Loader:
     def _next_share(self) -> Share:
         if self._workers is not None:
             return self._workers.shares.popleft()
-        return self._share_of(self._next_step)
+        if not self._ahead:
+            # Some steps at once: code that runs again and again is quicker than code in between.
+            stop = min(self._next_step + self._num_ahead, self._total_steps)
+            self._ahead.extend(map(self._share_of, range(self._next_step, stop)))
+        return self._ahead.popleft()
 
     def _share_of(self, step: int) -> Share:
         return share_of_step(self._order, step, self._split, is_seeded=self._is_seeded)

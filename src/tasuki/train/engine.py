@@ -307,22 +307,30 @@ class StepEngine:
         return None if self._is_mean or not weights else sum(weights)
 
     def _pass(self, batch: MicroBatch, num_samples: int, weights: list[Weight]) -> None:
-        """One micro-batch, forward and backward; the weight that is still to be divided by."""
+        """One micro-batch, forward and backward; the weight that is still to be divided by.
+
+        In few calls: between kernels each of Python's costs microseconds.
+        """
         failpoint("step.forward")
-        loss, weight, scalars = self._read(self._forward(batch.data))
+        output = self._forward(batch.data)
+        if isinstance(output, Tensor):
+            loss, weight = output, None
+        else:
+            loss, weight, self.scalars = self._read(output)
         if failpoint("step.loss") == "nan":
             loss = loss * float("nan")
-        if scalars:
-            self.scalars = scalars
-        self._check_kind(weight)
+        if self._is_mean is not (weight is None):
+            self._check_kind(weight)
         count = batch.num_samples
+        is_whole = count == num_samples and self._world == 1
         if weight is None:
-            self._backward_mean(loss, count, num_samples)
+            self._backward(loss if is_whole else loss * (count * self._world / num_samples))
+            if count:
+                self.window.entries.append((loss.detach(), float(count), float(count)))
         elif not count:
             self._backward(loss * 0)
             weights.append(0.0)
         else:
-            is_whole = count == num_samples and self._world == 1
             if is_whole and not isinstance(weight, Tensor) and weight:
                 self._backward(loss / weight)
             else:
@@ -336,18 +344,9 @@ class StepEngine:
     def _check_kind(self, weight: Weight | None) -> None:
         """Means and sums cannot be added to one gradient."""
         is_mean = weight is None
-        if self._is_mean is not is_mean:
-            if self._is_mean is not None:
-                raise RecipeError(_TWO_KINDS, hint="give the same kind for every batch")
-            self._is_mean = is_mean
-
-    def _backward_mean(self, loss: Tensor, count: int, num_samples: int) -> None:
-        if count == num_samples and self._world == 1:
-            self._backward(loss)
-        else:
-            self._backward(loss * (count * self._world / num_samples))
-        if count:
-            self.window.add(loss.detach(), float(count), float(count))
+        if self._is_mean not in (None, is_mean):
+            raise RecipeError(_TWO_KINDS, hint="give the same kind for every batch")
+        self._is_mean = is_mean
 
     def _sum_over_ranks(self, weight: Weight) -> Weight:
         if self._world == 1:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import nn
@@ -83,7 +82,7 @@ def warmup_steps(warmup: float | int | None, total: int, *, say: Say = lambda _:
 def schedule_factor(kind: str, *, total: int, warmup: int) -> Callable[[int], float]:
     """step → what the base lr is multiplied with in that step."""
     if kind == "onecycle":
-        return lambda step: _onecycle(step, total, warmup)
+        return _onecycle(total, warmup)
     decays: dict[str, Callable[[float], float]] = {
         "constant": lambda _: 1.0,
         "linear": lambda done: 1.0 - done,
@@ -100,17 +99,19 @@ def schedule_factor(kind: str, *, total: int, warmup: int) -> Callable[[int], fl
     return factor
 
 
-def _onecycle(step: int, total: int, warmup: int) -> float:
+def _onecycle(total: int, warmup: int) -> Callable[[int], float]:
     low, final = 1 / _START_DIV, 1 / _START_DIV / _FINAL_DIV
     up_end = max(1.0, float(warmup)) - 1
     down_end = max(up_end + 1, total - 1.0)
-    if step <= up_end:
-        return _between(low, 1.0, step / up_end if up_end else 1.0)
-    return _between(1.0, final, min(1.0, (step - up_end) / (down_end - up_end)))
 
+    def factor(step: int) -> float:
+        if step <= up_end:
+            start, end, share = low, 1.0, step / up_end if up_end else 1.0
+        else:
+            start, end, share = 1.0, final, min(1.0, (step - up_end) / (down_end - up_end))
+        return end + (start - end) / 2 * (1 + math.cos(math.pi * share))
 
-def _between(start: float, end: float, share: float) -> float:
-    return end + (start - end) / 2 * (1 + math.cos(math.pi * share))
+    return factor
 
 
 class PureSchedule:
@@ -124,11 +125,7 @@ class PureSchedule:
     def set_for(self, step: int) -> None:
         factor = self._factor(step)
         for group, base in zip(self._optimizer.param_groups, self._base, strict=True):
-            _set_lr(group, base * factor)
-
-
-def _set_lr(group: dict[str, Any], value: float) -> None:
-    if isinstance(group["lr"], torch.Tensor):
-        group["lr"].fill_(value)
-    else:
-        group["lr"] = value
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(base * factor)
+            else:
+                group["lr"] = base * factor

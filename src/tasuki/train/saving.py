@@ -44,6 +44,8 @@ _EARLIER = 0.7
 """Other ranks begin to hold states at this part of what makes rank 0 begin."""
 _LONGER = 1.5
 """A validation may take so much longer than the longest one so far."""
+_SHORT_STEP_S = 0.02
+"""No notice that leaves time for a save is outlasted by such a step."""
 _HOLD_STALL = 0.02
 """Of the time at the most is spent copying states that are only held."""
 
@@ -170,9 +172,11 @@ class Saving:
             self._retry_at = now + self._retry_s
             agreement.want_save()
 
-    def hold_if_due(self) -> None:
+    def hold_if_due(self, step_s: float) -> None:
         """Where a step outlasts the notice: keep a copy that the watch can commit."""
         if not self._hold_period:
+            if step_s < _SHORT_STEP_S:
+                return
             self._begin_holding()
         step = self._progress.step
         is_new = step != self._progress.saved_step

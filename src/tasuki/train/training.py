@@ -224,7 +224,7 @@ class Training:
             now = self.task.clock.monotonic()
             if self.progress.step >= self._boundary or now >= self._tell_at:
                 self._at_boundary(now, agreement)
-            self.saving.hold_if_due()
+            self.saving.hold_if_due(self.task.watch.step_s[-1])
         loader.stop()
         self.task.watch.begin_handover()
         if not self.begin.is_end:
