@@ -71,6 +71,11 @@ def format_seconds(seconds: float) -> str:
     return "".join(f"{number}{unit}" for number, unit in parts[first : first + 2] if number)
 
 
+def format_step(seconds: float) -> str:
+    """`2.35 ms`: of what may be short; from a second on as any other time."""
+    return f"{seconds * 1e3:.3g} ms" if seconds < 0.9995 else format_seconds(seconds)
+
+
 def parse_bytes(text: object) -> int:
     """Read `96G`, `2.5GiB`, `500M`. K, M, G, T are powers of 1024, as Slurm counts; `GB` is 10⁹."""
     if isinstance(text, int) and not isinstance(text, bool) and text >= 0:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tasuki.train.guidance import Figures, Loading, Losses, advise
+from tasuki.train.turns import Turns, read_turns
 
 GOOD = {"data wait": 0.02, "forward": 0.35, "backward": 0.5, "optimizer": 0.1, "other": 0.03}
 SLOW = GOOD | {"data wait": 0.38}
@@ -42,14 +43,22 @@ def test_nothing_is_said_where_all_is_well():
     ("loading", "words"),
     [
         (Loading(is_own=True), "give the recipe's own loader more workers (`num_workers`)"),
-        (Loading(is_auto=False, workers=1, spare_cpus=4), "more than 1 `workers`"),
+        (Loading(is_auto=False, workers=1, spare_cpus=4), "or more `workers` than 1"),
         (
             Loading(is_auto=False, workers=2, spare_cpus=2, cpus=8),
-            "more than 2 `workers` and more than 8 `cluster.cpus`",
+            "more `workers` than 2 and more `cluster.cpus`: each rank has 8 CPUs",
         ),
         (
             Loading(workers=2, spare_cpus=2, cpus=8),
-            "more loader workers than 2 need more than 8 `cluster.cpus`",
+            "all 8 CPUs of a rank are in use, 2 of them by loader workers; a larger `cluster.cpus`",
+        ),
+        (
+            Loading(cpus=1),
+            "off because each rank has 1 CPU; with 2 (`cluster.cpus`) and `loader: {workers: 1}`",
+        ),
+        (
+            Loading(cpus=2),
+            "off because each rank has 2 CPUs; `loader: {workers: 1}` takes one of them; or",
         ),
         (Loading(workers=1, spare_cpus=4, is_settled=False), "still trying more workers"),
         (
@@ -61,6 +70,26 @@ def test_nothing_is_said_where_all_is_well():
 def test_a_wait_for_data_names_its_share_and_what_gives_more_workers(loading, words):
     told = advice(shares=SLOW, loading=loading, busy=None)
     assert told.startswith("data wait is 38% of a step: ") and words in told
+
+
+def test_a_process_without_its_cpus_is_told_that_first_and_nothing_about_shares():
+    losses = Losses(skipped=1)
+    told = advise(figures(shares=SLOW, cpu_share=0.25, threads=2, busy=0.3, losses=losses))
+    assert told[0] == (
+        "this process got 25% of the CPU time it could use: others use this machine, and shares "
+        "mean little; measure again when it is quiet, or with `cluster: {cpus: 1}`"
+    )
+    assert len(told) == 2 and told[1].startswith("training is unstable")  # no matter of shares
+    assert "cluster" not in advice(cpu_share=0.25, threads=1)
+    assert advise(figures(cpu_share=0.9)) == []
+
+
+def test_a_wait_of_less_than_a_millisecond_is_not_the_loaders():
+    told = advice(shares=SLOW, step_s=0.002, busy=None, accumulation=1)
+    assert told.startswith("a step takes only 2 ms, of it data wait 0.76 ms: a larger `effective_")
+    assert "changes the training" in told and told.endswith("; or nothing")
+    assert "`micro_batch` than 8" in advice(shares=SLOW, step_s=0.002, busy=None)
+    assert advice(shares=SLOW, step_s=0.02, busy=None).startswith("data wait is 38% of a step")
 
 
 def test_an_idle_gpu_is_told_only_beyond_the_wait_for_data():
@@ -82,11 +111,14 @@ def test_an_optimizer_that_takes_long():
     told = advice(shares=shares, is_fused=False)
     assert told.startswith("the optimizer is 30% of a step: write `fused: true`; or a larger")
     assert "fused" not in advice(shares=shares) and "`effective_batch` than 32" in told
+    assert "changes the training" in told
 
 
 def test_saves_and_validation_that_take_long_in_the_whole_stage():
     told = advice(stage_shares={"save": 0.08})
     assert "stands still for saves 8% of the time" in told and "`save: {every: auto}`" in told
+    told = advice(stage_shares={"save": 0.08}, is_save_auto=True)
+    assert "although `save: {every: auto}` chose when" in told and "write" not in told
     told = advice(stage_shares={"validate": 0.25})
     assert told.startswith("validation takes 25% of the time: validate less often")
 
@@ -148,3 +180,13 @@ def test_the_most_urgent_comes_first():
     losses = Losses(skipped=1)
     told = advise(figures(shares=SLOW, losses=losses, peak_bytes=76 << 30, busy=0.6))
     assert [words.split()[0] for words in told] == ["training", "the", "data"]
+
+
+def test_what_the_kernel_counts_of_threads_is_added_up(tmp_path):
+    for name, words in (("1", "3000000000 500000000 9"), ("2", "1000000000 3500000000 4")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "schedstat").write_text(words)
+    turns = read_turns(tmp_path)
+    assert turns == Turns(ran_s=4.0, waited_s=4.0) and turns.share == 0.5
+    assert turns.since(Turns(ran_s=3.0, waited_s=1.0)).share == 0.25
+    assert read_turns(tmp_path / "nowhere") is None

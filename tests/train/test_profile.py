@@ -323,9 +323,11 @@ def test_a_slow_loader_is_found_and_named(project):
     assert said.code == 0, f"{said}\n{made.logs()}"
     (told,) = read_profiles(made.run())
     assert told["parts"]["data wait"] > 0.1 * told["window_s"]
-    assert any(words.startswith("data wait is ") for words in told["advice"])
-    assert "data wait" in said.out and "→ data wait is " in said.out
-    assert "Profile: data wait is " in made.logs()
+    # On a machine that others use nothing else can be said.
+    first = "this process got " if (told["cpu"]["share"] or 1) < 0.6 else "data wait is "
+    assert any(words.startswith(first) for words in told["advice"])
+    assert "data wait" in said.out and f"→ {first}" in said.out
+    assert f"Profile: {first}" in made.logs()
 
 
 def test_a_preempted_run_is_profiled_in_each_attempt_and_the_newest_is_shown(project):

@@ -9,7 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from tasuki.units import format_step
+
+_STARVED = 0.6
+"""A process that gets less of the CPU time it could use measures others, not itself."""
 _WAIT = 0.10
+_SHORT_WAIT_S = 1e-3
+"""Of a step: below it the time of a step is what any step costs, and no loader makes it less."""
 _OPTIMIZER = 0.25
 _IDLE = 0.20
 """Beyond what the wait for data explains."""
@@ -62,6 +68,11 @@ class Figures:
 
     shares: Mapping[str, float]
     """data wait, forward, backward, optimizer, save, validate, other."""
+    step_s: float | None = None
+    cpu_share: float | None = None
+    """What the process got of the CPU time it could have used; None: unknown, or it hardly waited
+    for any."""
+    threads: int = 1
     stage_shares: Mapping[str, float] = field(default_factory=dict)
     """save and validate, of the attempt's whole time in the stage."""
     busy: float | None = None
@@ -76,6 +87,8 @@ class Figures:
     is_checkpointed: bool = False
     """Activations are computed again instead of kept."""
     is_compiled: bool = False
+    is_save_auto: bool = False
+    """`save: {every: auto}` already."""
     loading: Loading = field(default_factory=Loading)
     losses: Losses = field(default_factory=Losses)
 
@@ -85,6 +98,9 @@ class Figures:
 
 def advise(figures: Figures) -> list[str]:
     """What to change, the most urgent first; empty where all is well."""
+    starved = list(_starved(figures))
+    if starved:  # what follows is about shares of the time
+        return [*starved, *_unstable(figures.losses), *_memory_full(figures)]
     return [
         *_unstable(figures.losses),
         *_memory_full(figures),
@@ -97,11 +113,44 @@ def advise(figures: Figures) -> list[str]:
     ]
 
 
+def _starved(figures: Figures) -> Iterator[str]:
+    share = figures.cpu_share
+    if share is None or share >= _STARVED:
+        return
+    fewer = ", or with `cluster: {cpus: 1}`" if figures.threads > 1 else ""
+    yield (
+        f"this process got {share:.0%} of the CPU time it could use: others use this machine, and "
+        f"shares mean little; measure again when it is quiet{fewer}"
+    )
+
+
 def _slow_loading(figures: Figures) -> Iterator[str]:
     share = figures.share("data wait")
     if share <= _WAIT:
         return
+    step_s = figures.step_s
+    if step_s is not None and share * step_s < _SHORT_WAIT_S:
+        yield (
+            f"a step takes only {format_step(step_s)}, of it data wait "
+            f"{format_step(share * step_s)}: {_larger_steps(figures)}"
+        )
+        return
     yield f"data wait is {share:.0%} of a step: {_faster_loading(figures.loading)}"
+
+
+def _larger_steps(figures: Figures) -> str:
+    ways = []
+    if figures.accumulation > 1:
+        ways.append(f"a larger `micro_batch` than {figures.micro_batch}")
+    ways.append(_larger_batch(figures))
+    return f"{', or '.join(ways)}; or nothing"
+
+
+def _larger_batch(figures: Figures) -> str:
+    return (
+        f"a larger `effective_batch` than {figures.effective_batch} (fewer steps in an epoch: that "
+        "changes the training, and `lr` with it)"
+    )
 
 
 def _faster_loading(loading: Loading) -> str:
@@ -112,20 +161,34 @@ def _faster_loading(loading: Loading) -> str:
         )
     cheaper = "make samples cheaper to fetch"
     if not loading.is_auto and loading.workers < loading.spare_cpus:
-        return f"write `loader: auto`, or more than {loading.workers} `workers`"
+        return f"write `loader: auto`, or more `workers` than {loading.workers}"
     if not loading.is_auto:
         return (
-            f"write `loader: auto`, or more than {loading.workers} `workers` and more than "
-            f"{loading.cpus} `cluster.cpus`"
+            f"write `loader: auto`, or more `workers` than {loading.workers} and more "
+            f"`cluster.cpus`: each rank has {_cpus(loading.cpus)}"
         )
     if loading.workers >= loading.spare_cpus:
-        return (
-            f"more loader workers than {loading.workers} need more than {loading.cpus} "
-            f"`cluster.cpus` for each rank; or {cheaper}"
-        )
+        return f"{_no_more_workers(loading)}; or {cheaper}"
     if not loading.is_settled:
         return "`loader: auto` was still trying more workers; the log says what it found"
     return f"more loader workers do not help ({loading.reason}): {cheaper}"
+
+
+def _no_more_workers(loading: Loading) -> str:
+    """Where the CPU computes, `auto` takes none of fewer than four CPUs: a number does."""
+    if loading.workers:
+        return (
+            f"all {_cpus(loading.cpus)} of a rank are in use, {loading.workers} of them by loader "
+            "workers; a larger `cluster.cpus` allows more"
+        )
+    off = f"loader workers are off because each rank has {_cpus(loading.cpus)}"
+    if loading.cpus > 1:
+        return f"{off}; `loader: {{workers: 1}}` takes one of them"
+    return f"{off}; with 2 (`cluster.cpus`) and `loader: {{workers: 1}}` there is one"
+
+
+def _cpus(num: int) -> str:
+    return "1 CPU" if num == 1 else f"{num} CPUs"
 
 
 def _idle_gpu(figures: Figures) -> Iterator[str]:
@@ -151,17 +214,24 @@ def _optimizer(figures: Figures) -> Iterator[str]:
     ways = []
     if not figures.is_fused:
         ways.append("write `fused: true`")
-    ways.append(f"a larger `effective_batch` than {figures.effective_batch} steps less often")
+    ways.append(_larger_batch(figures))
     yield f"the optimizer is {share:.0%} of a step: {'; or '.join(ways)}"
 
 
 def _saves(figures: Figures) -> Iterator[str]:
     share = figures.stage_shares.get("save", 0.0)
-    if share > _SAVE:
+    if share <= _SAVE:
+        return
+    if figures.is_save_auto:
         yield (
-            f"training stands still for saves {share:.0%} of the time: write `save: {{every: "
-            "auto}`, which weighs that against what an interruption loses, or save less often"
+            f"training stands still for saves {share:.0%} of the time, although `save: {{every: "
+            "auto}` chose when: a quicker place for `runs`, or a longer stage, makes it less"
         )
+        return
+    yield (
+        f"training stands still for saves {share:.0%} of the time: write `save: {{every: "
+        "auto}`, which weighs that against what an interruption loses, or save less often"
+    )
 
 
 def _validation(figures: Figures) -> Iterator[str]:

@@ -33,6 +33,7 @@ from tasuki.train.prepare import Setup
 from tasuki.train.snapshot import Progress
 from tasuki.train.spans import Spans, timeline_of
 from tasuki.train.task import Task
+from tasuki.train.turns import Turns, read_turns
 from tasuki.train.window import Window, plan_window
 from tasuki.units import format_seconds
 
@@ -46,6 +47,8 @@ _PARTS_OF_ENGINE = {
 }
 WAIT = "data wait"
 PARTS = (WAIT, "forward", "backward", "clip", "optimizer", "save", "validate", "other")
+_NOTICED = 0.1
+"""Of the window: shorter waits for a CPU change no share."""
 _FAILURES = (TasukiError, OSError, RuntimeError, ValueError, KeyError)
 
 
@@ -79,6 +82,8 @@ class Profile:
         self._begun = 0
         """Steps that were done when the present state began."""
         self._spans: Spans | None = None
+        self._turns: Turns | None = None
+        """As the window began."""
         self._undo: list[Callable[[], None]] = []
         self._num_traced = 0
         self._tracer: Any = None
@@ -178,6 +183,7 @@ class Profile:
         self._state, self._begun, self._began_at = state, self._done, now
         timeline = timeline_of(self._task.device, self._task.clock)
         self._spans = Spans(timeline, is_named=state is _State.TRACING)
+        self._turns = read_turns()
         if not self._undo:
             self._wrap()
 
@@ -220,6 +226,7 @@ class Profile:
             "window_s": window_s,
             "step_s": window_s / steps,
             "parts": {name: parts.pop(name, 0.0) for name in PARTS[:-1]} | parts | {"other": other},
+            "cpu": self._cpu(window_s),
             "loading": self._loading(),
             "busy": None,
             "trace": None,
@@ -232,6 +239,20 @@ class Profile:
             self._begin_tracing()
         else:
             self._leave()
+
+    def _cpu(self, window_s: float) -> dict[str, Any]:
+        """`share`: of the CPU time it could have used; None where it hardly waited for any."""
+        now = read_turns()
+        if now is None or self._turns is None:
+            return {"threads": self._task.threads, "ran_s": None, "waited_s": None, "share": None}
+        turns = now.since(self._turns)
+        is_noticed = turns.waited_s > _NOTICED * window_s
+        return {
+            "threads": self._task.threads,
+            "ran_s": turns.ran_s,
+            "waited_s": turns.waited_s,
+            "share": turns.share if is_noticed else None,
+        }
 
     # -- the trace ------------------------------------------------------------------------------
 
@@ -333,6 +354,9 @@ class Profile:
         is_fusable = "fused" in getattr(optimizer, "defaults", {})
         return Figures(
             shares={part: s / window_s for part, s in self._found["parts"].items()},
+            step_s=self._found["step_s"],
+            cpu_share=self._found["cpu"]["share"],
+            threads=self._found["cpu"]["threads"],
             stage_shares=self._stage_shares(),
             busy=self._found["busy"],
             peak_bytes=peak,
@@ -343,6 +367,7 @@ class Profile:
             is_fused=not is_fusable or bool(optimizer.param_groups[0].get("fused")),
             is_checkpointed=stage.gradient_checkpointing not in (False, "auto"),
             is_compiled=self._engine.is_compiled,
+            is_save_auto=stage.save.every.unit == "auto",
             loading=loading,
             losses=self._losses,
         )

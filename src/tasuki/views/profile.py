@@ -9,11 +9,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tasuki.units import format_bytes, format_seconds
+from tasuki.units import format_bytes, format_step
 from tasuki.views.status import bar
 from tasuki.views.text import count, neutral
 
 _SHOWN = 0.0005
+_UNDISTURBED = 0.9
 
 
 def show_profiles(
@@ -28,7 +29,7 @@ def _show(profile: dict[str, Any], runs: str, console: Console) -> None:
     steps = f"{count(profile['from_step'])} – {count(profile['to_step'])}"
     console.print(
         f"\nprofile of {escape(profile['experiment'])}/{escape(profile['stage'])}, attempt "
-        f"{profile['attempt']}: steps {steps}, {_time(profile['step_s'])} each",
+        f"{profile['attempt']}: steps {steps}, {format_step(profile['step_s'])} each",
         highlight=False,
     )
     console.print(_table(profile))
@@ -54,7 +55,7 @@ def _table(profile: dict[str, Any]) -> Table:
     for part, seconds in profile["parts"].items():
         share = seconds / window
         if share >= _SHOWN:
-            each = _time(seconds / steps)
+            each = format_step(seconds / steps)
             table.add_row(escape(part), bar(min(1.0, share), 24), f"{share:.0%}", each)
     return table
 
@@ -65,6 +66,9 @@ def _beside(profile: dict[str, Any]) -> list[str]:
     shares = [f"{name} {share:.1%}" for name, share in profile["stage_shares"].items() if share]
     if shares:
         lines.append(f"of the attempt's time in the stage: {', '.join(shares)}")
+    turns = profile.get("cpu") or {}  # profiles of older releases have none
+    if turns.get("share") is not None and turns["share"] < _UNDISTURBED:
+        lines.append(f"of the CPU time it could use the process got {turns['share']:.0%}")
     if profile["busy"] is not None:
         lines.append(f"the GPU computes or copies {profile['busy']:.0%} of the time")
     peak, total = profile["memory"]["peak_bytes"], profile["memory"]["total_bytes"]
@@ -72,8 +76,3 @@ def _beside(profile: dict[str, Any]) -> list[str]:
         told = f"{format_bytes(peak)} of {format_bytes(total)}"
         lines.append(f"the GPU's memory at the peak: {told} ({peak / total:.0%})")
     return lines
-
-
-def _time(seconds: float) -> str:
-    """Steps may be short."""
-    return f"{seconds * 1e3:.3g} ms" if seconds < 0.9995 else format_seconds(seconds)
