@@ -119,6 +119,7 @@ def test_the_json_of_tune_has_the_keys_of_the_reference(tuned):
     assert set(found) == {
         *("format", "source", "experiment", "stage", "ranks", "budget_s", "dry_run", "device"),
         *("threads", "clock", "confidence", "wait_share", "notes", "variants", "baseline"),
+        *("first_step_s", "expected_s"),
         *("control", "tolerance", "rows", "together", "keep", "took_s", "written", "warnings"),
     }
     assert (found["experiment"], found["stage"], found["device"]) == ("e", "a", "cpu")
@@ -199,6 +200,18 @@ def test_people_get_a_table_with_words(tuned):
     assert "`compile` failed: NoCompiler" in lines["compile: true"]
 
 
+def test_in_a_window_of_80_columns_names_are_whole_and_reasons_follow_the_table(tuned):
+    found, _ = tuned
+    out = io.StringIO()
+    show_tuning(found, console=Console(file=out, width=80))
+    lines = out.getvalue().splitlines()
+    for row in found["rows"]:
+        [line] = [line for line in lines if line.startswith(f"{row['label']} ")]
+        assert len(line) <= 80 and "…" not in line.replace(" … ", "")
+        if row["verdict"] not in line:
+            assert "below" in line and f"{row['label']}: {row['verdict']}" in lines
+
+
 def test_a_dry_run_lists_what_would_be_tried_and_changes_nothing(here, tmp_path):
     folder = write_project(tmp_path / "p")
     said = here(folder, "tune", "--dry-run", "--only", "precision,workers", "--write", "--json")
@@ -206,6 +219,7 @@ def test_a_dry_run_lists_what_would_be_tried_and_changes_nothing(here, tmp_path)
     assert said.code == 0 and found["dry_run"] and found["written"] is None
     assert found["variants"][0]["label"] == "precision: fp32"
     assert {row["switch"] for row in found["variants"]} == {"precision", "loader.workers"}
+    assert found["expected_s"] > 0 and found["first_step_s"] > 0
     assert "rows" not in found and (folder / "tasuki.yaml").read_text() == SPEC
 
 

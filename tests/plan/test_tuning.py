@@ -14,6 +14,7 @@ from tasuki.estimate.tuning import (
     Variant,
     Yardstick,
     changed,
+    expected_s,
     judge,
     loss_difference,
     variants_for,
@@ -175,7 +176,8 @@ def test_a_gain_that_the_baseline_makes_over_itself_is_none():
 def test_a_gain_within_the_reach_of_noise_is_not_kept_however_sure_it_looks():
     wild = Yardstick(ratio=Ratio(value=1.1, low=0.4, high=2.5, pairs=6))
     judged = judge(measured(1.7, 1.4, 2.7), wild, budget="5m")
-    assert "too noisy" in judged.verdict and not judged.is_kept
+    assert "above 1, but noise alone measured up to 2.50" in judged.verdict
+    assert not judged.is_kept
     assert judge(measured(5.8, 4.2, 10.7), wild, budget="5m").is_kept
     assert judge(measured(0.7, 0.5, 0.9), wild, budget="5m").verdict == "no gain"
     assert judge(measured(0.1, 0.05, 0.2), wild, budget="5m").verdict == "slower"
@@ -202,3 +204,8 @@ def test_losses_are_compared_at_the_same_steps():
     difference = loss_difference([4.0, 3.0, 2.0, 1.0], [4.0, 3.0, 2.5, 1.1])
     assert difference == (pytest.approx(0.1), False)
     assert loss_difference([], [1.0]) is None
+
+
+def test_slow_steps_take_longer_than_the_budget_and_that_is_known_beforehand():
+    assert expected_s(step_s=0.001, num=10, budget_s=120) == pytest.approx(120.2)
+    assert expected_s(step_s=1.0, num=10, budget_s=120) == pytest.approx(560)

@@ -98,6 +98,36 @@ def test_an_experiment_without_stages_is_changed_itself(tmp_path):
     assert found.lines == (("", "    compile: true"),)
 
 
+def test_a_value_is_changed_where_it_stands_if_only_this_stage_takes_it_from_there(tmp_path):
+    stages = "    compile: false\n    stages:\n      - { name: only, data: d, epochs: 1 }\n"
+    text = SPEC.replace("    data: d\n    epochs: 1\n", stages)
+    found = edited(tmp_path, "only", text, experiment="alone", compile=True)
+    assert found.text == text.replace("    compile: false", "    compile: true")
+    assert found.stays == ()
+    one = "defaults: { precision: bf16 } # all\nexperiments:\n  e: { data: d, epochs: 1 }\n"
+    found = edited(tmp_path, "train", one, experiment="e", precision="fp32")
+    assert found.text == one.replace("bf16", "fp32") and found.stays == ()
+
+
+def test_a_value_that_other_stages_take_too_stays_and_is_named(tmp_path):
+    found = edited(tmp_path, "flow", precision="fp32")
+    assert found.lines[0][1].endswith("epochs: 3, precision: fp32 } # a comment")
+    assert found.stays == ("line 3 (defaults) stays `precision: bf16`",)
+    text = SPEC.replace("    lr: 0.01\n", "    compile: false\n")
+    found = edited(tmp_path, "flow", text, compile=True)
+    assert found.stays == ("line 7 (experiment grow) stays `compile: false`",)
+    assert "    compile: false\n" in found.text
+
+
+def test_a_config_that_overlays_a_default_leaves_it_alone(tmp_path):
+    one = (
+        "defaults: { precision: bf16 }\nconfigs: { quick: { precision: fp16 } }\n"
+        "experiments:\n  e: { data: d, epochs: 1 }\n"
+    )
+    found = edited(tmp_path, "train", one, experiment="e", precision="fp32")
+    assert "epochs: 1, precision: fp32 }" in found.text and "line 1" in found.stays[0]
+
+
 def test_line_ends_of_another_system_stay(tmp_path):
     text = SPEC.replace("\n", "\r\n")
     found = edited(tmp_path, "block", text, precision="fp32")

@@ -162,12 +162,13 @@ def _write(answer: Mapping[str, Any], request: TuneRequest) -> dict[str, Any]:
         "file": str(edited.file),
         "changes": changes,
         "lines": [list(pair) for pair in edited.lines],
+        "stays": list(edited.stays),
         "reason": None,
     }
 
 
 def _unwritten(reason: str) -> dict[str, Any]:
-    return {"file": None, "changes": {}, "lines": [], "reason": reason}
+    return {"file": None, "changes": {}, "lines": [], "stays": [], "reason": reason}
 
 
 def replace_text(file: Path, text: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from tasuki.data.split import resolve_batch
-from tasuki.estimate.ratios import Ratio
+from tasuki.estimate.ratios import FEWEST_PAIRS, Ratio
 from tasuki.spec.resolved import ResolvedStage
 from tasuki.units import format_seconds
 
@@ -40,6 +40,8 @@ NARROW = 0.03
 """An interval that is wider than ±3 % and covers 1 says nothing."""
 LEAST_TOLERANCE, MOST_TOLERANCE = 0.005, 0.02
 """Of the loss, whatever another seed does."""
+_STEPS_OF_BLOCK, _STEPS_BEFORE = 3, 20
+"""At the least, as train/tune.py takes turns."""
 _LONG_START_S = 10.0
 _WORTH_TELLING = 0.05
 """Of memory."""
@@ -188,6 +190,13 @@ def changed(stage: ResolvedStage, changes: Mapping[str, Any]) -> ResolvedStage:
     return msgspec.structs.replace(stage, **plain)
 
 
+def expected_s(*, step_s: float, num: int, budget_s: float) -> float:
+    """How long so many measurements take, about, without compilers: each has its share of the
+    budget, but six pairs of blocks at least, after steps that warm both up."""
+    each_s = max(budget_s / max(1, num), FEWEST_PAIRS * 2 * _STEPS_OF_BLOCK * step_s)
+    return num * (each_s + _STEPS_BEFORE * step_s)
+
+
 # -- what was measured -----------------------------------------------------------------------------
 
 
@@ -256,8 +265,11 @@ def judge(found: Measured, yardstick: Yardstick, *, budget: str) -> Judged:
         return Judged(verdict=f"slower{memory}")
     if ratio.low <= floor and (ratio.width <= NARROW or ratio.high <= floor):
         return Judged(verdict=f"no gain{memory}")
-    if ratio.low <= floor or ratio.value <= yardstick.reach:
+    if ratio.low <= floor:
         return Judged(verdict=f"too noisy to tell: try --budget {budget}{memory}")
+    if ratio.value <= yardstick.reach:
+        noise = f"noise alone measured up to {yardstick.reach:.2f}"
+        return Judged(verdict=f"above 1, but {noise}: try --budget {budget}{memory}")
     difference = found.loss_difference
     if difference is not None and not abs(difference) <= yardstick.tolerance:
         limit = f"{yardstick.tolerance:.1%}"

@@ -40,24 +40,36 @@ class Edited:
     text: str
     lines: tuple[tuple[str, str], ...]
     """(before, after) of the lines that differ; an empty text where there is none."""
+    stays: tuple[str, ...] = ()
+    """Lines that said otherwise and stay, since other stages take their values from them."""
 
 
 def edit_stage(spec: Path, *, experiment: str, stage: str, changes: Mapping[str, Any]) -> Edited:
-    """The file of a stage with `changes` in it, by dotted keys. Writes nothing."""
+    """The file of a stage with `changes` in it, by dotted keys. Writes nothing.
+
+    A value that the stage takes from its experiment, or from `defaults`, is changed where it
+    stands if no other stage takes it from there."""
     by_hand = "write it by hand: " + "; ".join(f"`{k}: {_spell(v)}`" for k, v in changes.items())
     place = refuse_unwritten(spec, experiment=experiment, stage=stage)
     # utf-8-sig as the spec is read; newlines as they are.
     old = place.file.read_bytes().decode("utf-8")
-    text = old
+    text, stays = old, []
+    values: dict[Where, Any] = {}
     for key, value in changes.items():
-        text = put_value(text, (*place.path, *key.split(".")), value)
-    if not _is_as_meant(old, text, place.path, changes):
+        level, is_shared = _level_of(spec, place, experiment, key)
+        if level is not None and is_shared:
+            stays.append(_describe(old, (*level, *key.split("."))))
+        path = place.path if level is None or is_shared else level
+        values[(*path, *key.split("."))] = value
+        text = put_value(text, (*path, *key.split(".")), value)
+    if not _is_as_meant(old, text, values):
         raise SpecError(
             f"{place.file}: stage `{stage}` cannot be changed alone (an anchor, or a layout "
             "that is not understood)",
             hint=by_hand,
         )
-    return Edited(file=place.file, text=text, lines=_changed_lines(old, text))
+    lines = _changed_lines(old, text)
+    return Edited(file=place.file, text=text, lines=lines, stays=tuple(stays))
 
 
 def refuse_unwritten(spec: Path, *, experiment: str, stage: str) -> Place:
@@ -176,21 +188,70 @@ def _spell(value: object) -> str:
     return "null" if value is None else str(value)
 
 
-def _is_as_meant(old: str, new: str, path: Where, changes: Mapping[str, Any]) -> bool:
+def _is_as_meant(old: str, new: str, values: Mapping[Where, Any]) -> bool:
     try:
         before, after = _parse(old), _parse(new)
     except SpecError:
         return False
-    target = _at(before, path)
-    for key, value in changes.items():
-        *parents, last = key.split(".")
-        place = target
+    for (*parents, last), value in values.items():
+        place: Any = before
         for parent in parents:
-            place = place.setdefault(parent, {})
-            if not isinstance(place, dict):
+            if isinstance(parent, str) and isinstance(place, dict):
+                place.setdefault(parent, {})
+            place = place[parent]
+            if not isinstance(place, dict | list):
                 return False
         place[last] = value
     return bool(before == after)
+
+
+# -- where a value comes from ---------------------------------------------------------------------
+
+
+def _level_of(spec: Path, place: Place, experiment: str, key: str) -> tuple[Where | None, bool]:
+    """(the weaker mapping of the same file that a stage takes a key from, whether others do too);
+    None: the stage has its own, or there is none."""
+    root = _plain(place.file)
+    if _has(_at(root, place.path), key) or place.file != spec:
+        return None, False
+    own: Where = ("experiments", experiment)
+    experiments = root.get("experiments")
+    if not isinstance(experiments, dict):
+        return None, False
+    if _has(experiments.get(experiment), key):
+        return own, _num_takers(experiments[experiment], key) != 1
+    if not _has(root.get("defaults"), key):
+        return None, False
+    takers = [_num_takers(one, key) for one in experiments.values() if not _has(one, key)]
+    is_overlaid = any(_has(config, key) for config in (root.get("configs") or {}).values())
+    return ("defaults",), is_overlaid or None in takers or sum(filter(None, takers)) != 1
+
+
+def _num_takers(experiment: Any, key: str) -> int | None:
+    """Stages that have no such key of their own; None: who knows."""
+    stages = experiment.get("stages", []) if isinstance(experiment, dict) else None
+    if not isinstance(stages, list) or not isinstance(experiment, dict) or experiment.get("each"):
+        return None
+    if not all(isinstance(stage, dict) for stage in stages):
+        return None  # files of their own
+    return sum(not _has(stage, key) for stage in stages) if stages else 1
+
+
+def _has(mapping: Any, key: str) -> bool:
+    for name in key.split("."):
+        if not isinstance(mapping, dict) or name not in mapping:
+            return False
+        mapping = mapping[name]
+    return True
+
+
+def _describe(text: str, path: Where) -> str:
+    node = YAML(typ="safe", pure=True).compose(text)
+    for key in path:
+        node = _child(node, key)
+    written = text[node.start_mark.index : node.end_mark.index]
+    where = "defaults" if path[0] == "defaults" else f"experiment {path[1]}"
+    return f"line {node.start_mark.line + 1} ({where}) stays `{path[-1]}: {written}`"
 
 
 def _plain(file: Path) -> Any:

@@ -32,6 +32,7 @@ from tasuki.estimate.tuning import (
     Variant,
     Yardstick,
     changed,
+    expected_s,
     judge,
     loss_difference,
     variants_for,
@@ -43,7 +44,7 @@ from tasuki.train.data import prepare_data
 from tasuki.train.prepare import start_seed
 from tasuki.train.recipe import load_recipe
 from tasuki.train.recompute import find_blocks
-from tasuki.units import Duration
+from tasuki.units import Duration, format_seconds
 
 _WARM_UP = 3
 """Steps: the first ones allocate, compile and open files."""
@@ -95,17 +96,18 @@ class _Tuning:
         self._base = Contestant(stage, self._ground)
         block = self._warm_up(self._base)
         self._wait_share = block.wait_s / block.wall_s if block.wall_s else 0.0
+        self._step_s = block.wall_s
         self._base_bytes = 0
         self._base_start_s = 0.0
         self._done = self._total = 0
 
     def measure(self) -> dict[str, Any]:
         variants = variants_for(self._stage, self._facts(), only=self._order["only"])
+        # The control comes first, and what is kept is measured once more, together.
+        self._total = 2 + sum(not variant.refused for variant in variants)
         answer = self._head() | {"variants": [_as_row(variant) for variant in variants]}
         if self._order["is_dry"]:
             return answer
-        # The control comes first, and what is kept is measured once more, together.
-        self._total = 2 + sum(not variant.refused for variant in variants)
         control = self._control()
         self._base_start_s = control.start_s
         yardstick = Yardstick(
@@ -139,6 +141,8 @@ class _Tuning:
             "clock": "cpu" if self._is_quiet(self._base) else "wall",
             "confidence": CONFIDENCE,
             "wait_share": self._wait_share,
+            "first_step_s": self._step_s,
+            "expected_s": self._expected_s(self._total),
             "notes": self._notes(),
         }
 
@@ -272,7 +276,7 @@ class _Tuning:
             blocks = {id(one): one.run(steps, lead_in=lead_in) for one in turn}
             pairs.append((blocks[id(self._base)], blocks[id(other)]))
             self._spent_s = spent_s + time.monotonic() - began
-            self._tell()
+            self._tell(f", pair {len(pairs)}")
         return steps, pairs
 
     def _block_steps(self, other: Contestant, until: float, lead_in: int) -> int:
@@ -330,10 +334,15 @@ class _Tuning:
         self._what = what
         self._tell()
 
-    def _tell(self) -> None:
-        done = min(self._spent_s, 0.99 * self._budget_s)
-        what = f"{self._what} ({self._done} of {self._total}), seconds"
-        self._told.progress(what, round(done), round(self._budget_s))
+    def _tell(self, pair: str = "") -> None:
+        """Over what is measured: pairs of slow steps take longer than the budget."""
+        left_s = self._expected_s(self._total - self._done + 1)
+        what = f"{self._what}{pair}, {format_seconds(round(left_s))} left or so"
+        self._told.progress(what, self._done - 1, self._total)
+
+    def _expected_s(self, num: int) -> float:
+        left_s = max(0.0, self._budget_s - self._spent_s)
+        return expected_s(step_s=self._step_s, num=num, budget_s=left_s)
 
     # -- rows -----------------------------------------------------------------------------------
 

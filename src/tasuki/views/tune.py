@@ -14,11 +14,17 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from tasuki.units import format_bytes, format_seconds
+from tasuki.units import format_bytes, format_seconds, format_step
 from tasuki.views.text import neutral
 
-_NARROW = 100
+_PAD = 2
+_BELOW = "below"
+_NOISY = 1.1
+"""Of what noise measured: a person may ask for a quieter clock."""
 _LONG_START_S = 5.0
+_Row = tuple[tuple[str, ...], str, str]
+"""Cells, verdict, style."""
+_HEAD = ("switch", "gain", "memory", "Δ loss")
 _CLOCKS = {
     "cpu": "CPU time of a step, and its wait for data",
     "wall": "wall time of a step, with its wait for data",
@@ -31,7 +37,7 @@ def show_tuning(found: dict[str, Any], *, console: Console | None = None) -> Non
     if found["dry_run"]:
         for row in found["variants"]:
             _say(console, f"  {row['label']}")
-        _say(console, f"would be tried within {format_seconds(found['budget_s'])}")
+        _say(console, _how_long(found))
         return
     base = found["baseline"]
     _say(
@@ -39,7 +45,12 @@ def show_tuning(found: dict[str, Any], *, console: Console | None = None) -> Non
         f"as it is: {format_seconds(base['step_s'])} a step, {format_bytes(base['memory_bytes'])} "
         f"of tensors at a step's peak, loss {base['loss']:.4g} after {base['steps']} steps",
     )
-    console.print(_table(found, console.width), highlight=False)
+    rows = _rows(found)
+    room = _room(rows, console.width)
+    console.print("", _table(rows, room), "", highlight=False, sep="\n")
+    for cells, verdict, style in rows:
+        if len(verdict) > room:
+            _say(console, f"{cells[0]}: {verdict}", style)
     for line in _explain(found):
         _say(console, line)
     for line in _outcome(found):
@@ -54,20 +65,41 @@ def _device(found: dict[str, Any]) -> str:
     return f"{found['device']} ({threads} thread{'' if threads == 1 else 's'})"
 
 
-def _table(found: dict[str, Any], width: int) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("switch", "gain", "memory", "Δ loss"):
-        table.add_column(
-            name, justify="left" if name == "switch" else "right", no_wrap=width >= _NARROW
-        )
-    table.add_column("verdict")
-    table.add_row(*_cells("(another seed)", found["control"]), "what noise measures", style="dim")
+def _how_long(found: dict[str, Any]) -> str:
+    took, step = format_seconds(found["expected_s"]), format_step(found["first_step_s"])
+    return (
+        f"would be tried in about {took} (steps of {step}, at least six pairs of some steps each; "
+        "compilers take their time besides)"
+    )
+
+
+def _rows(found: dict[str, Any]) -> list[_Row]:
+    rows: list[_Row] = [(_cells("(another seed)", found["control"]), "noise", "dim")]
     for row in found["rows"]:
         style = "green" if row["keep"] else ("dim" if row["error"] else "")
-        table.add_row(*_cells(row["label"], row), neutral(row["verdict"]), style=style)
+        rows.append((_cells(row["label"], row), neutral(row["verdict"]), style))
     together = found["together"]
     if together is not None:
-        table.add_row(*_cells("together", together), neutral(together["verdict"]), style="bold")
+        rows.append((_cells("together", together), neutral(together["verdict"]), "bold"))
+    return rows
+
+
+def _room(rows: list[_Row], width: int) -> int:
+    """Characters that are left for a verdict in a line of its row."""
+    widths = [max(len(cells[i]) for cells, _, _ in rows) for i in range(len(_HEAD))]
+    taken = sum(max(w, len(name)) + _PAD for w, name in zip(widths, _HEAD, strict=True))
+    return max(len("verdict"), width - taken)
+
+
+def _table(rows: list[_Row], room: int) -> Table:
+    """One line for each row, whatever the window: what is longer follows below."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+    for name in _HEAD:
+        table.add_column(name, justify="left" if name == "switch" else "right", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    for cells, verdict, style in rows:
+        told = verdict if len(verdict) <= room else _BELOW
+        table.add_row(*(Text(cell) for cell in (*cells, told)), style=style)
     return table
 
 
@@ -89,13 +121,31 @@ def _loss(row: dict[str, Any]) -> str:
 def _explain(found: dict[str, Any]) -> Iterator[str]:
     yield (
         f"gain: {_CLOCKS[found['clock']]}; {found['confidence']:.0%} interval in brackets. "
-        f"Δ loss: over the last quarter of the same steps; up to {found['tolerance']:.1%} counts "
-        "as equal."
+        f"Δ loss: over the last quarter of the same steps; {_equal(found)}."
     )
+    control = found["control"]
+    reach = max(control["high"], 1 / control["low"])
+    if found["clock"] == "wall" and found["device"] == "cpu" and reach > _NOISY:
+        yield (
+            f"noise alone measured up to {reach:.2f}×: others use this machine; with `--set "
+            "cluster.cpus=1` CPU time is measured, which they hardly change."
+        )
     for row in found["rows"]:
         if row["keep"] and row["start_s"] > _LONG_START_S:
             took = format_seconds(row["start_s"])
             yield f"{row['label']} takes {took} before its first steps are done."
+
+
+def _equal(found: dict[str, Any]) -> str:
+    """What of the loss counts as equal, and why: what another seed changes, within limits."""
+    limit, seed = found["tolerance"], abs(found["control"]["loss_difference"])
+    if seed > limit:
+        return (
+            f"up to {limit:.1%} counts as equal, no more, although another seed changed {seed:.1%}"
+        )
+    if seed < limit:
+        return f"up to {limit:.1%} counts as equal (another seed changed {seed:.1%})"
+    return f"up to {limit:.1%}, as much as another seed changed, counts as equal"
 
 
 def _outcome(found: dict[str, Any]) -> Iterator[str]:
@@ -106,6 +156,7 @@ def _outcome(found: dict[str, Any]) -> Iterator[str]:
             if before:
                 yield f"  - {before.strip()}"
             yield f"  + {after.strip()}"
+        yield from written["stays"]
     elif written is not None:
         yield f"nothing was written: {written['reason']}"
     elif found["keep"]:
