@@ -16,6 +16,7 @@ from tasuki.train.engine import LossModule, StepEngine
 from tasuki.train.footprint import (
     Footprint,
     Tensors,
+    as_facts,
     count_bytes,
     host_available,
     host_limits,
@@ -46,6 +47,16 @@ def test_activations_that_were_seen_are_not_what_is_left_over():
     seen = Tensors(weights=100, gradients=100, optimizer=200, batch=10, activations=50)
     found = sum_device(seen, peak_tensors=None, used=1000, total=5000)
     assert (found.activations, found.other, found.peak) == (50, 540, 1000)
+
+
+def test_activations_that_nobody_could_look_at_are_unknown_not_nothing():
+    seen = Tensors(weights=100, gradients=100, optimizer=200, batch=10)
+    found = sum_device(seen, peak_tensors=None, used=1000, total=5000)
+    assert (found.activations, found.other, found.peak) == (None, 590, 1000)
+    host = sum_host(rss=GB, loader=0, save_buffers=0, limits=[64 * GB], available=60 * GB, ranks=1)
+    line = in_words(found, host, kind="cpu")
+    assert "activations 0" not in line and "(activations of a compiled model among it)" in line
+    assert as_facts(found, host)["device"]["activations"] is None
 
 
 def test_the_host_has_as_much_left_as_its_narrowest_limit_gives_to_all_ranks():

@@ -8,8 +8,10 @@ from torch import nn
 
 from tasuki.data.loader import MicroBatch
 from tasuki.errors import RecipeError
+from tasuki.spec.resolved import ResolvedStage
 from tasuki.train.engine import LossModule, StepEngine
 from tasuki.train.offload import OffloadedOptimizer
+from tasuki.train.switches import in_force, without_gain
 
 KINDS = {
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
@@ -129,3 +131,13 @@ def test_an_optimizer_that_holds_parameters_beside_its_groups_is_refused():
 
     with pytest.raises(RecipeError, match="in a list of its own, `mine`"):
         OffloadedOptimizer(Own(nn.Linear(2, 1).parameters()))
+
+
+def test_what_is_in_force_is_one_line_and_what_gains_nothing_a_warning():
+    stage = ResolvedStage(name="a", recipe="r:R", precision="bf16", compile=True, offload=True)
+    assert in_force(stage, device="cuda") == "Computing in bf16; compiled; optimizer on the host"
+    assert without_gain(stage, device="cuda") == []
+    assert "`offload: true` gains nothing" in without_gain(stage, device="cpu")[0]
+    plain = ResolvedStage(name="a", recipe="r:R", precision="tf32")
+    assert in_force(plain, device="cpu") == "Computing in fp32"
+    assert without_gain(plain, device="cpu") == []

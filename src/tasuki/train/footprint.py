@@ -38,7 +38,8 @@ class DeviceMemory:
     weights: int
     gradients: int
     optimizer: int
-    activations: int
+    activations: int | None
+    """None: nobody could look (a compiled model on a CPU); then they are in `other`."""
     batch: int
     """The tensors of one micro-batch: graphs and masks too."""
     other: int
@@ -72,7 +73,7 @@ class Tensors:
     optimizer: int = 0
     batch: int = 0
     activations: int | None = None
-    """None: nobody looked; what is left of the peak."""
+    """None: nobody looked; what is left of the peak, where that is known."""
 
     @property
     def known(self) -> int:
@@ -83,9 +84,9 @@ def sum_device(seen: Tensors, *, peak_tensors: int | None, used: int, total: int
     """`peak_tensors`: the most that all tensors took, where the allocator tells (CUDA); then what
     is not known beforehand are activations. `used`: by everything on the device."""
     activations = seen.activations
-    if activations is None:
-        activations = max(0, (peak_tensors or 0) - seen.known)
-    tensors = seen.known + activations
+    if activations is None and peak_tensors is not None:
+        activations = max(0, peak_tensors - seen.known)
+    tensors = seen.known + (activations or 0)
     peak = max(used, tensors)
     return DeviceMemory(
         weights=seen.weights,
@@ -118,10 +119,11 @@ def sum_host(
 
 def in_words(device: DeviceMemory, host: HostMemory, *, kind: str) -> str:
     """One line for the log."""
-    parts = [
-        f"{name} {format_bytes(getattr(device, name))}"
-        for name in ("weights", "gradients", "optimizer", "activations", "batch", "other")
-    ]
+    names = ("weights", "gradients", "optimizer", "activations", "batch", "other")
+    sizes = {name: getattr(device, name) for name in names}
+    parts = [f"{name} {format_bytes(size)}" for name, size in sizes.items() if size is not None]
+    if device.activations is None:
+        parts[-1] += " (activations of a compiled model among it)"
     return (
         f"Memory ({kind}): {' + '.join(parts)} = {format_bytes(device.peak)} of "
         f"{format_bytes(device.total)}; host: rank 0 {format_bytes(host.rss)} (save buffers "
@@ -404,5 +406,5 @@ def loader_bytes() -> int:
     return max(0, both - rank_rss_bytes())
 
 
-def as_facts(device: DeviceMemory, host: HostMemory) -> dict[str, dict[str, int]]:
+def as_facts(device: DeviceMemory, host: HostMemory) -> dict[str, dict[str, int | None]]:
     return {"device": asdict(device), "host": asdict(host)}

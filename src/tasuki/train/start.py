@@ -47,7 +47,7 @@ from tasuki.train.rhythm import SaveCost
 from tasuki.train.snapshot import Progress, capture_all, restore_rank, restore_shared
 from tasuki.train.task import Task
 from tasuki.train.unused import find_unused, has_to_look, say_unused
-from tasuki.units import format_bytes
+from tasuki.units import format_bytes, format_seconds
 
 _DECIDE_WITHIN = timedelta(minutes=30)
 
@@ -417,7 +417,12 @@ def _settle_buckets(task: Task, setup: Setup, engine: StepEngine) -> None:
     batch = setup.data.fetcher(share.requests[0])
     if task.ranks.world > 1:
         _allow_unused(task, setup, engine, batch)
+    if engine.is_compiled:
+        task.say("Compiling: this may take minutes")
+    began = task.clock.monotonic()
     engine.throw_away(batch)
+    if engine.is_compiled:
+        task.say(f"Compiled in {format_seconds(task.clock.monotonic() - began)}")
     if task.ranks.world > 1:
         engine.exchange_s = measure_exchange(engine, batch, device=task.device, clock=task.clock)
 

@@ -108,6 +108,7 @@ def _make_task(orders: Orders, watch: Watch, stopwatch: Stopwatch, clock: Clock)
         from tasuki.train.fingerprints import refuse_edited_code
         from tasuki.train.precision import apply_precision
         from tasuki.train.ranks import join_ranks
+        from tasuki.train.switches import in_force, without_gain
         from tasuki.train.task import Task, choose_device, cpus_of_rank, read_experiment
 
     read_order(os.environ)
@@ -125,6 +126,7 @@ def _make_task(orders: Orders, watch: Watch, stopwatch: Stopwatch, clock: Clock)
         threads, spare = frozen, max(0, cpus - frozen)
     apply_settings(threads=threads, exact=stage.exact)
     warnings = apply_precision(stage.precision, device)
+    warnings += without_gain(stage, device=device.type)
     ranks = join_ranks(
         rank=orders.rank,
         world=orders.world,
@@ -153,7 +155,9 @@ def _make_task(orders: Orders, watch: Watch, stopwatch: Stopwatch, clock: Clock)
         is_profiled=bool(read_json(job.lanes).get("profile")),
     )
     if orders.phase == "train":
-        for line in [*([note] if note else []), *(f"WARNING: {w}" for w in warnings)]:
+        told = [note] if note else []
+        told += [in_force(stage, device=device.type), *(f"WARNING: {w}" for w in warnings)]
+        for line in told:
             task.say(line)
     return task
 
