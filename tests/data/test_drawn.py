@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,42 +10,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.data.drawing import DRAWS, Data, Fragile, collate_of_three, request
 from torch import Tensor
 
 from tasuki.data import drawn, generators
 from tasuki.data.drawn import ThriftyFetcher
 from tasuki.data.fetch import Fetcher, Request
 from tasuki.errors import DataError
-
-SEEDS = [1000 + i for i in range(40)]
-DRAWS: dict[str, Callable[[], float]] = {
-    "random": random.random,
-    "random.gauss": lambda: random.gauss(0, 1),
-    "numpy": lambda: float(np.random.rand()),
-    "numpy.randn": lambda: float(np.random.randn()),
-    "torch": lambda: float(torch.rand(())),
-    "torch.randn": lambda: float(torch.randn(())),
-}
-
-
-class Data:
-    """Each sample draws what `plan` says of its index."""
-
-    def __init__(self, plan: dict[int, list[str]]) -> None:
-        self.plan = plan
-        self.fetched: list[int] = []
-
-    def __len__(self) -> int:
-        return 40
-
-    def __getitem__(self, index: int) -> Tensor:
-        self.fetched.append(index)
-        numbers = [DRAWS[name]() for name in self.plan.get(index, [])]
-        return torch.tensor([float(index), sum(numbers)], dtype=torch.float64)
-
-
-def request(*indices: int) -> Request:
-    return Request(list(indices), [SEEDS[i] for i in indices])
 
 
 def thrifty(data: Any, collate: Any = None) -> ThriftyFetcher:
@@ -166,23 +136,12 @@ def test_samples_whose_content_is_not_known_are_seeded(seedings: list[int]) -> N
 
 
 def test_a_collate_that_begins_to_draw_is_seeded_by_the_last_sample() -> None:
-    def collate(samples: list[Tensor]) -> list[float]:
-        return [
-            float(sample[0]) + (random.random() if len(samples) > 2 else 0) for sample in samples
-        ]
-
-    fetcher = thrifty(Data({}), collate)
+    fetcher = thrifty(Data({}), collate_of_three)
     for wanted in (request(1), request(2, 3, 4), request(5)):
-        assert fetcher(wanted) == always_seeded(Data({}), wanted, collate)
+        assert fetcher(wanted) == always_seeded(Data({}), wanted, collate_of_three)
 
 
 def test_an_error_under_random_numbers_is_that_of_the_samples_own() -> None:
-    class Fragile(Data):
-        def __getitem__(self, index: int) -> Tensor:
-            if index in (20, 21):
-                raise ValueError(f"drew {random.random()}")
-            return super().__getitem__(index)
-
     for wanted in (request(20), request(21)):
         fetcher = thrifty(Fragile({}))
         with pytest.raises(DataError) as expected:
@@ -230,7 +189,7 @@ def test_another_bit_generator_of_numpy_is_noticed() -> None:
     assert fetcher(request(3)).equal(expected)
 
 
-def test_the_two_samples_are_looked_at_once_in_a_process() -> None:
+def test_samples_are_looked_at_once_in_a_process() -> None:
     data = Data({})
     fetcher = thrifty(data)
     for _ in range(3):

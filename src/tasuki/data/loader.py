@@ -31,6 +31,7 @@ from tasuki.data.tempo import LoaderSettings
 from tasuki.errors import RunError, TasukiError
 from tasuki.signals import NOTICES
 
+_LOOKS = 8
 _SIGNAL_ON_PARENT_DEATH = 1
 """Linux's PR_SET_PDEATHSIG."""
 
@@ -149,8 +150,11 @@ class Loader:
 
 
 def _looks(order: Order) -> tuple[Request, ...]:
-    """Two samples of the first epoch, each alone, wherever this attempt stands."""
-    steps = (order.step(0, 0), order.step(0, order.steps_per_epoch - 1))
+    """Some samples of the first epoch, each alone, wherever this attempt stands."""
+    last = order.steps_per_epoch - 1
+    # The last one second: data that take long are looked at twice only.
+    numbers = dict.fromkeys([0, last, *(last * n // _LOOKS for n in range(1, _LOOKS))])
+    steps = [order.step(0, number) for number in numbers]
     return tuple(
         Request(
             step.indices[:1].tolist(),
