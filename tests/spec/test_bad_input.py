@@ -128,6 +128,22 @@ def test_an_unknown_key_names_the_nearest_known_one_and_where_it_belongs(
     assert hint in error.hint
 
 
+@pytest.mark.parametrize(
+    ("written", "hint"),
+    [
+        ("offload: host", "write for example `offload: true`"),
+        ("gradient_checkpointing: yess", "write for example `gradient_checkpointing: true`"),
+        ("fused: sure", "write for example `fused: true`"),
+        ("precision: half", "write for example `precision: bf16`"),
+        ("precision: bf61", "did you mean `bf16`?"),
+    ],
+)
+def test_a_switch_in_no_position_of_its_own_is_told_the_one_that_switches_it_on(
+    project: Project, small: str, written: str, hint: str
+) -> None:
+    assert hint in project.refuse(small + f"    {written}\n").hint
+
+
 def test_a_limit_shorter_than_the_reserve_is_refused(project: Project, small: str) -> None:
     text = small + "    evaluate: {reserve: 10m}\ncluster: {time_limit: 5m}\n"
     error = project.refuse(text)

@@ -18,6 +18,7 @@ SMALL = "recipe: a:B\nexperiments: {e: {epochs: 1}}\n"
     ("written", "names"),
     [
         (None, []),
+        ([], []),  # `--set sinks=[]` where the spec has some
         ("tensorboard", ["tensorboard"]),
         (["tensorboard", "my.module:MySink"], ["tensorboard", "my.module:MySink"]),
         ({"tensorboard": None, "mine:Sink": {"project": "x"}}, ["tensorboard", "mine:Sink"]),
@@ -41,7 +42,6 @@ def test_options_belong_to_their_sink():
     [
         ("[tensorbord]", "there is no sink `tensorbord`", "did you mean `tensorboard`?"),
         ("[wandb]", "there is no sink `wandb`", "a class of yours: `[module:Class]`"),
-        ("[]", "an empty list names no sink", "leave `sinks` out"),
         ("[tensorboard, tensorboard]", "`tensorboard` is named twice", "once"),
         ("{tensorboard: {foldr: x}}", "has no option `foldr`", "did you mean `folder`?"),
         ("{tensorboard: {folder: 3}}", "`folder` of `tensorboard` must be a path", "tb"),

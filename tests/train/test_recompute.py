@@ -12,6 +12,8 @@ import torch
 from torch import nn
 
 from tasuki.errors import RecipeError
+from tasuki.spec.resolved import ResolvedStage
+from tasuki.train.assemble import _recompute
 from tasuki.train.recompute import find_blocks, recompute
 
 
@@ -186,3 +188,12 @@ def test_a_copy_of_the_model_computes_with_its_own_weights():
     assert float(twin(torch.randn(4, 8)).abs().sum()) == 0.0
     assert float(model(torch.randn(4, 8)).abs().sum()) > 0.0
     assert pickle.loads(pickle.dumps(twin)).state_dict().keys() == model.state_dict().keys()
+
+
+def test_a_period_beyond_the_number_of_blocks_warns_and_words_agree_with_their_number():
+    said: list[str] = []
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(2, 2), nn.Tanh()) for _ in range(3)))
+    stage = ResolvedStage(name="a", recipe="r:R", gradient_checkpointing=5)
+    _recompute(model, stage, said.append)
+    assert said[0].startswith("WARNING: `gradient_checkpointing: 5`: the model has 3 blocks")
+    assert said[1] == "Gradient checkpointing: 0 keeps its inputs only"

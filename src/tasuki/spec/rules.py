@@ -83,7 +83,7 @@ Warmup = Annotated[
 ]
 Flag = Annotated[bool, Rule("true or false", example="true")]
 FlagOrAuto = Annotated[
-    bool | Literal["auto"], Rule("true, false or `auto`", "true, false or `auto`", example="auto")
+    bool | Literal["auto"], Rule("true, false or `auto`", "true, false or `auto`", example="true")
 ]
 Recompute = Annotated[
     bool | Annotated[int, Meta(ge=1, le=LARGEST_COUNT)] | Literal["auto"] | list[str],
@@ -187,13 +187,14 @@ Buckets = Annotated[
 ]
 
 
-def _one_of(*words: str) -> Rule:
+def _one_of(*words: str, example: str = "") -> Rule:
     listed = f"{', '.join(words[:-1])} or {words[-1]}"
-    return Rule(f"one of {listed}", f"one of {listed}", example=words[0], choices=words)
+    return Rule(f"one of {listed}", f"one of {listed}", example=example or words[0], choices=words)
 
 
 Precision = Annotated[
-    Literal["fp32", "tf32", "bf16", "fp16"], _one_of("fp32", "tf32", "bf16", "fp16")
+    Literal["fp32", "tf32", "bf16", "fp16"],
+    _one_of("fp32", "tf32", "bf16", "fp16", example="bf16"),
 ]
 Order = Annotated[
     Literal["shuffle", "smallest_first", "largest_first", "score"],

@@ -37,12 +37,11 @@ class SinkOrder:
 
 
 def parse_sinks(written: object) -> tuple[SinkOrder, ...]:
-    """Read `tensorboard`, `[tensorboard, module:Class]`, `{tensorboard: {folder: tb}}`."""
+    """Read `tensorboard`, `[tensorboard, module:Class]`, `{tensorboard: {folder: tb}}`; `[]` is
+    none."""
     if written is None:
         return ()
     items = written if isinstance(written, list) else [written]
-    if not items:
-        raise UsageError("an empty list names no sink", hint=f"leave `sinks` out, or {_HINT}")
     orders = [order for item in items for order in _orders(item)]
     names = [order.name for order in orders]
     for name in names:

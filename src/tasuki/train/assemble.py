@@ -32,7 +32,7 @@ from tasuki.train.optim import (
 )
 from tasuki.train.ranks import Ranks, wrap_module
 from tasuki.train.recipe import build_model, optional
-from tasuki.train.recompute import recompute
+from tasuki.train.recompute import find_blocks, recompute
 
 Say = Callable[[str], None]
 _NAMES_SHOWN = 3
@@ -111,11 +111,22 @@ def num_shapes(order: Order | ForeignOrder) -> int | None:
 
 def _recompute(model: nn.Module, stage: ResolvedStage, say: Say) -> None:
     policy = stage.gradient_checkpointing
+    if not isinstance(policy, bool) and isinstance(policy, int):
+        _warn_of_period(policy, len(find_blocks(model)), say)
     names = recompute(model, False if policy == "auto" else policy)
     if names:
         more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
         shown = ", ".join(names[:_NAMES_SHOWN])
-        say(f"Gradient checkpointing: {shown}{more} keep their inputs only")
+        keep = "keeps its" if len(names) == 1 else "keep their"
+        say(f"Gradient checkpointing: {shown}{more} {keep} inputs only")
+
+
+def _warn_of_period(period: int, num_blocks: int, say: Say) -> None:
+    if period > num_blocks > 0:
+        say(
+            f"WARNING: `gradient_checkpointing: {period}`: the model has {num_blocks} blocks, so "
+            "only the first is computed anew; `true` takes all of them"
+        )
 
 
 def _build_optimizer(recipe: Any, model: nn.Module, stage: ResolvedStage, say: Say) -> Optimizer:

@@ -134,7 +134,8 @@ def show_tokenized(made: dict[str, Any], *, console: Console | None = None) -> N
     if made["padding"]:
         _say(console, f"  the last chunk is filled up with {count(made['padding'])} end tokens")
     if made["skipped"]:
-        _say(console, f"{count(made['skipped'])} broken lines were skipped:", style="yellow")
+        lines = "line was" if made["skipped"] == 1 else "lines were"
+        _say(console, f"{count(made['skipped'])} broken {lines} skipped:", style="yellow")
         for one in made["first_skipped"]:
             _say(console, f"  {one['file']}:{one['row']}: {one['why']}")
         _and_more(console, made["skipped"] - len(made["first_skipped"]))

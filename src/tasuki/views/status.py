@@ -13,8 +13,11 @@ from tasuki.units import format_seconds
 from tasuki.views.text import count, money, neutral, number
 
 _NARROW = 78
-_ROOMY = 100
-_MIN_WIDTHS = {"run": 8, "state": 11, "progress": 11}
+_ANY_WIDTH = 1000
+_COLUMNS = (
+    *("run", "state", "stage", "progress", "step", "left", "loss", "attempts", "goodput", "cost"),
+)
+_MIN_WIDTHS = {"run": 8, "state": 11}
 """What must not be squeezed away."""
 _COLOURS = {
     "complete": "green",
@@ -42,19 +45,44 @@ def show_status(status: dict[str, Any], *, folder: str, console: Console | None 
             console.print(_brief(run), highlight=False)
             _print_reason(run, console, label="  ")
         return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    columns = ["run", "state", "stage", "progress", "step", "left", "loss", "attempts", "goodput"]
-    if console.width < _ROOMY:
-        del columns[-2:]
-    elif any(run["cost"] is not None for run in status["runs"]):
-        columns.append("cost")
-    for name in columns:
-        table.add_column(name, no_wrap=True, min_width=_MIN_WIDTHS.get(name))
-    for run in status["runs"]:
-        table.add_row(*_row(run)[: len(columns)])
+    table, below = _fit(status["runs"], console)
     console.print(table)
+    for line in below:
+        console.print(line, highlight=False)
     for run in status["runs"]:
         _print_reason(run, console, label=f"{run['experiment']}: ")
+
+
+def _fit(runs: list[dict[str, Any]], console: Console) -> tuple[Table, list[str]]:
+    """The table with all there is; in a narrower window without bars, and then with what came of
+    attempts below it. Nothing is left out."""
+    rows = [_row(run) for run in runs]
+    short = [[_without_bar(row, cell) for cell in range(len(row))] for row in rows]
+    has_cost = any(run["cost"] is not None for run in runs)
+    columns = _COLUMNS if has_cost else _COLUMNS[:-1]
+    wide = console.options.update(max_width=_ANY_WIDTH)
+    for cells in (rows, short):
+        table = _table(columns, cells)
+        if table.__rich_measure__(console, wide).maximum <= console.width:
+            return table, []
+    below = []
+    for name, *_, attempts, goodput, cost in rows:
+        told = f"{name}: attempts {attempts}, goodput {goodput}"
+        below.append(told + (f", cost {cost}" if has_cost else ""))
+    return _table(_COLUMNS[:-3], short), below
+
+
+def _table(columns: tuple[str, ...], rows: list[list[str]]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in columns:
+        table.add_column(name, no_wrap=True, min_width=_MIN_WIDTHS.get(name))
+    for row in rows:
+        table.add_row(*row[: len(columns)])
+    return table
+
+
+def _without_bar(row: list[str], cell: int) -> str:
+    return row[cell].rpartition(" ")[2] if _COLUMNS[cell] == "progress" else row[cell]
 
 
 def _print_doubt(slurm: dict[str, Any] | None, console: Console) -> None:
