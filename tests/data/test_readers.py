@@ -51,8 +51,8 @@ class Data:
     def __len__(self): return 60
     def __getitem__(self, index):
         found = [0, 0]
-        if index %% 7 == 3: found = read(index)
-        elif index %% 11 == 5: found = [random.random(), np.random.rand() + torch.rand(1).item()]
+        if index %% 20 == 3: found = read(index)
+        elif index %% 30 == 5: found = [random.random(), np.random.rand() + torch.rand(1).item()]
         return torch.tensor(np.asarray([index, *found], dtype=np.float64))
 """
 
@@ -96,12 +96,13 @@ def batches(data: Any, *, workers: int = 0, first: int = 0, seed: int = 3) -> li
 @pytest.mark.parametrize("kind", READERS)
 def test_rare_readers_give_the_same_batches_whoever_fetches_them(module: Any, kind: str) -> None:
     data = module(rare=RARE % READERS[kind]).Data()
-    for seed in (2, 3, 5):
+    # In some of these orders the samples that are looked at beforehand neither read nor draw.
+    for seed in range(10):
         expected = batches(data, seed=seed)
         rows = torch.cat(expected)
-        read = rows[rows[:, 0] % 7 == 3][:, 1]
-        assert len(set(read.tolist())) == len(read) > 9, "samples share their random numbers"
-        for workers, first in ((0, 5), (0, 13), (2, 0)):
+        read = rows[rows[:, 0] % 20 == 3][:, 1]
+        assert len(set(read.tolist())) == len(read) > 3, "samples share their random numbers"
+        for workers, first in ((0, 3), (0, 9), (2, 0))[: 3 if seed == 3 else 2]:
             found = batches(data, workers=workers, first=first, seed=seed)
             assert all(map(torch.equal, found, expected[first:])), (seed, workers, first)
 
