@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,19 @@ def test_an_array_gives_what_its_samples_would(dtype: str) -> None:
     for shape in ((8,), (8, 3), (8, 2, 2)):
         array = np.random.default_rng(1).integers(0, 2, shape).astype(dtype)
         assert is_same(Fetcher(array, None)(Request(CHOSEN, None)), sample_by_sample(array))
+
+
+@pytest.mark.parametrize("dtype", [">f4", ">i4", ">u2", ">f8", "u8", ">u8", "g", ">i1"])
+def test_an_array_of_other_numbers_gives_what_its_samples_would_or_their_error(dtype: str) -> None:
+    for shape in ((8,), (8, 3)):
+        array = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
+        try:
+            expected = sample_by_sample(array)
+        except (TypeError, ValueError) as error:
+            with pytest.raises(type(error), match=re.escape(str(error)[:40])):
+                Fetcher(array, None)(Request(CHOSEN, None))
+        else:
+            assert is_same(Fetcher(array, None)(Request(CHOSEN, None)), expected)
 
 
 def test_a_mapped_file_gives_what_its_samples_would_and_stays_as_it_is(tmp_path: Path) -> None:

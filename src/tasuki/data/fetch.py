@@ -37,6 +37,11 @@ RandomStates = tuple[Any, Any, Tensor]
 _DRAW_NOTHING = (TensorDataset, list, tuple, range, np.ndarray, np.memmap)
 """Data whose samples are certain not to draw random numbers."""
 
+_STACKED = frozenset(map(np.dtype, ("?", *("i1", "i2", "i4", "i8"), *("u1", "u2", "u4"))))
+_STACKED |= frozenset(map(np.dtype, ("f2", "f4", "f8")))
+"""Numbers of which torch makes the same, rows or single. Not so of others: it refuses rows of
+big-endian ones and takes single ones; of uint64 it is the other way round."""
+
 
 class Request(NamedTuple):
     """The samples of a micro-batch."""
@@ -151,7 +156,7 @@ def _whole(dataset: Any) -> Callable[[Sequence[int]], Any] | None:
     """A way to make a batch at once, the same as sample by sample; None where there is none."""
     if type(dataset) is TensorDataset:
         return partial(_rows_of_tensors, dataset.tensors)
-    if type(dataset) in (np.ndarray, np.memmap) and dataset.dtype.kind in "biuf":
+    if type(dataset) in (np.ndarray, np.memmap) and dataset.dtype in _STACKED:
         return partial(_rows_of_array, dataset)
     if _reads_together(dataset):
         return partial(_stacked, dataset)
