@@ -20,8 +20,11 @@ from tests.data.tokens.corpus import (
     write_parquet,
 )
 
+from tasuki.data.tokens import tokenize as making
 from tasuki.data.tokens.cut import cut_document
 from tasuki.errors import StoreError, UsageError
+
+TEXTS = make_documents(3)
 
 
 def test_every_kind_of_file_gives_its_documents_in_order(tmp_path):
@@ -243,6 +246,38 @@ def test_an_output_that_exists_is_replaced_only_by_force_and_only_tokens(tmp_pat
     (tmp_path / "empty").mkdir()
     tokenize(b, output=tmp_path / "empty")
     assert (tmp_path / "mine" / "thesis.tex").exists() and not list(tmp_path.glob(".*"))
+
+
+def test_an_output_that_holds_files_of_others_is_not_replaced_and_they_are_named(tmp_path):
+    a, output = write_jsonl(tmp_path / "a.jsonl", TEXTS), tmp_path / "t"
+    tokenize(a, output=output)
+    (output / "NOTES.md").write_text("mine")
+    (output / "tokens-00007.bin").mkdir()
+    for more in ({}, {"dry_run": True}):
+        with pytest.raises(UsageError, match=r"more than tokens.*`NOTES.md`, `tokens-00007.bin`"):
+            tokenize(a, output=output, force=True, **more)
+    assert (output / "NOTES.md").read_text() == "mine" and (output / "index.json").exists()
+    assert not list(tmp_path.glob(".*"))
+    (output / "NOTES.md").unlink(), (output / "tokens-00007.bin").rmdir()
+    tokenize(a, output=output, force=True)
+
+
+def test_a_file_that_came_while_tokens_were_made_is_not_deleted(tmp_path, monkeypatch):
+    a, output = write_jsonl(tmp_path / "a.jsonl", TEXTS), tmp_path / "t"
+    tokenize(a, output=output)
+    finish = making._finish
+
+    def finish_and_note(*given):
+        finish(*given)
+        (output / "NOTES.md").write_text("mine")
+
+    monkeypatch.setattr(making, "_finish", finish_and_note)
+    with pytest.raises(UsageError, match="NOTES"):
+        tokenize(a, output=output, force=True)
+    assert (output / "NOTES.md").read_text() == "mine"
+    (output / "NOTES.md").unlink()
+    tokenize(a, output=output, force=True)
+    assert not list(tmp_path.glob(".*"))
 
 
 def test_a_dry_run_writes_nothing_and_says_what_is_known(tmp_path):

@@ -7,11 +7,13 @@
 The shards one after another are one stream: each document is followed by the end token, and chunks
 are equal cuts of the stream, whatever document they cut through. Only the last chunk of all has
 padding: end tokens, whose number is noted. No document is empty, so two end tokens in a row are
-padding and nothing else.
+padding and nothing else; unless documents may hold special tokens themselves (`--special-tokens`),
+the end token among them.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -27,6 +29,8 @@ WIDTHS = {"uint16": 2, "uint32": 4}
 """Bytes of a token."""
 LARGEST = {"uint16": 1 << 16, "uint32": 1 << 32}
 """Vocabularies that fit."""
+
+_SHARD = re.compile(r"tokens-\d{5,}\.bin")
 
 
 def shard_name(number: int) -> str:
@@ -122,6 +126,12 @@ def wrong_size(path: Path, size: int, wanted: int) -> DataError:
 
 def is_token_folder(folder: Path) -> bool:
     return (folder / INDEX).is_file()
+
+
+def is_ours(path: Path) -> bool:
+    """May a folder of tokens hold it?"""
+    is_named = path.name in (INDEX, TOKENIZER) or _SHARD.fullmatch(path.name) is not None
+    return is_named and path.is_file()
 
 
 def read_index(folder: Path) -> tuple[Index, dict[str, Any]]:

@@ -74,7 +74,8 @@ class TokenDataset:
 
     @property
     def end_token(self) -> int:
-        """Follows each document. Two of them in a row are padding, and nothing else is."""
+        """Follows each document. Two of them in a row are padding, and nothing else is; but with
+        `--special-tokens` a document may hold them, too: `num_tokens` tells what is padding."""
         return self.index.end_token
 
     def num_tokens(self, index: int) -> int:

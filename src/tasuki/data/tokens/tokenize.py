@@ -24,6 +24,7 @@ from tasuki.data.tokens.index import (
     Index,
     cut_into_shards,
     dtype_of,
+    is_ours,
     is_token_folder,
     read_index,
     to_told,
@@ -289,6 +290,19 @@ def refuse_existing(output: Path, *, force: bool) -> None:
             f"`{output}` exists already",
             hint="`--force` replaces it when the new one is complete; or choose another `-o`",
         )
+    refuse_strangers(output)
+
+
+def refuse_strangers(output: Path) -> None:
+    """What is replaced is deleted: only what was made here."""
+    strangers = sorted(path.name for path in output.iterdir() if not is_ours(path))
+    if strangers:
+        more = f" and {len(strangers) - 3} more" if len(strangers) > 3 else ""
+        named = ", ".join(f"`{name}`" for name in strangers[:3])
+        raise UsageError(
+            f"`{output}` holds more than tokens, and it is not replaced: {named}{more}",
+            hint="move them elsewhere, or choose another `-o`",
+        )
 
 
 def _finish(told: dict[str, Any], vocabulary: Vocabulary, journal: Journal, wanted: Wanted) -> None:
@@ -304,6 +318,8 @@ def _finish(told: dict[str, Any], vocabulary: Vocabulary, journal: Journal, want
 
 
 def _publish(wanted: Wanted, journal: Journal) -> dict[str, Any]:
+    if journal.new.exists() and wanted.output.is_dir():
+        refuse_strangers(wanted.output)  # which may have come since
     journal.publish(wanted.output)
     index, told = read_index(wanted.output)
     journal.remove()
