@@ -75,6 +75,12 @@ class PythonGenerator:
     def is_calm(self) -> bool:
         return bytes(self._memory) == self._calm
 
+    def words(self) -> bytes:
+        return bytes(self._memory)
+
+    def has_number_waiting(self) -> bool:
+        return self._random.gauss_next is not None
+
 
 class NumpyGenerator:
     """`np.random`: words, then the place. Whether a second normal number waits beside them (they
@@ -127,6 +133,14 @@ class NumpyGenerator:
     def is_calm(self) -> bool:
         return bytes(self._memory) == self._calm
 
+    def words(self) -> bytes:
+        return bytes(self._memory)
+
+    def has_no_number_waiting(self) -> bool:
+        """As far as is known without asking numpy, which takes long."""
+        is_known = self.can_be_watched and self._single is not None
+        return is_known and get_bit_generator() is self._bits and self.words() == self._single
+
     def forget(self) -> None:
         """Somebody has set the state."""
         self._single = None
@@ -153,9 +167,12 @@ class TorchGenerator:
         self._generator.set_state(self._calm)
 
     def is_calm(self) -> bool:
-        # torch.equal takes five times as long.
-        now: bytes = self._generator.get_state().numpy().tobytes()
-        return now == self._calm_bytes
+        return self.words() == self._calm_bytes
+
+    def words(self) -> bytes:
+        # To be compared: torch.equal takes five times as long.
+        words: bytes = self._generator.get_state().numpy().tobytes()
+        return words
 
 
 def _memory_at(address: int) -> memoryview:
@@ -174,3 +191,23 @@ def _numpy_bytes(state: Any) -> bytes:
 
 PYTHON, NUMPY, TORCH = PythonGenerator(), NumpyGenerator(), TorchGenerator()
 HOST: tuple[Generator, ...] = (PYTHON, NUMPY, TORCH)
+
+Standing = tuple[bytes, bytes, bytes]
+
+
+def where_all_stand() -> Standing | None:
+    """The words of all three, to be compared with a later look; None where a second normal number
+    may wait, which would be given out without moving any, or where words cannot be read."""
+    if not PYTHON.can_be_watched or PYTHON.has_number_waiting():
+        return None
+    return words_of_all() if NUMPY.has_no_number_waiting() else None
+
+
+def words_of_all() -> Standing:
+    return PYTHON.words(), NUMPY.words(), TORCH.words()
+
+
+def put_all(standing: Standing) -> None:
+    PYTHON.put((standing[0], None))
+    NUMPY.put(standing[1])
+    TORCH.put(torch.frombuffer(bytearray(standing[2]), dtype=torch.uint8))
