@@ -17,7 +17,7 @@ import os, time, tasuki
 
 class Raises:
     def begin(self, run, history): pass
-    def log(self, row): raise RuntimeError("planted")
+    def log(self, row): raise RuntimeError("planted: token=hunter2")
     def close(self): pass
 
 class Hangs:
@@ -29,6 +29,9 @@ class Hangs:
 
 class Dies:
     def __init__(self): os.abort()
+
+class Leaves:
+    def __init__(self): os._exit(0)
 
 class Loses:
     def log(self, row): pass
@@ -73,7 +76,11 @@ def plain(warm, tmp_path_factory):
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("Raises", "the sink `mine:Raises` is left alone for this attempt: RuntimeError: planted"),
+        (
+            "Raises",
+            "the sink `mine:Raises` is left alone for this attempt: RuntimeError at mine.py:6;",
+        ),
+        ("Leaves", "sinks are not fed any more: their process ended with 0"),
         pytest.param(
             "Dies",
             "sinks are not fed any more: their process ended with -6",
@@ -92,6 +99,28 @@ def test_a_broken_sink_does_the_run_no_harm_and_is_told_of_once(warm, tmp_path, 
     assert differences(plain, project) == []
     (said,) = warnings(project)
     assert told in said
+    (log,) = project.run.logs.glob("*.sinks.txt")
+    assert said.endswith(f"; see {log}")
+
+
+def test_what_a_sink_raised_is_in_its_log_alone_and_told_once_in_all_attempts(warm, tmp_path):
+    project = with_sinks(tmp_path / "p", ["mine:Raises"], pause=0.05)
+    started = warm.start(project.job.path)
+    wait_for_row(project, 6)
+    until = time.monotonic() + 60
+    while not warnings(project):
+        assert time.monotonic() < until, project.logs()
+        time.sleep(0.01)
+    started.kill(signal.SIGTERM)
+    started.wait()
+    finish(warm, project)
+    assert len(warnings(project)) == 1
+    logs = sorted(project.run.logs.glob("*.sinks.txt"))
+    assert len(logs) == 2
+    for log in logs:
+        assert "hunter2" in log.read_text() and log.stat().st_mode & 0o777 == 0o600
+    telling = [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".py"]
+    assert {path for path in telling if b"hunter2" in path.read_bytes()} == set(logs)
 
 
 def test_a_sink_that_hangs_delays_a_handover_by_seconds_at_most_and_hangs_alone(

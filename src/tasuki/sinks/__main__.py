@@ -1,4 +1,4 @@
-"""`python -m tasuki.sinks --run … --claim N`: follow a run's metrics and feed its sinks.
+"""`python -m tasuki.sinks --run … --claim N --log …`: follow a run's metrics and feed its sinks.
 
 Started by the supervisor beside an attempt, and ended by the end of file on stdin: then it reads
 what is left, closes the sinks and goes. It dies of nothing else: a notice is not for it, since the
@@ -15,17 +15,19 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from tasuki.clock import Clock, SystemClock
 from tasuki.errors import UsageError
-from tasuki.sinks.feed import Feed
+from tasuki.sinks.feed import Feed, in_words
 from tasuki.sinks.sink import Sink, SinkRun
 from tasuki.sinks.truth import Truth
 from tasuki.spec.sinks import SinkOrder, parse_sinks
 from tasuki.store.atomic import read_json
 from tasuki.store.runs import RunFolder
 from tasuki.telemetry.events import EventLog
+from tasuki.telemetry.once import warn_once
 
 _LOOK_EVERY_S = 1.0
 _CLOSE_WITHIN_S = 90.0
@@ -38,13 +40,14 @@ def main(arguments: list[str], clock: Clock | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     os.nice(5)  # training goes first
-    run, claim = _parse(arguments)
+    run, claim, log = _parse(arguments)
     events = EventLog(run, claim=claim, node=0, who="sinks", clock=clock)
+    warn = partial(warn_once, events, run, see=log)
     try:
-        follow(run, claim=claim, clock=clock, warn=lambda text: events.add("warning", text=text))
+        follow(run, claim=claim, clock=clock, warn=warn)
     except Exception as error:
         traceback.print_exc()
-        events.add("warning", text=f"no sink is fed in this attempt: {error}")
+        warn(f"no sink is fed in this attempt: {in_words(error)}")
         return 1
     return 0
 
@@ -113,12 +116,13 @@ def _check(name: str, sink: Sink) -> Sink:
     return sink
 
 
-def _parse(arguments: list[str]) -> tuple[RunFolder, int]:
+def _parse(arguments: list[str]) -> tuple[RunFolder, int, Path]:
     parser = argparse.ArgumentParser(prog="python -m tasuki.sinks")
     parser.add_argument("--run", type=Path, required=True)
     parser.add_argument("--claim", type=int, required=True)
+    parser.add_argument("--log", type=Path, required=True, help="where its output goes")
     given = parser.parse_args(arguments)
-    return RunFolder(given.run), given.claim
+    return RunFolder(given.run), given.claim, given.log
 
 
 if __name__ == "__main__":

@@ -1,19 +1,23 @@
 """Give rows to sinks, each in a thread of its own, so that one that hangs hangs alone.
 
-A sink that raises, hangs or cannot keep up is told of once and left alone for this attempt: the
-next one gives it everything again. Called by `__main__.py`.
+A sink that raises, hangs or cannot keep up is told of and left alone for this attempt: the next one
+gives it everything again. What it raised is printed, into a log of its own, and nowhere else: the
+words of a client may hold keys. Called by `__main__.py`.
 """
 
 from __future__ import annotations
 
+import sysconfig
 import threading
 import traceback
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
+import tasuki.errors
 from tasuki.clock import Clock
-from tasuki.errors import TasukiError
+from tasuki.errors import TasukiError, is_users
 from tasuki.sinks.sink import Sink, SinkRun
 from tasuki.sinks.truth import News
 
@@ -22,6 +26,9 @@ HANGS_AFTER_S = 120.0
 _MOST_WAITING = 100_000
 _BEGIN_AFTER_S = 1800.0
 """The same, where there may be much to import or to write."""
+
+_OURS = f"{Path(tasuki.errors.__file__).parent}/"
+_PYTHONS = sysconfig.get_path("stdlib")
 
 Warn = Callable[[str], None]
 
@@ -55,7 +62,7 @@ class Feed(threading.Thread):
             self._waiting.append(news)
             self._num_rows += 0 if news.begins else len(news.rows)
             if self._num_rows > _MOST_WAITING:
-                self._leave_alone(f"{self._num_rows} rows wait for it: it cannot keep up")
+                self._leave_alone(f"{_MOST_WAITING:,} rows wait for it: it cannot keep up")
             self._wakes.notify()
 
     def look(self) -> None:
@@ -93,7 +100,7 @@ class Feed(threading.Thread):
         except BaseException as error:
             traceback.print_exc()
             with self._wakes:
-                self._leave_alone(_in_words(error))
+                self._leave_alone(in_words(error))
 
     def _work(self) -> None:
         self._call = ("make", self._clock.monotonic())
@@ -137,7 +144,17 @@ class Feed(threading.Thread):
         self._call = None
 
 
-def _in_words(error: BaseException) -> str:
-    if isinstance(error, TasukiError):
+def in_words(error: BaseException) -> str:
+    """Its type and place. Not its text, unless it is ours: that of a client may hold a key."""
+    frames = traceback.extract_tb(error.__traceback__)
+    files = [frame.filename for frame in frames]
+    if isinstance(error, TasukiError) and files and files[-1].startswith(_OURS):
         return f"{error.message} ({error.hint})" if error.hint else error.message
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    own = [frame for frame in frames if _is_own(frame.filename)]
+    place = own[-1] if own else frames[-1] if frames else None
+    where = f" at {Path(place.filename).name}:{place.lineno}" if place is not None else ""
+    return f"{type(error).__name__}{where}"
+
+
+def _is_own(file: str) -> bool:
+    return is_users(file) and not file.startswith((_PYTHONS, "<frozen"))

@@ -20,6 +20,7 @@ from tasuki.store.atomic import FILE_MODE, make_folder, read_json
 from tasuki.store.runs import RunFolder
 from tasuki.supervisor.job import JobOrder
 from tasuki.telemetry.events import EventLog
+from tasuki.telemetry.once import warn_once
 
 AT_HANDOVER_S = 3.0
 """How long it may take to close its sinks when the next attempt gives them everything again."""
@@ -33,6 +34,8 @@ class _Beside:
     run: RunFolder
     claim: int
     process: subprocess.Popen[bytes]
+    is_let_go: bool = False
+    """Only from then on may it end."""
     is_told: bool = False
     """That it did not end well."""
 
@@ -68,7 +71,7 @@ class SinkProcesses:
         try:
             with deaf():
                 return subprocess.Popen(
-                    [*words, "--run", str(run.path), "--claim", str(claim)],
+                    [*words, "--run", str(run.path), "--claim", str(claim), "--log", str(log)],
                     cwd=self.job.cwd,
                     env={**self.environment, **own},
                     stdin=subprocess.PIPE,
@@ -82,23 +85,27 @@ class SinkProcesses:
         """Whoever has died is told of, once."""
         for one in self._all:
             status = one.process.poll()
-            if status and not one.is_told:
+            if status is None or one.is_told:
+                continue
+            if status or not one.is_let_go:
                 one.is_told = True
                 words = f"sinks are not fed any more: their process ended with {status}"
-                self._warn(one.run, one.claim, f"{words}; see {self._log(one.run, one.claim)}")
+                self._warn(one.run, one.claim, words)
 
     def _log(self, run: RunFolder, claim: int) -> Path:
         return run.logs / f"{self.job.folder.name}.{claim}.sinks.txt"
 
     def _warn(self, run: RunFolder, claim: int, text: str) -> None:
         """In the file of the process, which is over."""
-        log = EventLog(run, claim=claim, node=0, who="sinks", clock=self.clock)
-        log.add("warning", text=text)
-        log.close()
+        events = EventLog(run, claim=claim, node=0, who="sinks", clock=self.clock)
+        warn_once(events, run, text, see=self._log(run, claim))
+        events.close()
 
     def let_go(self) -> None:
         """The attempt is over: they read what is left and close."""
+        self.look()
         for one in self._all:
+            one.is_let_go = True
             if one.process.stdin is not None:
                 with contextlib.suppress(OSError):
                     one.process.stdin.close()
