@@ -14,9 +14,9 @@ searched (compiled code, zip files, imports by a computed name) counts as a read
 torch and some packages that were looked at (_KNOWN) are taken as not reading on their own.
 
 It is not seen if a name is put together at run time (`getattr(random, "get" + "state")`), if it
-stands only in an object of a type of which the same list, dict or set holds over a hundred, or if
-compiled code of a known package calls back what was registered there by a module that the data do
-not import.
+stands only in an object of a type of which the same list, dict or set holds over a hundred, if a
+known package calls back what was registered there, or put into it, by a module that the data do not
+import, or if an operator that was loaded into `torch.ops`, or a library of ctypes, does it.
 
 Called by drawn.py.
 """
@@ -44,10 +44,12 @@ from tasuki.errors import is_users
 _NAMES = (
     *("getstate", "setstate", "get_state", "set_state", "clone_state", "_inst", "__self__"),
     *("initial_seed", "default_generator", "get_rng_state", "set_rng_state", "fork_rng"),
-    *("graphsafe_get_state", "graphsafe_set_state", "preserve_rng_state", "isolate_rng"),
+    *("graphsafe_get_state", "graphsafe_set_state", "isolate_rng"),
     *("mtrand", "_rand", "get_bit_generator", "set_bit_generator", "_bit_generator"),
 )
-_READS = re.compile(r"(?<!\w)(?:" + "|".join(_NAMES) + r")(?!\w)")
+_READS = re.compile(
+    r"(?<!\w)(?:" + "|".join(_NAMES) + r")(?!\w)|\bpreserve_rng_state\b(?!\s*=)"  # not the option
+)
 _COMPUTES = re.compile(
     r"(?<![\w.])(?:exec|eval|__import__)\s*\(|\b(?:import_module|spec_from_file_location|run_path"
     r"|SourceFileLoader|entry_points)\b"
@@ -98,18 +100,26 @@ class _Search:
         self._objects: deque[Any] = deque(roots)
         self._seen: dict[int, Any] = {}
         """By id; they are held, as the id of one that is gone may come again."""
+        self._wanted: set[str] = set()
+        self._waiting: list[str] = []
+        """Names of modules that are to be read."""
         self._files: set[str] = set()
         self._packages: set[str] = set()
 
     def run(self) -> None:
-        while self._objects:
-            found = self._objects.popleft()
-            if type(found) in _DATA or id(found) in self._seen:
-                continue
-            if len(self._seen) > _MOST:
-                raise _Found
-            self._seen[id(found)] = found
-            self._look_at(found)
+        while self._objects or self._waiting:
+            while self._waiting:
+                self._read_module(self._waiting.pop())
+            if self._objects:
+                self._take(self._objects.popleft())
+
+    def _take(self, found: Any) -> None:
+        if type(found) in _DATA or id(found) in self._seen:
+            return
+        if len(self._seen) > _MOST:
+            raise _Found
+        self._seen[id(found)] = found
+        self._look_at(found)
 
     # -- objects ----------------------------------------------------------------------------------
 
@@ -119,7 +129,7 @@ class _Search:
         elif isinstance(found, type):
             self._look_at_class(found)
         elif isinstance(found, types.ModuleType):
-            self._read_module(found.__name__)
+            self._want(found.__name__)
         elif isinstance(found, _OPAQUE):
             raise _Found
         elif isinstance(found, _FUNCTIONS):
@@ -146,7 +156,7 @@ class _Search:
             raise _Found
         for name in code.co_names:
             self._objects.append(space.get(name))
-            self._read_module(name)  # if it is an import
+            self._want(name)  # if it is an import
         for inner in code.co_consts:
             if isinstance(inner, types.CodeType):
                 self._look_at_code(inner, space)
@@ -172,20 +182,32 @@ class _Search:
         if owner is not None and not isinstance(owner, types.ModuleType):
             self._objects.append(owner)
         elif getattr(found, "__module__", None):
-            self._read_module(found.__module__)
+            self._want(found.__module__)
 
     # -- modules ----------------------------------------------------------------------------------
 
-    def _read_module(self, name: str) -> None:
-        """And the packages around it. One that is not there cannot be run either."""
+    def _want(self, name: str) -> None:
+        """And the packages around it."""
         parts = name.split(".")
         for end in range(1, len(parts) + 1):
             part = ".".join(parts[:end])
-            module = sys.modules.get(part)
-            file = getattr(module, "__file__", None) or _file_of(part)
-            if _is_known(part, file) or file is None:
-                continue
-            self._read(part, file, vars(module) if module is not None else {})
+            if part not in self._wanted:
+                self._wanted.add(part)
+                self._waiting.append(part)
+
+    def _want_package(self, package: str) -> None:
+        """All of it that is loaded: packages often import their parts by computed names."""
+        if package not in self._packages:
+            self._packages.add(package)
+            for name in [name for name in sys.modules if name.startswith(f"{package}.")]:
+                self._want(name)
+
+    def _read_module(self, name: str) -> None:
+        """One that is not there cannot be run either."""
+        module = sys.modules.get(name)
+        file = getattr(module, "__file__", None) or _file_of(name)
+        if file is not None and not _is_known(name, file):
+            self._read(name, file, vars(module) if module is not None else {})
 
     def _read(self, name: str, file: str, space: Mapping[str, Any]) -> None:
         if file in self._files:
@@ -201,24 +223,23 @@ class _Search:
                 raise _Found
             self._objects.extend(_few(space.values()))
         else:
-            self._read_package(name.partition(".")[0])
-        package = name if Path(file).name == "__init__.py" else name.rpartition(".")[0]
-        for imported in _imports_in(text, package):
-            self._read_module(imported)
-
-    def _read_package(self, package: str) -> None:
-        """All of it that is loaded: packages often import their parts by computed names."""
-        if package not in self._packages:
-            self._packages.add(package)
-            for name in [name for name in sys.modules if name.startswith(f"{package}.")]:
-                self._read_module(name)
+            self._want_package(name.partition(".")[0])
+        home = name if Path(file).name == "__init__.py" else name.rpartition(".")[0]
+        for imported in _imports_in(text, home):
+            self._want(imported)
 
 
-def _strange(kind: type) -> list[Any]:
+def _strange(kind: type) -> Iterator[Any]:
     """Methods of a class that were not made in its module."""
-    methods = [part for part in vars(kind).values() if isinstance(part, types.FunctionType)]
-    home = kind.__module__
-    return [method for method in methods if method.__globals__.get("__name__") != home]
+    for part in vars(kind).values():
+        if isinstance(part, property):
+            methods = [part.fget, part.fset]
+        else:
+            methods = [getattr(part, "__func__", part)]
+        for method in methods:
+            space = getattr(method, "__globals__", None)
+            if space is not None and space.get("__name__") != kind.__module__:
+                yield method
 
 
 def _parts(found: Any) -> list[Any]:
@@ -278,17 +299,23 @@ def _absolute(start: str, package: str) -> str:
 
 def _file_of(name: str) -> str | None:
     """Of a module that is not loaded; nothing is imported to find it."""
-    path: list[str] | None = None
-    spec: ModuleSpec | None = None
-    parts = name.split(".")
-    for end in range(1, len(parts) + 1):
-        spec = _find_spec(".".join(parts[:end]), path)
-        if spec is None:
-            return None
-        path = list(spec.submodule_search_locations or [])
-        if end < len(parts) and not path:
-            return None
+    spec = _spec_of(name)
     return spec.origin if spec is not None and spec.has_location else None
+
+
+def _spec_of(name: str) -> ModuleSpec | None:
+    around, _, last = name.rpartition(".")
+    if not around:
+        return _find_spec(name, None)
+    loaded = sys.modules.get(around)
+    if loaded is not None:
+        held = vars(loaded).get(last)  # most names that are imported are no modules
+        is_other = held is not None and not isinstance(held, types.ModuleType)
+        path = None if is_other else getattr(loaded, "__path__", None)
+    else:
+        spec = _spec_of(around)
+        path = spec.submodule_search_locations if spec is not None else None
+    return _find_spec(name, list(path)) if path else None
 
 
 def _find_spec(name: str, path: list[str] | None) -> ModuleSpec | None:
