@@ -183,6 +183,21 @@ def test_a_reader_is_found_in_a_registry_that_another_module_fills(module: Any) 
     assert may_read_states(registry.Data())
 
 
+def test_a_reader_is_found_in_an_installed_package_also_where_it_loads_its_parts_by_name(
+    module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "site-packages" / "augmenting"
+    package.mkdir(parents=True)
+    monkeypatch.syspath_prepend(package.parent)
+    part = "import importlib\npart = importlib.import_module('augmenting._part')\n"
+    (package / "__init__.py").write_text(part + "def plain(index): return 0\n")
+    (package / "_part.py").write_text("import torch\ndef draw(): return torch.rand(2)\n")
+    mine = "import augmenting\n" + PLAIN
+    assert not may_read_states(module(mine=mine).Data())
+    (package / "_part.py").write_text(READS)
+    assert may_read_states(sys.modules["mine"].Data())
+
+
 def test_a_module_that_is_called_like_one_of_pythons_is_read(module: Any, tmp_path: Path) -> None:
     mine = "from plain import Data as D\nclass Data(D):\n    def f(self): import colorsys\n"
     data = module(mine=mine, plain=PLAIN).Data()
