@@ -6,6 +6,7 @@ Every error of ours says what happened and to what; `hint` says what to do. The 
 
 from __future__ import annotations
 
+import traceback
 from pathlib import Path
 
 EXIT_DONE = 0
@@ -22,6 +23,13 @@ def is_users(file: str) -> bool:
     """Is this source file the user's own: neither installed nor ours? Their project may well lie in
     a folder called `tasuki`."""
     return "site-packages" not in file and not file.startswith(f"{_OURS}/")
+
+
+def place_of(error: BaseException) -> str:
+    """The last line of the user's own that an error came through."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if is_users(frame.filename)]
+    return f" (at {Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
 
 
 class TasukiError(Exception):

@@ -66,6 +66,14 @@ class Unstorable(Learner):
         return Strange(model.parameters(), lr=0.01)
 
 
+class FewRows(Learner):
+    """Tokens beyond its embedding."""
+
+    def loss(self, model, batch):
+        rows = nn.functional.embedding(torch.tensor([7]), torch.zeros(4, 2))
+        return rows.sum() + sum(p.sum() for p in model.parameters())
+
+
 class Heavy(Learner):
     """A checkpoint of about 100 kB."""
 

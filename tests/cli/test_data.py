@@ -93,6 +93,41 @@ def corpus(tmp_path) -> Path:
     return tmp_path
 
 
+@pytest.mark.parametrize(
+    ("words", "error", "hint"),
+    [
+        (
+            ("tokenize", "a.jsonl", "-o", "t", "--bytes", "--field", "body"),
+            "`a.jsonl:1`: it has no field `body`; it has `text`",
+            "--field NAME",
+        ),
+        (
+            ("tokenize", "a.jsonl", "-o", "t", "--bytes", "--field=b", "--on-broken=skip"),
+            "there is no text in `a.jsonl`",
+            "50 broken lines were skipped, the first: a.jsonl:1: it has no field `b`; it has",
+        ),
+        (
+            ("tokenize", "b.jsonl", "-o", "t", "--bytes"),
+            "text `b.jsonl` does not exist; the nearest in",
+            "name files of text (.txt, .jsonl, .parquet)",
+        ),
+        (("check", "a.jsonl"), "`a.jsonl` is text", "`tasuki data tokenize a.jsonl -o tokens`"),
+    ],
+)
+def test_text_that_is_not_there_or_not_what_is_asked_for_is_told_what_is(
+    corpus, here, words, error, hint
+):
+    said = here(corpus, "data", *words)
+    assert said.code == 1 and error in said.err and hint in said.err, said
+
+
+def test_inspect_shows_what_a_folder_of_tokens_is_and_who_checks_it(corpus, here):
+    here(corpus, "data", "tokenize", "a.jsonl", "-o", "t", "--bytes", "--chunk", "256")
+    said = here(corpus, "inspect", "t")
+    assert said.code == 2 and "`t` is a folder of tokens" in said.err, said
+    assert "50 documents" in said.err and "`tasuki data check t`" in said.err
+
+
 def test_tokenize_tells_what_it_made_and_check_finds_it_whole_or_damaged(corpus, here):
     words = ("data", "tokenize", "a.jsonl", "-o", "t", "--bytes", "--chunk", "256")
     said = here(corpus, *words, "--dry-run")

@@ -94,6 +94,17 @@ def test_a_mistake_in_the_recipe_fails_at_once_and_is_told_by_run_and_status(
     assert said is not None and mistake.hint in said.hint
 
 
+def test_an_embedding_without_the_row_fails_at_once_with_what_to_count(project, here):
+    made = project(recipe="FewRows")
+    said = here(made.folder, "run")
+    told = words_of(said.out)
+    assert said.code == 1 and "exp: failed" in said.out and list_claims(made.run()) == [1], said
+    assert words_of("index out of range in self (at recipes.py:") in told
+    assert words_of("an embedding was asked for a row that it does not have") in told
+    hint = last_said(made.run())
+    assert hint is not None and "`TokenDataset.vocab`" in hint.hint
+
+
 def test_what_was_mended_in_the_recipe_goes_on_with_run_alone(project, here):
     made = project(recipe="Unstorable")
     assert here(made.folder, "run").code == 1

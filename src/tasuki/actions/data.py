@@ -8,9 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from tasuki.answers import OnProgress, ask
+from tasuki.errors import DataError
+from tasuki.store.nearby import look_beside
 
 _SAMPLES = "tasuki.data.curate.work"
 _TOKENS = "tasuki.data.tokens.work"
+_TEXT = (".jsonl", ".json", ".txt", ".md", ".parquet")
+_PATTERN = "*?["
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,12 +69,32 @@ def check_files(
     where = str(output) if output is not None else None
     tokens = [file for file in files if (Path(file) / "index.json").is_file()]
     samples = [file for file in files if file not in tokens]
+    _refuse_text(samples)
     found = []
     if tokens:
         found.append(work.ask("check", tokens, module=_TOKENS, fix=fix))
     if samples:
         found.append(work.ask("check", samples, fix=fix, output=where, allow=list(allow)))
     return found[0] if len(found) == 1 else _join_checks(*found)
+
+
+def _refuse_text(files: Sequence[str]) -> None:
+    for file in files:
+        if file.endswith(_TEXT) and Path(file).is_file():
+            raise DataError(
+                f"`{file}` is text: HDF5 files of samples and folders of tokens are checked",
+                hint=f"`tasuki data tokenize {file} -o tokens` makes a folder of tokens, and names "
+                "each line that is broken",
+            )
+
+
+def _refuse_missing_text(files: Sequence[str]) -> None:
+    for file in files:
+        if not any(sign in file for sign in _PATTERN) and not Path(file).exists():
+            raise DataError(
+                f"text `{file}` does not exist; {look_beside(Path(file))}",
+                hint="name files of text (.txt, .jsonl, .parquet), a folder of them or a pattern",
+            )
 
 
 def _join_checks(tokens: dict[str, Any], samples: dict[str, Any]) -> dict[str, Any]:
@@ -96,6 +120,7 @@ def tokenize_files(
     workers: int | None = None,
 ) -> dict[str, Any]:
     """A folder of packed tokens."""
+    _refuse_missing_text(files)
     return work.ask(
         "tokenize",
         files,

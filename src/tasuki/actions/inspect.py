@@ -18,7 +18,7 @@ from tasuki.actions.plan import choose_experiments
 from tasuki.answers import OnProgress, ask
 from tasuki.errors import UsageError
 from tasuki.spec.resolved import ResolvedExperiment, ResolvedSpec, ResolvedStage
-from tasuki.store.atomic import FORMAT
+from tasuki.store.atomic import FORMAT, read_json
 
 _NUM_LARGEST = 10
 
@@ -57,11 +57,29 @@ def _is_spec(word: str) -> bool:
 
 def inspect_files(sources: Sequence[str], *, check: bool, asking: Asking) -> dict[str, Any]:
     """What HDF5 files hold: files, folders and patterns."""
+    for source in sources:
+        _refuse_tokens(source)
     found = _ask("tasuki.data.hdf5.inspect", {"sources": list(sources)}, asking)
     answer = {"format": FORMAT, "source": shlex.join(sources), **found}
     if check:
         answer["check"] = _check([file["file"] for file in found["files"]], asking)
     return answer
+
+
+def _refuse_tokens(source: str) -> None:
+    """They have one size, and no padding: their index says it all."""
+    index = Path(source) / "index.json"
+    if not index.is_file():
+        return
+    told = read_json(index)
+    if "tokens" in told:
+        raise UsageError(
+            f"`{source}` is a folder of tokens: {told['tokens']:,} tokens of "
+            f"{told['documents']:,} documents, in {told['chunks']:,} chunks of {told['chunk']:,}; "
+            f"vocabulary {told['vocab']:,} ({told['dtype']})",
+            hint=f"`tasuki data check {source}` looks whether it is whole; `tasuki.TokenDataset` "
+            "reads it",
+        )
 
 
 def inspect_spec(

@@ -38,7 +38,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "audit": "Prove that each sample was used exactly once per epoch.",
     },
     "Data": {
-        "data": "Check, merge and split HDF5 files: `data check`, `data merge`, `data split`.",
+        "data": "Check, merge and split HDF5 files, tokenise text: `data check`, `data tokenize` …",
     },
     "Learn": {
         "demo": "Watch three stages go through time limits and a preemption, bit for bit.",

@@ -1,5 +1,5 @@
 """What went wrong and what to write instead, in plain words: memory that was too little, data that
-are not there.
+are not there, an embedding that is too small.
 
 Translates torch's and Python's errors at the border, once. Called by the worker, by training around
 its steps, by recipe.py where data are opened, and by `tasuki evaluate`.
@@ -18,7 +18,7 @@ import torch
 
 from tasuki.data.order import Order
 from tasuki.data.split import Batch
-from tasuki.errors import DataError, RunError
+from tasuki.errors import DataError, RecipeError, RunError, place_of
 from tasuki.spec.allocator import GROWING_SEGMENTS
 from tasuki.spec.resolved import ResolvedStage
 from tasuki.store.nearby import look_beside
@@ -44,6 +44,8 @@ _OWN_LOADER = "make the batches of the recipe's own loader smaller, and `accumul
 _OWN_EVALUATE = (
     "take smaller batches in the recipe's `evaluate`, or use a GPU (or a node) with more memory"
 )
+_NO_ROW = "index out of range in self"
+"""What torch says of an embedding on a CPU."""
 _HDF5_NAME = re.compile(r"name = '([^']+)'")
 
 
@@ -112,6 +114,8 @@ def setup_advice(stage: ResolvedStage) -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        if isinstance(error, IndexError) and str(error) == _NO_ROW:
+            raise _explain_row(error) from error
         if not is_out_of_memory(error):
             raise
         doing = f"setting up stage `{stage.name}` ran out of memory"
@@ -140,6 +144,15 @@ def evaluation_advice(
             then=then,
             hint=_OWN_EVALUATE if batch is None else _product_hint(stage, batch),
         ) from error
+
+
+def _explain_row(error: IndexError) -> RecipeError:
+    return RecipeError(
+        f"IndexError: {error}{place_of(error)}: an embedding was asked for a row that it does not "
+        "have",
+        hint="give `nn.Embedding` as many rows as the vocabulary has tokens (`TokenDataset.vocab`; "
+        "`index.json` of a folder of tokens), and one of positions as many as a sample is long",
+    )
 
 
 def _product_hint(stage: ResolvedStage, batch: int) -> str:

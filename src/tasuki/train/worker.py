@@ -22,7 +22,7 @@ from tasuki.errors import (
     StateNotStorable,
     StoreError,
     TasukiError,
-    is_users,
+    place_of,
 )
 from tasuki.failpoints import arm, failpoint
 from tasuki.relay.values import Ending
@@ -188,7 +188,7 @@ def _fail(watch: Watch, error: BaseException, *, world: int) -> None:
             traceback.print_exception(error.__cause__)
         leave(watch, ending=ending, status=EXIT_FAILED, message=error.message, hint=error.hint)
     traceback.print_exception(error)
-    words = f"{type(error).__name__}: {error}{_place(error)}"
+    words = f"{type(error).__name__}: {error}{place_of(error)}"
     is_peer = world > 1 and any(word in str(error) for word in _LOST_PEER)
     leave(watch, ending=ending, status=EXIT_FAILED, message=words[:2000], is_peer=is_peer)
 
@@ -209,12 +209,6 @@ def _ending_of(error: BaseException) -> Ending:
             return Ending.MISTAKE  # code that cannot work: trying again changes nothing
         case _:
             return Ending.FAILED
-
-
-def _place(error: BaseException) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if is_users(frame.filename)]
-    return f" (at {Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
 
 
 def _parse(arguments: list[str]) -> Orders:

@@ -179,10 +179,10 @@ def _pieces(chunk: int, context: int) -> int:
     if 1 <= context <= chunk and chunk % context == 0:
         return chunk // context
     fitting = [size for size in range(1, chunk + 1) if chunk % size == 0]
-    near = sorted(sorted(fitting, key=lambda size: abs(size - context))[:4])
+    near = sorted({*sorted(fitting, key=lambda size: abs(size - context))[:4], chunk})
     raise DataError(
         f"chunks of {chunk:,} tokens cannot be cut into pieces of {context:,}",
-        hint=f"`context` must divide the chunk: {', '.join(map(str, near))}",
+        hint=f"`context` must divide the chunk: {', '.join(map(str, near))} (the whole of it)",
     )
 
 

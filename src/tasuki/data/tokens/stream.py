@@ -143,9 +143,17 @@ class Stream:
         if not tokens:
             raise DataError(
                 f"there is no text in {_names(self._sources)}",
-                hint="a folder of tokens needs at least one document",
+                hint=self._why_skipped() or "a folder of tokens needs at least one document",
             )
         self._shards.write(self._end * (-tokens % chunk))
+
+    def _why_skipped(self) -> str:
+        counts = [source["counts"] for source in self._journal.sources]
+        first = [one for each in counts for one in each["first_skipped"]][:1]
+        num = sum(each["skipped"] for each in counts)
+        where = "".join(f"{one['file']}:{one['row']}: {one['why']}" for one in first)
+        lines = "1 broken line was" if num == 1 else f"{num:,} broken lines were"
+        return f"{lines} skipped, the first: {where} (`--field`)" if num else ""
 
     def _keep(self) -> None:
         self._shards.sync()
