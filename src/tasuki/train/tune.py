@@ -97,6 +97,7 @@ class _Tuning:
         block = self._warm_up(self._base)
         self._wait_share = block.wait_s / block.wall_s if block.wall_s else 0.0
         self._step_s = block.wall_s
+        """As far as is known: for how long it takes."""
         self._base_bytes = 0
         self._base_start_s = 0.0
         self._done = self._total = 0
@@ -183,7 +184,7 @@ class _Tuning:
     # -- what is measured -------------------------------------------------------------------------
 
     def _control(self) -> _Figures:
-        self._say("the baseline against itself")
+        self._say("baseline against itself")
         self._base_bytes = self._base.peak_bytes(others_bytes=0)
         seed = start_seed(self._stage, "tune", 0)
         return self._against_base(self._stage, seed=seed, is_first=True)
@@ -276,7 +277,9 @@ class _Tuning:
             blocks = {id(one): one.run(steps, lead_in=lead_in) for one in turn}
             pairs.append((blocks[id(self._base)], blocks[id(other)]))
             self._spent_s = spent_s + time.monotonic() - began
-            self._tell(f", pair {len(pairs)}")
+            # On a machine that others use the first step is no measure.
+            self._step_s = sum(block.wall_s for block in pairs[-1]) / (2 * steps)
+            self._tell(f" (pair {len(pairs)})")
         return steps, pairs
 
     def _block_steps(self, other: Contestant, until: float, lead_in: int) -> int:
@@ -337,7 +340,7 @@ class _Tuning:
     def _tell(self, pair: str = "") -> None:
         """Over what is measured: pairs of slow steps take longer than the budget."""
         left_s = self._expected_s(self._total - self._done + 1)
-        what = f"{self._what}{pair}, {format_seconds(round(left_s))} left or so"
+        what = f"{self._what}{pair}, about {format_seconds(round(left_s))}"
         self._told.progress(what, self._done - 1, self._total)
 
     def _expected_s(self, num: int) -> float:

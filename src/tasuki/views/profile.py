@@ -67,7 +67,8 @@ def _beside(profile: dict[str, Any]) -> list[str]:
     if shares:
         lines.append(f"of the attempt's time in the stage: {', '.join(shares)}")
     turns = profile.get("cpu") or {}  # profiles of older releases have none
-    if turns.get("share") is not None and turns["share"] < _UNDISTURBED:
+    is_told = any(sentence.startswith("this process got ") for sentence in profile["advice"])
+    if not is_told and turns.get("share") is not None and turns["share"] < _UNDISTURBED:
         lines.append(f"of the CPU time it could use the process got {turns['share']:.0%}")
     if profile["busy"] is not None:
         lines.append(f"the GPU computes or copies {profile['busy']:.0%} of the time")
