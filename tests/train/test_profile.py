@@ -132,6 +132,7 @@ class Bench:
         self.task: Any = SimpleNamespace(
             clock=clock,
             device=torch.device("cpu"),
+            threads=1,
             stopwatch=self.stopwatch,
             orders=SimpleNamespace(claim=3),
             ranks=SimpleNamespace(world=1),
