@@ -173,7 +173,7 @@ def test_broken_lines_stop_or_are_skipped_counted_and_named(corpus, here):
     assert "hint: mend it" in said.err and "Traceback" not in said.err
     said = here(corpus, *words, "--on-broken", "skip")
     assert said.code == 0, said
-    assert "1 broken lines were skipped:\n  a.jsonl:51: it is no JSON" in said.out
+    assert "1 broken line was skipped:\n  a.jsonl:51: it is no JSON" in said.out
     said = here(corpus, *words)
     assert said.code == 1 and "`t` exists already" in said.err and "--force" in said.err
 

@@ -22,7 +22,7 @@ from tasuki.store.claims import list_claims
 from tasuki.store.control import Word, last_said, say
 from tasuki.supervisor.phase import Phase, Rank, make_wires
 from tasuki.train.engine import LossModule, StepEngine
-from tasuki.train.training import _named
+from tasuki.train.rows import named
 
 
 def make_engine(loss) -> StepEngine:
@@ -56,7 +56,7 @@ def test_what_is_logged_beside_a_loss_depends_on_that_step_alone():
 
 def test_a_number_to_log_cannot_take_the_place_of_a_rows_own():
     with pytest.raises(RecipeError, match="`step`"):
-        _named({"mae": 1.0, "step": 2.0})
+        named({"mae": 1.0, "step": 2.0})
 
 
 class Gone:

@@ -106,16 +106,18 @@ class NumpyGenerator:
     def keep(self) -> Any:
         if get_bit_generator() is not self._bits:
             self._find()
-        if not self.can_be_watched:
-            return np.random.get_state()
-        words = bytes(self._memory)
-        if words != self._single:
-            state: Any = np.random.get_state()
-            if state[3]:
-                self._single = None
-                return state
-            self._single = words
-        return words
+        state: Any = np.random.get_state()
+        self._single = None
+        if not self.can_be_watched or state[3]:
+            return state
+        self._single = bytes(self._memory)
+        return self._single
+
+    def keep_words(self) -> Any:
+        """In a hundredth of the time: a second normal number that waits is not kept."""
+        if get_bit_generator() is not self._bits or not self.can_be_watched:
+            return self.keep()
+        return bytes(self._memory)
 
     def put(self, kept: Any) -> None:
         if not isinstance(kept, bytes):

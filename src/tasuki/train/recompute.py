@@ -122,7 +122,7 @@ class Recomputed:
 
     @contextlib.contextmanager
     def _first_pass(self, before: _Before) -> Iterator[None]:
-        before.random = [generator.keep() for generator in _HOST]
+        before.random = (PYTHON.keep(), NUMPY.keep_words())
         kept = self._keep()
         yield
         if self._moving is None:
@@ -133,7 +133,7 @@ class Recomputed:
     @contextlib.contextmanager
     def _second_pass(self, before: _Before) -> Iterator[None]:
         """With buffers and random numbers of the first; those of now are put back afterwards."""
-        random = [generator.keep() for generator in _HOST]
+        random = (PYTHON.keep(), NUMPY.keep_words())
         buffers = [(one, one.owner._buffers.get(one.name)) for one in before.buffers]
         try:
             for one, _ in buffers:
@@ -168,5 +168,5 @@ class _Before:
     """What the first pass began with."""
 
     def __init__(self) -> None:
-        self.random: list[Any] = []
+        self.random: tuple[Any, ...] = ()
         self.buffers: list[Kept] = []
