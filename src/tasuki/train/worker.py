@@ -108,7 +108,7 @@ def _make_task(orders: Orders, watch: Watch, stopwatch: Stopwatch, clock: Clock)
         from tasuki.train.fingerprints import refuse_edited_code
         from tasuki.train.precision import apply_precision
         from tasuki.train.ranks import join_ranks
-        from tasuki.train.switches import in_force, without_gain
+        from tasuki.train.switches import without_gain
         from tasuki.train.task import Task, choose_device, cpus_of_rank, read_experiment
 
     read_order(os.environ)
@@ -155,11 +155,17 @@ def _make_task(orders: Orders, watch: Watch, stopwatch: Stopwatch, clock: Clock)
         is_profiled=bool(read_json(job.lanes).get("profile")),
     )
     if orders.phase == "train":
-        told = [note] if note else []
-        told += [in_force(stage, device=device.type), *(f"WARNING: {w}" for w in warnings)]
-        for line in told:
-            task.say(line)
+        _say_switches(task, [note] if note else [], warnings)
     return task
+
+
+def _say_switches(task: Task, notes: list[str], warnings: list[str]) -> None:
+    """How this stage computes, once per attempt."""
+    from tasuki.train.switches import in_force
+
+    words = in_force(task.stage, device=task.device.type)
+    for line in [*notes, words, *(f"WARNING: {warning}" for warning in warnings)]:
+        task.say(line)
 
 
 def _set_variables(orders: Orders, run: RunFolder, job: JobFolder) -> str:
