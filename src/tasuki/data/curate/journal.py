@@ -36,7 +36,7 @@ from tasuki.store.atomic import (
     write_bytes,
     write_json,
 )
-from tasuki.store.lock import take_lock
+from tasuki.store.locks import take_lock
 
 Say = Callable[[str], None]
 

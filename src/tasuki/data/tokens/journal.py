@@ -28,7 +28,7 @@ from tasuki.store.atomic import (
     translated,
     write_json,
 )
-from tasuki.store.lock import take_lock
+from tasuki.store.locks import take_lock
 
 Say = Callable[[str], None]
 Counts = dict[str, Any]
