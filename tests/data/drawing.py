@@ -1,7 +1,4 @@
-"""Data that draw from the global generators, and do nothing else with them.
-
-Apart from the tests, since those read states: data of a module that does are always seeded.
-"""
+"""Data that draw from the global generators, and do nothing else with them."""
 
 from __future__ import annotations
 

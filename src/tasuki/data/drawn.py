@@ -1,19 +1,18 @@
-"""Seed only the generators that the data really draw from, and get the same samples.
+"""Seed samples only where the data really draw, and get the same samples.
 
 Seeding a sample takes 10 µs, of which a step of many small samples may have a hundred. But data
-that never draw from a generator come out the same however it is seeded. So generators of which no
-draw is known are left unseeded and *watched*: they stand in one fixed state while a micro-batch is
-fetched (or, where no draw of any is known, which is quicker, as they stood), and if one has moved
-when it is made, it is seeded from then on and the micro-batch is fetched once more. So every batch
-that is handed out is the one that seeding all would have made, whichever process made it and
-however much it knew.
+that draw nothing come out the same however they are seeded. So as long as no draw is known, a
+micro-batch is fetched with all generators in one fixed state; if one has moved when it is made,
+every sample is seeded from then on, and the micro-batch is fetched once more. So each batch is the
+one that seeding would have made, whichever process made it and however much it knew.
 
-What moves nothing cannot be watched: data that read a state, such as `torch.initial_seed()`, or
-that draw and put it back. Whether the code of the data might do that is decided from the code
-(readers.py); if it might, everything is seeded. What that search may miss, it says itself; against
-it some samples at fixed places are fetched beforehand, with and without seeds: where they differ,
-cannot be compared or take so long that seeds cost nothing, everything is seeded, too. Since seeding
-all is always right, processes need not come to the same judgement.
+Only who draws moves a generator. Against data that read its state (`torch.initial_seed()`), or draw
+and put it back (`fork_rng`), some samples at fixed places are fetched beforehand, in the fixed
+state and with seeds: where they differ, cannot be compared or take so long that seeds cost nothing,
+everything is seeded. What is not found: samples so rare that none is among those. They see the
+fixed state, which is the same for all of them; and should other samples draw, or take about a
+millisecond, what they see hangs on what this process has learnt before. Such data say
+`draws_random_numbers = True`, and are always seeded.
 
 Called by the loader, in the training process and in its workers.
 """
@@ -22,20 +21,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
-from tasuki.data.fetch import Fetcher, Request, Seed, seed_host
+from tasuki.data.fetch import Fetcher, Request, kept_random_states, seed_host
 from tasuki.data.fingerprint import digest_of
-from tasuki.data.generators import (
-    HOST,
-    Generator,
-    Standing,
-    put_all,
-    where_all_stand,
-    words_of_all,
-)
-from tasuki.data.readers import may_read_states
+from tasuki.data.generators import are_calm, calm_all, can_be_watched, keep_all, put_all
 
 _SLOW_S = 1e-3
 """Of a sample: seeding it takes a hundredth of this."""
@@ -48,96 +38,51 @@ class ThriftyFetcher:
         self.fetcher = fetcher
         self._looks = looks
         """Requests of one sample each."""
-        # Once, in the training process: workers get it with the rest.
-        self._is_known = bool(looks) and may_read_states(fetcher)
-        """And then everything is seeded; or some samples were looked at."""
-        self._watched: tuple[int, ...] = ()
-        """Numbers of the generators that are not seeded."""
-        self._seed: Seed | None = seed_host
+        self._draws: bool | None = True if fetcher.is_sure else None
+        """None: nobody has looked yet."""
 
     def __call__(self, request: Request) -> Any:
         if request.seeds is None:
             return self.fetcher(request)
-        if self._is_known and self._seed is None:
-            before = where_all_stand()
-            if before is not None:
-                batch, is_good = self._fetch_between_looks(request, before)
-                if is_good:
-                    return batch
-        kept = [generator.keep() for generator in HOST]
-        try:
-            if not self._is_known:
-                self._learn(kept)
-            return self._fetch(request, kept)
-        finally:
-            for generator, state in zip(HOST, kept, strict=True):
-                generator.put(state)
+        if self._draws is None:
+            self._draws = not can_be_watched() or not self._looks_the_same()
+        if not self._draws:
+            batch, is_good = self._fetch_calmly(request)
+            if is_good:
+                return batch
+            self._draws = True
+        return self._fetch_seeded(request)
 
-    def _fetch_between_looks(self, request: Request, before: Standing) -> tuple[Any, bool]:
-        """The ordinary way of data that draw nothing, in few calls: where all generators stand as
-        they stood, nothing is to be put back. (batch, is it good?)"""
+    def _fetch_calmly(self, request: Request) -> tuple[Any, bool]:
+        """(batch, is it good?) Unless somebody drew, it is, and so is an error."""
+        kept = keep_all()
+        calm_all()
         try:
             batch = self.fetcher(request, seed=None)
+            return batch, are_calm()
         except Exception:
-            if words_of_all() == before:
+            if are_calm():
                 raise
-        else:
-            if words_of_all() == before:
-                return batch, True
-        pairs = zip(before, words_of_all(), strict=True)
-        self._watch([number for number, (then, now) in enumerate(pairs) if then == now])
-        put_all(before)
-        return None, False
+            return None, False
+        finally:
+            put_all(kept)
 
-    def _fetch(self, request: Request, kept: list[Any]) -> Any:
-        while True:
-            for number in self._watched:
-                HOST[number].calm(kept[number])
-            try:
-                batch = self.fetcher(request, seed=self._seed)
-            except Exception:
-                if not self._has_news():
-                    raise
-            else:
-                if not self._has_news():
-                    return batch
-            # Once more: what was drawn came from a generator that was not seeded.
-
-    def _has_news(self) -> bool:
-        """Was one drawn from that is not seeded? From now on it is."""
-        moved = [number for number in self._watched if not HOST[number].is_calm()]
-        if moved:
-            self._watch([number for number in self._watched if number not in moved])
-        return bool(moved)
-
-    def _learn(self, kept: list[Any]) -> None:
-        self._is_known = True
-        self._watch([n for n, generator in enumerate(HOST) if generator.can_be_watched])
-        try:
-            if not self._looks_the_same(kept):
-                self._watch([])
-        except Exception:  # of the user's code, or content that is not known
-            self._watch([])
-
-    def _looks_the_same(self, kept: list[Any]) -> bool:
+    def _looks_the_same(self) -> bool:
         """Samples with seeds and without, and quick enough that seeds are worth sparing."""
         fastest_s = float("inf")
         for number, look in enumerate(self._looks):
-            found = digest_of(self._fetch(look, kept))
             began = time.perf_counter()
-            seeded = self.fetcher(look, seed=seed_host)
-            fastest_s = min(fastest_s, time.perf_counter() - began)
-            is_slow = number > 0 and fastest_s > _SLOW_S
-            if found != digest_of(seeded) or is_slow:
+            try:
+                batch, is_good = self._fetch_calmly(look)
+                fastest_s = min(fastest_s, time.perf_counter() - began)
+                if not is_good or digest_of(batch) != digest_of(self._fetch_seeded(look)):
+                    return False
+            except Exception:  # of the user's code, or content that is not known
+                return False
+            if number > 0 and fastest_s > _SLOW_S:
                 return False
         return True
 
-    def _watch(self, numbers: Sequence[int]) -> None:
-        self._watched = tuple(numbers)
-        seeded = [g for number, g in enumerate(HOST) if number not in self._watched]
-        self._seed = partial(_seed_all, seeded) if seeded else None
-
-
-def _seed_all(generators: Sequence[Generator], seed: int) -> None:
-    for generator in generators:
-        generator.seed(seed)
+    def _fetch_seeded(self, request: Request) -> Any:
+        with kept_random_states():
+            return self.fetcher(request, seed=seed_host)

@@ -71,6 +71,8 @@ class Fetcher:
         self.dataset = dataset
         self._own_collate = collate
         self.is_seeded = draws(dataset) or draws_in(collate)
+        self.is_sure = _says(dataset) is True or _says(collate) is True
+        """The data say themselves that they draw, or hang on a random state."""
         self._as_a_whole = None if self.is_seeded or collate is not None else _whole(dataset)
 
     def __call__(self, request: Request, *, seed: Seed | None = seed_host) -> Any:
@@ -94,15 +96,20 @@ class Fetcher:
 
 def draws(dataset: Any) -> bool:
     """Might fetching a sample draw random numbers? Data may say that it does not."""
-    if type(dataset) in _DRAW_NOTHING:
-        return False
-    # Statically: a wrapper that passes attributes on must not answer for what it wraps.
-    says = inspect.getattr_static(dataset, "draws_random_numbers", None) is not None
-    return bool(dataset.draws_random_numbers) if says else True
+    return type(dataset) not in _DRAW_NOTHING and _says(dataset) is not False
 
 
 def draws_in(collate: Collate | None) -> bool:
-    return collate is not None and bool(getattr(collate, "draws_random_numbers", True))
+    return collate is not None and _says(collate) is not False
+
+
+def _says(data: Any) -> bool | None:
+    """None: nothing, or that it does not know."""
+    # Statically: a wrapper that passes attributes on must not answer for what it wraps.
+    if inspect.getattr_static(data, "draws_random_numbers", None) is None:
+        return None
+    word = data.draws_random_numbers
+    return None if word is None else bool(word)
 
 
 def fetch(dataset: Any, request: Request, *, seed: Seed | None = seed_host) -> list[Any]:

@@ -7,7 +7,7 @@ the generator itself says before it is used; where it does not, the slow ways ar
 is watched.
 
 A generator that is made *calm* stands in one fixed state. Whoever draws from it moves it, so that a
-look tells afterwards whether anybody did. Called by drawn.py; fetch.py keeps the states with it.
+look tells afterwards whether anybody did (drawn.py).
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ _BYTES = 4 * 625
 
 
 class Generator(Protocol):
-    can_be_watched: bool
-
     def seed(self, seed: int) -> None: ...
 
     def keep(self) -> Any:
@@ -36,14 +34,6 @@ class Generator(Protocol):
         ...
 
     def put(self, kept: Any) -> None: ...
-
-    def calm(self, kept: Any) -> None:
-        """Into the fixed state; `kept` is the state of now."""
-        ...
-
-    def is_calm(self) -> bool:
-        """Nobody has drawn since `calm`."""
-        ...
 
 
 class PythonGenerator:
@@ -69,17 +59,11 @@ class PythonGenerator:
             return
         self._memory[:], self._random.gauss_next = kept
 
-    def calm(self, kept: Any) -> None:  # noqa: ARG002 (the port has it)
+    def calm(self) -> None:
         self._memory[:], self._random.gauss_next = self._calm, None
 
     def is_calm(self) -> bool:
-        return bytes(self._memory) == self._calm
-
-    def words(self) -> bytes:
-        return bytes(self._memory)
-
-    def has_number_waiting(self) -> bool:
-        return self._random.gauss_next is not None
+        return bytes(self._memory) == self._calm  # as views: twenty times slower
 
 
 class NumpyGenerator:
@@ -95,29 +79,35 @@ class NumpyGenerator:
         self._bits = get_bit_generator()
         self._single: bytes | None = None
         """Words that were seen with no number waiting."""
-        self.can_be_watched = False
+        self._is_readable = False
         if type(self._bits) is MT19937:
             self._memory = _memory_at(self._bits.ctypes.state_address)
-            self.can_be_watched = bytes(self._memory) == _numpy_bytes(np.random.get_state())
+            self._is_readable = bytes(self._memory) == _numpy_bytes(np.random.get_state())
+
+    @property
+    def can_be_watched(self) -> bool:
+        if get_bit_generator() is not self._bits:
+            self._find()
+        return self._is_readable
 
     def seed(self, seed: int) -> None:
         np.random.seed(seed & 0xFFFFFFFF)
 
     def keep(self) -> Any:
-        if get_bit_generator() is not self._bits:
-            self._find()
-        state: Any = np.random.get_state()
-        self._single = None
-        if not self.can_be_watched or state[3]:
-            return state
-        self._single = bytes(self._memory)
-        return self._single
+        if not self.can_be_watched:
+            return np.random.get_state()
+        words = bytes(self._memory)
+        if words != self._single:
+            self._single = None
+            state: Any = np.random.get_state()
+            if state[3]:
+                return state
+            self._single = words
+        return words
 
     def keep_words(self) -> Any:
-        """In a hundredth of the time: a second normal number that waits is not kept."""
-        if get_bit_generator() is not self._bits or not self.can_be_watched:
-            return self.keep()
-        return bytes(self._memory)
+        """A second normal number that waits is not kept, and numpy never asked for it."""
+        return bytes(self._memory) if self.can_be_watched else np.random.get_state()
 
     def put(self, kept: Any) -> None:
         if not isinstance(kept, bytes):
@@ -127,21 +117,13 @@ class NumpyGenerator:
             np.random.seed(0)  # takes away a number that waits
         self._memory[:] = kept
 
-    def calm(self, kept: Any) -> None:
-        if not isinstance(kept, bytes):
+    def calm(self) -> None:
+        if self._single is None:
             np.random.seed(0)
         self._memory[:] = self._calm
 
     def is_calm(self) -> bool:
-        return bytes(self._memory) == self._calm
-
-    def words(self) -> bytes:
-        return bytes(self._memory)
-
-    def has_no_number_waiting(self) -> bool:
-        """As far as is known without asking numpy, which takes long."""
-        is_known = self.can_be_watched and self._single is not None
-        return is_known and get_bit_generator() is self._bits and self.words() == self._single
+        return bytes(self._memory) == self._calm  # as views: twenty times slower
 
     def forget(self) -> None:
         """Somebody has set the state."""
@@ -149,8 +131,6 @@ class NumpyGenerator:
 
 
 class TorchGenerator:
-    can_be_watched = True
-
     def __init__(self) -> None:
         self._generator = torch.default_generator
         self._calm = torch.Generator().manual_seed(_CALM).get_state()
@@ -165,16 +145,13 @@ class TorchGenerator:
     def put(self, kept: Any) -> None:
         self._generator.set_state(kept)
 
-    def calm(self, kept: Any) -> None:  # noqa: ARG002 (the port has it)
+    def calm(self) -> None:
         self._generator.set_state(self._calm)
 
     def is_calm(self) -> bool:
-        return self.words() == self._calm_bytes
-
-    def words(self) -> bytes:
-        # To be compared: torch.equal takes five times as long.
+        # torch.equal takes five times as long.
         words: bytes = self._generator.get_state().numpy().tobytes()
-        return words
+        return words == self._calm_bytes
 
 
 def _memory_at(address: int) -> memoryview:
@@ -194,22 +171,28 @@ def _numpy_bytes(state: Any) -> bytes:
 PYTHON, NUMPY, TORCH = PythonGenerator(), NumpyGenerator(), TorchGenerator()
 HOST: tuple[Generator, ...] = (PYTHON, NUMPY, TORCH)
 
-Standing = tuple[bytes, bytes, bytes]
+
+def can_be_watched() -> bool:
+    return PYTHON.can_be_watched and NUMPY.can_be_watched
 
 
-def where_all_stand() -> Standing | None:
-    """The words of all three, to be compared with a later look; None where a second normal number
-    may wait, which would be given out without moving any, or where words cannot be read."""
-    if not PYTHON.can_be_watched or PYTHON.has_number_waiting():
-        return None
-    return words_of_all() if NUMPY.has_no_number_waiting() else None
+def keep_all() -> tuple[Any, Any, Any]:
+    return PYTHON.keep(), NUMPY.keep(), TORCH.keep()
 
 
-def words_of_all() -> Standing:
-    return PYTHON.words(), NUMPY.words(), TORCH.words()
+def put_all(kept: tuple[Any, Any, Any]) -> None:
+    PYTHON.put(kept[0])
+    NUMPY.put(kept[1])
+    TORCH.put(kept[2])
 
 
-def put_all(standing: Standing) -> None:
-    PYTHON.put((standing[0], None))
-    NUMPY.put(standing[1])
-    TORCH.put(torch.frombuffer(bytearray(standing[2]), dtype=torch.uint8))
+def calm_all() -> None:
+    """After `keep_all`, of what can be watched."""
+    PYTHON.calm()
+    NUMPY.calm()
+    TORCH.calm()
+
+
+def are_calm() -> bool:
+    """Nobody has drawn since `calm_all`."""
+    return PYTHON.is_calm() and NUMPY.is_calm() and TORCH.is_calm()

@@ -45,11 +45,12 @@ class Hdf5Dataset:
         self.transform = transform
 
     @property
-    def draws_random_numbers(self) -> bool:
-        """False spares the seeding of each sample (promise 2): what is read is what is stored."""
+    def draws_random_numbers(self) -> bool | None:
+        """False spares the seeding of each sample (promise 2): what is read is what is stored. None
+        where other code may draw."""
         own = type(self)
         is_own = own.__getitem__ is Hdf5Dataset.__getitem__ and own.finish is Hdf5Dataset.finish
-        return self.transform is not None or not is_own
+        return False if self.transform is None and is_own else None
 
     @property
     def sizes(self) -> Ints | Sizes:
@@ -105,7 +106,7 @@ class Hdf5Dataset:
         """What the default collate would make of these samples; None where it could not."""
         wanted = np.asarray(indices, dtype=np.int64)
         groups = list(self._by_file(wanted))
-        if self.draws_random_numbers or len(groups) != 1:
+        if self.draws_random_numbers is not False or len(groups) != 1:
             return None
         [(file, _, local)] = groups
         stacked = file.read_stacked(local)

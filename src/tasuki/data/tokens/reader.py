@@ -63,9 +63,10 @@ class TokenDataset:
         self._files = _Files(self.folder, self.index.shards)
 
     @property
-    def draws_random_numbers(self) -> bool:
-        """False spares the seeding of each sample (promise 2): what is read is what is stored."""
-        return type(self).__getitem__ is not TokenDataset.__getitem__
+    def draws_random_numbers(self) -> bool | None:
+        """False spares the seeding of each sample (promise 2): what is read is what is stored. None
+        where a subclass may draw."""
+        return False if type(self).__getitem__ is TokenDataset.__getitem__ else None
 
     @property
     def vocab(self) -> int:
