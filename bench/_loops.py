@@ -147,8 +147,9 @@ class ChunkedLoader:
     def has_seen_every_bucket(self) -> bool:
         return self._loader.has_seen_every_bucket()
 
-    def state(self) -> None:
-        self._loader.state()
+    @property
+    def wait_s(self) -> float:
+        return self._loader.wait_s
 
     def stop(self) -> None:
         self._loader.stop()

@@ -253,13 +253,14 @@ def exchanges(loop: Training, uses: Counter[str] | None = None) -> dict[str, Exc
     }
 
 
-def _lean_step(self: Training, batches: Any, num_samples: int) -> None:
+def _lean_step(self: Training, batches: Any, num_samples: int, began: float) -> float:
     """`Training._step` without its times."""
     assert self.setup.schedule is not None
     self.setup.schedule.set_for(self.progress.step)
     self.engine.step(batches, num_samples)
     self.progress.step += 1
     self.progress.samples += num_samples
+    return began
 
 
 def _lean_engine_step(self: StepEngine, batches: Any, *_: Any, **__: Any) -> bool:

@@ -14,6 +14,7 @@ import random
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from operator import length_hint
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -87,11 +88,12 @@ class Fetcher:
             torch.set_num_threads(1)
         try:
             samples = fetch(self.dataset, request, seed=seed)
-            batch = _default(samples) if self._own_collate is None else self._own_collate(samples)
+            if self._own_collate is None:
+                return _default(samples)  # made by torch: it lies as torch aligns it
+            return align(self._own_collate(samples))
         finally:
             if threads != 1:
                 torch.set_num_threads(threads)
-        return align(batch)
 
 
 def draws(dataset: Any) -> bool:
@@ -117,26 +119,25 @@ def fetch(dataset: Any, request: Request, *, seed: Seed | None = seed_host) -> l
     indices = request.indices
     seeds = None if seed is None else request.seeds
     raw = dataset.read_raw(indices) if _reads_together(dataset) else None
-    samples: list[Any] = []
-    index = -1
+    left = iter(indices)
     try:
         if raw is None and seeds is None:
-            for index in indices:
-                samples.append(dataset[index])
-            return samples
-        for place, index in enumerate(indices):
+            return [dataset[index] for index in left]
+        samples: list[Any] = []
+        for place, index in enumerate(left):
             if seed is not None and seeds is not None:
                 seed(seeds[place])
             samples.append(dataset[index] if raw is None else dataset.finish(raw[place]))
+        return samples
     except TasukiError:
         raise
     except Exception as error:
         culprit = "`transform`" if raw is not None else "`__getitem__`"
+        index = indices[len(indices) - 1 - length_hint(left)]
         raise DataError(
             f"sample {index} cannot be read: {type(error).__name__}: {error}{_place(error)}",
             hint=f"the {culprit} of the data set that `build_dataset` returned fails there",
         ) from error
-    return samples
 
 
 def _place(error: BaseException) -> str:

@@ -191,6 +191,7 @@ class ForeignLoader:
         self._next_step, self._total_steps = first_step, total_steps
         self._say = say
         self.settings = LoaderSettings()
+        self.wait_s = 0.0
         self._has_state = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
         self._random: RandomStates | None = None
         """The loader's own, between its batches."""
@@ -203,7 +204,9 @@ class ForeignLoader:
 
     def steps(self) -> Iterator[Step]:
         while self._next_step < self._total_steps:
+            began = time.monotonic()
             group = self._take()
+            self.wait_s += time.monotonic() - began
             self._next_step += 1
             counts = [samples_in(batch) for batch in group]
             micro = (MicroBatch(b, count) for b, count in zip(group, counts, strict=True))

@@ -54,7 +54,8 @@ Step = tuple[Iterator[MicroBatch], int]
 
 
 class Loader:
-    """Micro-batches of one rank from a given step to the end of the stage."""
+    """Micro-batches of one rank from a given step to the end of the stage. A checkpoint keeps
+    nothing of it: the order is a pure function of the step."""
 
     def __init__(
         self,
@@ -73,6 +74,8 @@ class Loader:
         self._next_step, self._total_steps = first_step, total_steps
         self.fetch_s = 0.0
         """How long fetching took so far, summed over workers."""
+        self.wait_s = 0.0
+        """How long whoever trains has waited for it so far."""
         self.batches = 0
         """Micro-batches fetched so far."""
         self._ahead: deque[Share] = deque()
@@ -94,9 +97,6 @@ class Loader:
     def has_seen_every_bucket(self) -> bool:
         """Before that nobody knows how long a step may take."""
         return len(self._seen) == len(self._order.plan.buckets)
-
-    def state(self) -> None:
-        """Nothing for a checkpoint: the order is a pure function of the step."""
 
     def retune(self, settings: LoaderSettings) -> None:
         """Go on with other workers, at a step boundary."""
@@ -124,8 +124,10 @@ class Loader:
             return self._workers.shares.popleft()
         if not self._ahead:
             # Some steps at once: code that runs again and again is quicker than code in between.
+            began = time.perf_counter()
             stop = min(self._next_step + self._num_ahead, self._total_steps)
             self._ahead.extend(map(self._share_of, range(self._next_step, stop)))
+            self.wait_s += time.perf_counter() - began
         return self._ahead.popleft()
 
     def _share_of(self, step: int) -> Share:
@@ -133,20 +135,17 @@ class Loader:
 
     def _fetch(self, share: Share) -> Iterator[MicroBatch]:
         for request, count in zip(share.requests, share.counts, strict=True):
-            batch = self._next_batch(request)
-            yield MicroBatch(batch, count, request.indices if count else ())
-
-    def _next_batch(self, request: Request) -> Any:
-        if self._workers is not None:
-            batch, seconds = self._workers.next_batch(request)
+            began = time.perf_counter()
+            if self._workers is None:
+                batch = self._fetcher(request)
+                seconds = waited = time.perf_counter() - began
+            else:
+                batch, seconds = self._workers.next_batch(request)
+                waited = time.perf_counter() - began
+            self.wait_s += waited
             self.fetch_s += seconds
             self.batches += 1
-            return batch
-        began = time.perf_counter()
-        batch = self._fetcher(request)
-        self.fetch_s += time.perf_counter() - began
-        self.batches += 1
-        return batch
+            yield MicroBatch(batch, count, request.indices if count else ())
 
 
 def _looks(order: Order) -> tuple[Request, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 
 from tasuki.clock import Clock
@@ -21,7 +22,7 @@ class Stopwatch:
     """Adds up seconds by part; parts do not nest: an inner part's time is taken from the outer."""
 
     def __init__(self, clock: Clock, *, lived_s: float = 0.0) -> None:
-        self.parts: dict[str, float] = {}
+        self.parts: defaultdict[str, float] = defaultdict(float)
         self._clock = clock
         self._born = clock.monotonic() - lived_s
         self._inner = 0.0
@@ -42,7 +43,7 @@ class Stopwatch:
             self._inner = outer + taken
 
     def add(self, name: str, seconds: float) -> None:
-        self.parts[name] = self.parts.get(name, 0.0) + seconds
+        self.parts[name] += seconds
 
     def rounded(self) -> dict[str, float]:
         """For an event."""

@@ -115,10 +115,14 @@ def create_exclusive(path: Path, data: bytes) -> bool:
         return True
 
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
+"""Made once: `json.dumps` would make one for every line."""
+
+
 def to_json(value: object) -> bytes:
     """One line of JSON. NaN and inf are refused: other readers of these files choke on them."""
     try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+        return _ENCODER.encode(value).encode() + b"\n"
     except UnicodeEncodeError:  # half a character, as in a file name that is no UTF-8
         return json.dumps(value, allow_nan=False).encode() + b"\n"
 

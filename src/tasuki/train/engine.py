@@ -64,8 +64,10 @@ class LossWindow:
 
     def begin_step(self) -> int:
         """A place in the window, for `drop_since`."""
-        if len(self.entries) >= 256:
-            self._fold()
+        count = len(self.entries)
+        if count < 256:
+            return count
+        self._fold()
         return len(self.entries)
 
     def drop_since(self, place: int) -> None:

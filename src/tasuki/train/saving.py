@@ -101,10 +101,6 @@ class Saving:
 
     # -- at a step boundary ---------------------------------------------------------------------
 
-    @property
-    def has_news(self) -> bool:
-        return self._saver.news is not None
-
     def save(self, *, is_end: bool = False) -> None:
         """Copy the state of this step; the commit follows. Called by all ranks at the same step."""
         progress = self._progress

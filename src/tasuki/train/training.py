@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from statistics import median
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from tasuki.data.foreign import ForeignLoader
 from tasuki.data.loader import Loader, MicroBatch
@@ -43,7 +43,6 @@ from tasuki.train.validation import Validation
 if TYPE_CHECKING:
     from tasuki.train.profile import Profile
 
-T = TypeVar("T")
 _TELL_OFTEN_S = 1.0
 _TELL_SELDOM_S = 10.0
 _OFTEN_FOR_S = 60.0
@@ -137,6 +136,9 @@ class Training:
         self.begin = begin
         self.progress: Progress = begin.progress
         self._first_step = begin.progress.step
+        self._schedule = setup.schedule
+        self._own_schedule: Any = setup.tracked.schedule
+        """Of the recipe."""
         self._suspect_until = setup.total_steps if stage.on_nan == "skip" else suspect_until
         self.metrics = metrics or MetricLog(task.run, claim=task.orders.claim, clock=task.clock)
         self.last_row: dict[str, Any] = begin.last_row
@@ -164,7 +166,9 @@ class Training:
         self._memory = MemoryGauge(task.device)
         self._profile = self._open_profile() if task.is_profiled and task.is_first else None
         self._onlookers = self._find_onlookers(saver, is_again=metrics is not None)
-        self._wait_s = 0.0
+        self._saver = saver
+        self._waited_s = 0.0
+        """For data, up to the last step."""
         self._began_at = now
         self._born_at = now - task.stopwatch.lived_s
         self._tell_at = now
@@ -212,64 +216,62 @@ class Training:
         steps = loader.steps()
         if self._profile is not None:
             steps = self._profile.waits(steps)
-        for batches, num_samples in self._timed(steps):
+        foreign = loader if isinstance(loader, ForeignLoader) else None
+        for batches, num_samples in steps:
             while (decision := agreement.begin_step(self.progress.step)) is not Decision.GO:
                 if decision is Decision.STOP:
                     self._hand_over(loader)
                 self.saving.save()
-            self._step(batches, num_samples)
-            self.progress.loader = loader.state()  # now: the next step is not fetched yet
-            if self.saving.has_news:
+            began = self.task.clock.monotonic()
+            now = self._step(batches, num_samples, began)
+            if foreign is not None:
+                self.progress.loader = foreign.state()  # now: the next step is not fetched yet
+            if self._saver.news is not None:
                 self.saving.hear()
-            now = self.task.clock.monotonic()
             if self.progress.step >= self._boundary or now >= self._tell_at:
                 self._at_boundary(now, agreement)
-            self.saving.hold_if_due(self.task.watch.step_s[-1])
+            self.saving.hold_if_due(now - began)
         loader.stop()
         self.task.watch.begin_handover()
         if not self.begin.is_end:
             self.saving.commit_end()
 
-    def _step(self, batches: Iterator[MicroBatch], num_samples: int) -> None:
-        """One step and its times. Nothing here reads a tensor, unless steps are checked."""
+    def _step(self, batches: Iterator[MicroBatch], num_samples: int, began: float) -> float:
+        """One step and its times; when it ended. Nothing here reads a tensor, unless steps are
+        checked. In few calls, as all that every step does: see engine.py."""
         failpoint("step.begin")
-        began, waited = self.task.clock.monotonic(), self._wait_s
-        self.task.watch.step_began_at = began
-        if self.setup.schedule is not None:
-            self.setup.schedule.set_for(self.progress.step)
-        is_checked = self.progress.step < self._suspect_until
+        watch, progress, waited_s = self.task.watch, self.progress, self._loader.wait_s
+        watch.step_began_at = began
+        if self._schedule is not None:
+            self._schedule.set_for(progress.step)
         batches = self._noted(batches)
         for onlooker in self._onlookers:
             batches = onlooker.begin_step(batches)
-        is_good = self.engine.step(batches, num_samples, is_checked=is_checked)
-        if not is_good:
+        is_checked = progress.step < self._suspect_until
+        if not self.engine.step(batches, num_samples, is_checked=is_checked):
             self._skip()
-        if self.setup.tracked.schedule is not None:
-            self.setup.tracked.schedule.step()  # type: ignore[attr-defined]
-        self.progress.step += 1
-        self.progress.samples += num_samples
-        taken = self.task.clock.monotonic() - began
-        parts = self.task.stopwatch.parts
-        parts["data_wait"] = parts.get("data_wait", 0.0) + self._wait_s
-        parts["step"] = parts.get("step", 0.0) + taken - (self._wait_s - waited)
-        self._wait_s = 0.0
-        self.task.watch.step_s.append(taken)
+        if self._own_schedule is not None:
+            self._own_schedule.step()
+        progress.step += 1
+        progress.samples += num_samples
+        now = self.task.clock.monotonic()
+        parts, wait_s = self.task.stopwatch.parts, self._loader.wait_s
+        parts["data_wait"] += wait_s - self._waited_s
+        parts["step"] += now - began - (wait_s - waited_s)
+        self._waited_s = wait_s
+        watch.step_s.append(now - began)
         self._pace.count_step()
         if self._onlookers:
             self._onlookers = [one for one in self._onlookers if one.end_step()]
         failpoint("step.done")
+        return now
 
     def _noted(self, batches: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
-        """The same micro-batches; the time until each comes is data wait, and which samples it
-        holds is written down, for the audit."""
-        used, step, monotonic = self.saving.used, self.progress.step, self.task.clock.monotonic
-        began = monotonic()
+        """The same micro-batches; which samples they hold is written down, for the audit."""
         for batch in batches:
-            self._wait_s += monotonic() - began
             if batch.indices:
-                used.add(step, batch.indices)
+                self.saving.used.add(self.progress.step, batch.indices)
             yield batch
-            began = monotonic()
 
     def _skip(self) -> None:
         """A step whose gradient was not finite is left out; too many of them are no accident."""
@@ -283,17 +285,6 @@ class Training:
                 "finite",
                 hint="this is no accident: look at the data, or lower `lr`",
             )
-
-    def _timed(self, items: Iterator[T]) -> Iterator[T]:
-        """The same items; the time until each comes is data wait."""
-        monotonic = self.task.clock.monotonic
-        while True:
-            began = monotonic()
-            item = next(items, None)
-            self._wait_s += monotonic() - began
-            if item is None:
-                return
-            yield item
 
     def _set_boundary(self) -> None:
         """The next step count at which something is due; until then a step costs nothing more."""

@@ -42,8 +42,8 @@ BUGS = [
     Planted(
         "the schedule starts over with each attempt",
         "train/training.py",
-        "            self.setup.schedule.set_for(self.progress.step)\n",
-        "            self.setup.schedule.set_for(self.progress.step - self._first_step)\n",
+        "            self._schedule.set_for(progress.step)\n",
+        "            self._schedule.set_for(progress.step - self._first_step)\n",
         KILLED,
     ),
     Planted(
