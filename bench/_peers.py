@@ -27,7 +27,10 @@ BENCH = Path(__file__).resolve().parent
 ROOT = BENCH.parent
 PEERS = ROOT / ".work" / "peers"
 PINS = BENCH / "peers.txt"
-PACKAGES = ("torch", "lightning", "accelerate", "transformers", "torchdata", "datasets")
+PACKAGES = (
+    *("torch", "lightning", "accelerate", "transformers", "torchdata", "datasets"),
+    "pytorch-ignite",
+)
 ANSWERS = "BENCH_ANSWERS"
 """In a worker's environment: the descriptor on which it answers; libraries print on the others."""
 Order = dict[str, Any]

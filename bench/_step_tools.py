@@ -1,0 +1,267 @@
+"""A step of the tiny MLP by each of the other tools, in a process of its own that takes turns.
+
+Every tool trains the same model on the same samples with AdamW, clipping and OneCycle, as its
+manual shows it, with everything off that may be: no log, no progress bar, no checkpoint. tasuki's
+own loop (`tasuki`) writes its log lines and watches its deadline all the while. A turn is
+STEPS_PER_TURN steps; between two of them whoever hands out the samples stops and waits for the next
+order.
+
+Run by overhead.py as `python _step_tools.py TOOL FOLDER`, in the peers' environment but for
+`tasuki`. FOLDER is for what a tool insists on writing.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, default_collate
+
+from _peers import answer, orders
+
+STEPS_PER_TURN = 200
+WIDTH = 256
+BATCH = 32
+LR = 1e-3
+CLIP = 1.0
+STEPS = 1_000_000
+"""More than there will be turns for."""
+
+
+class Gate:
+    """Tells how long a turn took, and waits for the next."""
+
+    def __init__(self) -> None:
+        self._orders = orders()
+        self._began: tuple[float, float] | None = None
+
+    def pass_on(self) -> None:
+        now = (time.perf_counter(), time.thread_time())
+        if self._began is not None:
+            wall, cpu = (end - began for end, began in zip(now, self._began, strict=True))
+            answer({"wall_s": wall / STEPS_PER_TURN, "cpu_s": cpu / STEPS_PER_TURN})
+        if next(self._orders, None) is None:
+            os._exit(0)
+        self._began = (time.perf_counter(), time.thread_time())
+
+
+class Batches:
+    """A batch sampler with a gate in it."""
+
+    def __init__(self) -> None:
+        self._gate = Gate()
+        chosen = random.Random(7)
+        self._known = [[chosen.randrange(8192) for _ in range(BATCH)] for _ in range(1000)]
+
+    def __len__(self) -> int:
+        return STEPS
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for number in range(STEPS):
+            if number % STEPS_PER_TURN == 0:
+                self._gate.pass_on()
+            yield self._known[number % len(self._known)]
+
+
+def samples() -> list[Any]:
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(8192, 64, generator=generator)
+    classes = torch.randint(10, (8192,), generator=generator)
+    return list(zip(inputs, classes, strict=True))
+
+
+def loader(collate: Any = default_collate) -> Any:
+    data: Any = samples()
+    return DataLoader(data, batch_sampler=Batches(), collate_fn=collate)  # type: ignore[arg-type]
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            *(nn.Linear(64, WIDTH), nn.ReLU()),
+            *(nn.Linear(WIDTH, WIDTH), nn.ReLU()),
+            nn.Linear(WIDTH, 10),
+        )
+
+    def forward(self, inputs: Any, labels: Any) -> dict[str, Any]:
+        return {"loss": nn.functional.cross_entropy(self.layers(inputs), labels)}
+
+
+def parts() -> tuple[nn.Module, Any, Any]:
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, fused=True)  # as tasuki's default is
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, LR, total_steps=STEPS, cycle_momentum=False
+    )
+    return model, optimizer, schedule
+
+
+# -- the tools --------------------------------------------------------------------------------
+
+
+def run_torch() -> None:
+    """By hand, without a DataLoader."""
+    model, optimizer, schedule = parts()
+    data, parameters = samples(), list(model.parameters())
+    for indices in Batches():
+        inputs, labels = default_collate([data[index] for index in indices])
+        model(inputs, labels)["loss"].backward()
+        nn.utils.clip_grad_norm_(parameters, CLIP)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+
+
+def run_loader() -> None:
+    """By hand, over a DataLoader."""
+    model, optimizer, schedule = parts()
+    parameters = list(model.parameters())
+    for inputs, labels in loader():
+        model(inputs, labels)["loss"].backward()
+        nn.utils.clip_grad_norm_(parameters, CLIP)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+
+
+def run_ignite() -> None:
+    from ignite.engine import Engine
+
+    model, optimizer, schedule = parts()
+    parameters = list(model.parameters())
+
+    def step(_: Any, batch: Any) -> Any:
+        inputs, labels = batch
+        loss = model(inputs, labels)["loss"]
+        loss.backward()
+        nn.utils.clip_grad_norm_(parameters, CLIP)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        return loss
+
+    Engine(step).run(loader(), max_epochs=1)
+
+
+def run_fabric() -> None:
+    from lightning.fabric import Fabric
+
+    fabric = Fabric(accelerator="cpu", devices=1)
+    net, optimizer, schedule = parts()
+    model, optimizer = fabric.setup(net, optimizer)
+    batches: Any = fabric.setup_dataloaders(loader(), use_distributed_sampler=False)
+    for inputs, labels in batches:
+        fabric.backward(model(inputs, labels)["loss"])
+        fabric.clip_gradients(model, optimizer, max_norm=CLIP)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+
+
+def run_accelerate() -> None:
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    model, optimizer, schedule, batches = accelerator.prepare(*parts(), loader())
+    for inputs, labels in batches:
+        accelerator.backward(model(inputs, labels)["loss"])
+        accelerator.clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+
+
+def run_lightning() -> None:
+    import lightning as pl
+
+    class Module(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self._optimizer, self._schedule = parts()
+
+        def training_step(self, batch: Any, _: int) -> Any:
+            return self.net(*batch)["loss"]
+
+        def configure_optimizers(self) -> Any:
+            return [self._optimizer], [{"scheduler": self._schedule, "interval": "step"}]
+
+    trainer = pl.Trainer(
+        accelerator="cpu", devices=1, max_steps=STEPS, gradient_clip_val=CLIP, barebones=True
+    )
+    trainer.fit(Module(), loader())
+
+
+def run_hf() -> None:
+    from transformers import Trainer, TrainingArguments
+
+    def collate(chosen: list[Any]) -> dict[str, Any]:
+        inputs, labels = default_collate(chosen)
+        return {"inputs": inputs, "labels": labels}
+
+    class Gated(Trainer):
+        def get_train_dataloader(self) -> Any:
+            return self.accelerator.prepare(loader(collate))
+
+    model, optimizer, schedule = parts()
+    arguments = TrainingArguments(
+        output_dir=sys.argv[2],
+        max_steps=STEPS,
+        max_grad_norm=CLIP,
+        use_cpu=True,
+        report_to="none",
+        disable_tqdm=True,
+        logging_strategy="no",
+        save_strategy="no",
+        remove_unused_columns=False,
+    )
+    Gated(
+        model=model,
+        args=arguments,
+        train_dataset=samples(),  # type: ignore[arg-type]
+        optimizers=(optimizer, schedule),
+    ).train()
+
+
+def run_tasuki() -> None:
+    from _loops import CHUNK, Taken, Turns, open_bench
+
+    class Gated(Turns):
+        def __init__(self) -> None:
+            self._gate, self._steps = Gate(), 0
+
+        def before_chunk(self, loop: Any) -> None:  # noqa: ARG002
+            if self._steps % STEPS_PER_TURN == 0:
+                self._gate.pass_on()
+
+        def after_chunk(self, taken: Taken) -> None:  # noqa: ARG002
+            self._steps += CHUNK
+
+    with open_bench(WIDTH) as bench:
+        bench.train(STEPS, Gated())
+
+
+TOOLS: dict[str, Callable[[], None]] = {
+    "bare loop": run_torch,
+    "bare loop, DataLoader": run_loader,
+    "tasuki": run_tasuki,
+    "Ignite": run_ignite,
+    "Fabric": run_fabric,
+    "accelerate": run_accelerate,
+    "Lightning, barebones": run_lightning,
+    "HF Trainer": run_hf,
+}
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    torch.manual_seed(7)
+    tempfile.tempdir = sys.argv[2]
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    TOOLS[sys.argv[1]]()
