@@ -20,7 +20,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-WARM_UP, CHUNKS = 4, 6
+WARM_UP, CHUNKS = 2, 2
 """Chunks of ten steps."""
 _LIMIT_S = 3000.0
 
