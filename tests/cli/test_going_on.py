@@ -189,7 +189,7 @@ def test_resume_needs_no_spec_beside_it(project, tmp_path, warm_python, here):
 
 
 def test_a_run_command_whose_run_was_taken_by_another_job_does_not_say_done(project, warm):
-    slow = project(params=SLOW)
+    slow = project(params={"pause": 0.12})  # the other must start before this one is done
     process = slow.start("run")
     until(lambda: slow.step() >= 1, slow.logs)
     other = warm.start(slow.jobs()[0].path)
