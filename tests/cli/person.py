@@ -159,11 +159,11 @@ class Project:
             place[last] = value
         path.write_text(json.dumps(spec, indent=1))
 
-    def type(self, *words: str, **environment: str) -> Said:
+    def type(self, *words: str, within_s: float = WITHIN_S, **environment: str) -> Said:
         """Run a command to its end."""
         process = self.start(*words, **environment)
         try:
-            return finish(process)
+            return finish(process, within_s=within_s)
         finally:
             process.kill()
 
@@ -209,8 +209,8 @@ class Project:
         }
 
 
-def finish(process: subprocess.Popen[str]) -> Said:
-    out, err = process.communicate(timeout=WITHIN_S)
+def finish(process: subprocess.Popen[str], *, within_s: float = WITHIN_S) -> Said:
+    out, err = process.communicate(timeout=within_s)
     return Said(process.returncode, out, err)
 
 

@@ -104,7 +104,7 @@ def test_a_broken_sink_does_the_run_no_harm_and_is_told_of_once(warm, tmp_path, 
 
 
 def test_what_a_sink_raised_is_in_its_log_alone_and_told_once_in_all_attempts(warm, tmp_path):
-    project = with_sinks(tmp_path / "p", ["mine:Raises"], pause=0.05)
+    project = with_sinks(tmp_path / "p", ["mine:Raises"], pause=0.1)
     started = warm.start(project.job.path)
     wait_for_row(project, 6)
     until = time.monotonic() + 60
