@@ -12,14 +12,26 @@ from tests.harness.project import differences, make_project
 from tasuki.telemetry.metrics import read_metrics
 
 CODE = '''
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+
 class Stuck(Learner):
-    """The first step takes 4.2 s, the second ten minutes, in the attempt that is told so."""
+    """The first step takes 4.2 s, the second ten minutes, in the attempt that is told so. Not all
+    calls of `loss` are steps: some settle DDP."""
+
+    steps = 0
+
+    def build_model(self):
+        register_optimizer_step_post_hook(self.after_step)
+        return super().build_model()
+
+    def after_step(self, *_):
+        self.steps += 1
+        if "STUCK" in os.environ and self.steps == 1:
+            time.sleep(4.2)
 
     def loss(self, model, batch):
-        first = int(os.environ.get("FIRST", "-2"))
-        if self.calls == first:
-            time.sleep(4.2)
-        if self.calls == first + 1:
+        if "STUCK" in os.environ and self.steps == 1:
             open(os.environ["STUCK"], "w").close()
             time.sleep(600)
         return super().loss(model, batch)
@@ -29,11 +41,13 @@ class SlowlyValidated(Learner):
     """The validation of step 0 takes 4.2 s, that of step 4 ten minutes, in the attempt that is told
     so."""
 
+    validations = 0
+
     def evaluate(self, model, dataset):
-        first = int(os.environ.get("FIRST", "-8"))
-        if self.calls == first:
+        self.validations += 1
+        if "STUCK" in os.environ and self.validations == 1:
             time.sleep(4.2)
-        if self.calls == first + 4:
+        if "STUCK" in os.environ and self.validations == 3:
             open(os.environ["STUCK"], "w").close()
             time.sleep(600)
         return {"loss": float(sum(p.sum() for p in model.parameters()))}
@@ -64,9 +78,7 @@ def test_the_last_copied_state_is_committed_when_the_running_step_outlasts_the_n
     }
     project = make_project(tmp_path / "p", **shape)
     stuck = tmp_path / "stuck"
-    # With several ranks two calls settle DDP's buckets before the first step.
-    first = "0" if ranks == 1 else "2"
-    started = warm.start(project.job.path, STUCK=str(stuck), FIRST=first)
+    started = warm.start(project.job.path, STUCK=str(stuck))
     while not stuck.exists():
         time.sleep(0.05)
     started.kill(signal.SIGTERM)
@@ -107,9 +119,7 @@ def test_no_step_is_lost_when_a_validation_outlasts_the_notice_and_it_is_made_up
     }
     project = make_project(tmp_path / "p", **shape)
     stuck = tmp_path / "stuck"
-    # With several ranks two calls settle DDP's buckets before the first step.
-    first = "0" if ranks == 1 else "2"
-    started = warm.start(project.job.path, STUCK=str(stuck), FIRST=first)
+    started = warm.start(project.job.path, STUCK=str(stuck))
     while not stuck.exists():
         time.sleep(0.05)
     started.kill(signal.SIGTERM)
