@@ -4,7 +4,7 @@ Called by overhead.py with `BENCH_INSTRUCTIONS=1`; runs itself under callgrind. 
 and the bare one take turns, and at every turn a call of `getppid` makes callgrind write down what
 the main thread has executed since the last one. Valgrind makes a step some fifty times
 slower, so signs of life, which come once a second, are left out: at true speed thousands of steps
-share one. About three minutes, most of it for the import of torch.
+share one. About five minutes for the tiny step; the larger one takes over half an hour.
 """
 
 from __future__ import annotations
