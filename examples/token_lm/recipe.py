@@ -203,7 +203,7 @@ class TokenLM:
             # Logits are made again for the backward pass instead of being kept: at 32K tokens and
             # a vocabulary of 20,000 those of one sample alone are 2.6 GB.
             checkpoint(nats, model, some, tokens, use_reentrant=False, preserve_rng_state=False)
-            if len(states) > PIECE
+            if torch.is_grad_enabled() and len(states) > PIECE
             else nats(model, some, tokens)
             for some, tokens in zip(states.split(PIECE), wanted.flatten().split(PIECE), strict=True)
         ]

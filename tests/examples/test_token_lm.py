@@ -107,7 +107,7 @@ def test_the_quick_config_beats_every_table_of_pairs_and_is_less_surprised_late(
     metrics = said.run["stages"][-1]["metrics"]
     assert metrics["unigram"] > 3.2 and 2.1 < metrics["bigram"] < 2.2
     bounds = json.loads((example.folder / "data" / "text" / "bounds.json").read_text())
-    assert bounds["floor"] < metrics["loss"] < 1.5
+    assert bounds["floor"] < metrics["loss"] < 1.9
     assert metrics["perplexity"] == pytest.approx(math.exp(metrics["loss"]))
     assert metrics["late"] < 0.8 * metrics["early"]
     rows = [row for row in read_metrics(example.run("lm")) if row["split"] == "train"]

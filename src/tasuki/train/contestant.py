@@ -30,6 +30,7 @@ from tasuki.spec.resolved import ResolvedStage
 from tasuki.train.assemble import assemble, make_engine, num_shapes
 from tasuki.train.data import StageData, make_loader
 from tasuki.train.engine import LossEntry, LossWindow
+from tasuki.train.exact import set_deterministic
 from tasuki.train.precision import apply_precision
 from tasuki.train.ranks import ALONE
 
@@ -248,7 +249,7 @@ class Contestant:
     def _turn(self) -> Iterator[None]:
         stage, device = self._stage, self._ground.device
         torch.set_num_threads(self.threads)
-        torch.use_deterministic_algorithms(stage.exact, warn_only=True)
+        set_deterministic(stage.exact)
         torch.backends.cudnn.deterministic = stage.exact
         self.said += apply_precision(stage.precision, device)
         _set_states(device, self._random)

@@ -6,8 +6,10 @@ numbers close" instead of "bit for bit".
 
 from __future__ import annotations
 
+import os
 import platform
-from typing import Any
+import sys
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -20,9 +22,19 @@ def apply_settings(*, threads: int, exact: bool) -> None:
     """Before any operation: thread counts decide in which order numbers are added."""
     torch.set_num_threads(threads)
     if exact:
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        set_deterministic(True)
         torch.backends.cudnn.benchmark = False
         torch.backends.cudnn.deterministic = True
+
+
+def set_deterministic(is_on: bool) -> None:
+    """As `torch.use_deterministic_algorithms(is_on, warn_only=True)`, which loads the compiler only
+    to tell it so: a second or more of every start. Here it is told when it is loaded, if ever."""
+    torch.set_deterministic_debug_mode("warn" if is_on else "default")
+    os.environ["TORCHINDUCTOR_DETERMINISTIC"] = "1" if is_on else "0"
+    compiler = sys.modules.get("torch._inductor.config")
+    if compiler is not None:
+        cast(Any, compiler).deterministic = is_on
 
 
 def describe(*, threads: int, world: int, device: torch.device) -> dict[str, Any]:
