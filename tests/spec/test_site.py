@@ -81,6 +81,21 @@ def test_everything_that_a_site_file_says_becomes_a_value(tmp_path):
     assert (site.local_disk, site.max_jobs, site.poll_s) == ("/scratch/local", 100, 30.0)
 
 
+def test_a_site_file_may_say_what_a_card_can_do(tmp_path):
+    text = """
+gpus:
+  big: {memory: 94GB, bandwidth: 3.9TB/s, tflops: {fp32: 60, bf16: 835.5, tf32: null}}
+  same: {memory: 39.4GiB, bandwidth: 1555000000000}
+"""
+    path = put(tmp_path / "site.yaml", text)
+    gpus = load_site(environ={"TASUKI_SITE": str(path)}).gpus
+    assert gpus["big"] == SiteGpu(
+        memory_bytes=94 * 10**9, bandwidth=3900 * 10**9, tflops={"fp32": 60.0, "bf16": 835.5}
+    )
+    assert gpus["same"].memory_bytes == round(39.4 * 2**30)
+    assert gpus["same"].bandwidth == 1555 * 10**9
+
+
 def test_a_users_file_wins_over_everybodys_and_both_may_be_missing(tmp_path, monkeypatch):
     everybodys = tmp_path / "etc" / "site.yaml"
     monkeypatch.setattr(site_module, "EVERYBODYS", everybodys)
@@ -122,6 +137,19 @@ def test_a_setup_of_a_site_file_is_relative_to_that_file(tmp_path):
         ("gpus:\n  a100: {gre: x}\n", "2: unknown key `gre` in GPU `a100`", "`gres`"),
         ("gpus: {a100: gpu}\n", "1: GPU `a100` must be a mapping, not `gpu`", "key: value"),
         ("gpus: [a100]\n", "1: `gpus` must be a mapping, not a list", "gpus:"),
+        ("gpus: {x: {memory: 40}}\n", "1: `memory`: `40` is 40 bytes, too few", "40GB"),
+        ("gpus: {x: {memory: lots}}\n", "1: `memory`: `lots` is not a number of bytes", "96G"),
+        ("gpus: {x: {memory: [1]}}\n", "1: `memory` must be a number of bytes", "memory: 40GB"),
+        ("gpus: {x: {bandwidth: 900}}\n", "`bandwidth`: `900` is 900 bytes, too", "1555GB/s"),
+        ("gpus: {x: {bandwidth: fast}}\n", "`fast` is not a bandwidth", "1555GB/s"),
+        ("gpus: {x: {tflops: 19.5}}\n", "`tflops` must be a mapping, not `19.5`", "key: value"),
+        (
+            "gpus:\n  x:\n    tflops: {fp3: 9}\n",
+            "3: unknown key `fp3` in `tflops`",
+            "`fp32`?",
+        ),
+        ("gpus: {x: {tflops: {fp32: 0}}}\n", "`fp32` must be larger than 0", "fp32: 19.5"),
+        ("gpus: {x: {tflops: {fp32: a lot}}}\n", "`fp32` must be a number", "fp32: 19.5"),
         ("partitions: {p: {kill_wait: 30}}\n", "1: `kill_wait`: `30` is not a duration", "45s"),
         ("poll: 0s\n", "1: `poll`: `0s` is no time at all", "8h"),
         ("queue: {max_jobs: 0}\n", "1: `max_jobs` must be at least 1", "max_jobs: 20"),

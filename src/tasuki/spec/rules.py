@@ -24,7 +24,9 @@ from tasuki.spec.values import (
     parse_every_steps,
     parse_every_steps_or_epochs,
     parse_sizes,
+    read_bandwidth,
     read_bytes,
+    read_card_bytes,
     read_duration,
     read_positive_duration,
 )
@@ -135,6 +137,15 @@ DurationText = Annotated[
 ]
 GraceText = Annotated[str | int | float, Rule("a duration", example="60s", read=read_duration)]
 BytesText = Annotated[str | int, Rule("a number of bytes", example="96G", read=read_bytes)]
+CardBytes = Annotated[str | int, Rule("a number of bytes", example="40GB", read=read_card_bytes)]
+Bandwidth = Annotated[
+    str | int, Rule("a number of bytes per second", example="1555GB/s", read=read_bandwidth)
+]
+Tflops = Annotated[
+    float,
+    Meta(gt=0, le=1e6),
+    Rule("a number", "larger than 0, in 10¹² operations per second", example="19.5"),
+]
 _EVERY = "how often"
 EveryText = Annotated[str | int | float, Rule(_EVERY, example="10m", read=parse_every)]
 EveryStepsOrEpochs = Annotated[

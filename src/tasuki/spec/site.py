@@ -21,7 +21,12 @@ from tasuki.spec.check import check_mapping, quote, refuse_non_finite
 from tasuki.spec.layers import expand_path, merge_layers
 from tasuki.spec.positions import Mark, Node
 from tasuki.spec.source import Source, absolute, read_file
-from tasuki.spec.values import read_duration, read_positive_duration
+from tasuki.spec.values import (
+    read_bandwidth,
+    read_card_bytes,
+    read_duration,
+    read_positive_duration,
+)
 from tasuki.spec.written import Cluster, Unset
 
 EVERYBODYS = Path("/etc/tasuki/site.yaml")
@@ -29,11 +34,23 @@ POLL_S = 15.0
 _WHERE = "a site file"
 
 
+class WrittenTflops(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much a GPU computes in a second, dense, in 10¹² operations."""
+
+    fp32: rules.Tflops | Unset = UNSET
+    tf32: rules.Tflops | Unset = UNSET
+    fp16: rules.Tflops | Unset = UNSET
+    bf16: rules.Tflops | Unset = UNSET
+
+
 class WrittenGpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How Slurm calls a GPU."""
+    """How Slurm calls a GPU, and what it can do where tasuki does not know or knows better."""
 
     gres: rules.Text | Unset = UNSET
     constraint: rules.Text | Unset = UNSET
+    memory: rules.CardBytes | Unset = UNSET
+    bandwidth: rules.Bandwidth | Unset = UNSET
+    tflops: WrittenTflops | Unset = UNSET
 
 
 class WrittenPartition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -73,16 +90,22 @@ _PLACES: Mapping[str, type[msgspec.Struct]] = {
     "`queue`": WrittenQueue,
     "a partition of `partitions`": WrittenPartition,
     "a GPU of `gpus`": WrittenGpu,
+    "`tflops`": WrittenTflops,
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteGpu:
-    """What to ask Slurm for, for one of `cluster.gpu`'s names."""
+    """What to ask Slurm for, for one of `cluster.gpu`'s names, and what the card can do."""
 
     gres: str | None = None
     """Without the number: `gpu:a100`."""
     constraint: str | None = None
+    memory_bytes: int | None = None
+    bandwidth: int | None = None
+    """Bytes per second."""
+    tflops: Mapping[str, float] = field(default_factory=dict)
+    """By precision, dense. Of these three: what is not written is as estimate/gpus.py has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,8 +266,15 @@ def _named(node: Node | None) -> list[tuple[str, Node]]:
 
 
 def _gpu(node: Node) -> SiteGpu:
-    given = {key: str(child.content) for key, child in node.entries().items() if child.content}
-    return SiteGpu(**given)
+    given = {k: c for k, c in node.entries().items() if c.content is not None}
+    rates = given["tflops"].entries() if "tflops" in given else {}
+    return SiteGpu(
+        gres=str(given["gres"].content) if "gres" in given else None,
+        constraint=str(given["constraint"].content) if "constraint" in given else None,
+        memory_bytes=read_card_bytes(given["memory"].plain()) if "memory" in given else None,
+        bandwidth=read_bandwidth(given["bandwidth"].plain()) if "bandwidth" in given else None,
+        tflops={k: float(c.plain()) for k, c in rates.items() if c.content is not None},  # type: ignore[arg-type]
+    )
 
 
 def _partition(node: Node) -> SitePartition:

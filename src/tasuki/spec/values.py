@@ -163,3 +163,25 @@ def read_bytes(text: object) -> int:
             f"`{str(text)[:40]}` cannot be a size of memory", hint="write for example 96G or 2.5GiB"
         )
     return count
+
+
+def read_card_bytes(text: object) -> int:
+    """The memory of a GPU: `40GB`, `39.4GiB`. A bare `40` was meant as more than 40 bytes."""
+    return _at_least(text, read_bytes(text), least=2**28, hint="write for example 40GB or 39.4GiB")
+
+
+def read_bandwidth(text: object) -> int:
+    """Bytes that a GPU moves in a second: `1555GB/s`, or `1555GB`."""
+    hint = "write for example 1555GB/s"
+    word = re.sub(r"\s*/\s*s$", "", text.strip()) if isinstance(text, str) else text
+    try:
+        count = read_bytes(word)
+    except UsageError:
+        raise UsageError(f"`{str(text)[:40]}` is not a bandwidth", hint=hint) from None
+    return _at_least(text, count, least=10**9, hint=hint)
+
+
+def _at_least(text: object, count: int, *, least: int, hint: str) -> int:
+    if count < least:
+        raise UsageError(f"`{text}` is {count} bytes, too few for a GPU", hint=hint)
+    return count
