@@ -137,7 +137,7 @@ def traces(draw: Any) -> Events:
     sizes = st.one_of(st.integers(0, 4096), st.integers(0, 3 * MIB), st.integers(0, 48 * MIB))
     events: Events = []
     live: list[int] = []
-    for number in range(1, draw(st.integers(1, 60)) + 1):
+    for number in range(1, draw(st.integers(1, 40)) + 1):
         events.append((number, draw(sizes)))
         live.append(number)
         while live and draw(st.booleans()):
@@ -172,7 +172,7 @@ def check(allocator: Allocator) -> None:
 
 
 @given(traces(), st.booleans())
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=50)
 def test_live_is_within_allocated_within_reserved_and_no_two_blocks_overlap(events, grows):
     allocator = Allocator(grows=grows)
     for number, size in events:
@@ -190,7 +190,7 @@ def test_live_is_within_allocated_within_reserved_and_no_two_blocks_overlap(even
 
 
 @given(traces(), st.integers(1, 200), st.booleans())
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=50)
 def test_a_card_is_never_taken_beyond_its_capacity(events, capacity, grows):
     found = simulate(events, capacity=capacity * MIB, grows=grows)
     assert found.reserved_peak <= capacity * MIB
@@ -202,7 +202,7 @@ def test_a_card_is_never_taken_beyond_its_capacity(events, capacity, grows):
 
 
 @given(traces(), st.sampled_from([None, 60, 100, 140]), st.booleans())
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=50)
 def test_it_does_what_a_plain_reading_of_the_rules_does(events, capacity, grows):
     bound = None if capacity is None else capacity * MIB
     found = simulate(events, capacity=bound, grows=grows)

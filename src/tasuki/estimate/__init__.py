@@ -1,1 +1,1 @@
-"""Memory and time, each number with its source: so far measured and given times only."""
+"""Memory and time, each number with its source and, where it is not measured, its error bar."""
