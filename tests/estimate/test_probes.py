@@ -126,6 +126,7 @@ def test_a_file_without_one_of_its_keys_is_refused_by_name(key):
         ({"events": [[1, 0, *[0] * 6], [-1], [-1]]}, "event 2 frees 1"),
         ({"events": [[1, 0, *[0] * 6], [-1], [1, 0, *[0] * 6]]}, "allocates 1 a second time"),
         ({"events": [[1, 0, float("nan"), *[0] * 5]]}, "`nan`, which is no number"),
+        ({"events": [[1, 0, 1e300, *[0] * 5]]}, "`1e.300`, which is no number"),
         ({"begin": 9}, "`begin` is 9, but there are 8 events"),
         ({"begin": -1}, "`begin` is no count"),
         ({"flops": [1]}, "`flops` has 1 coefficients, but there are 6 terms"),

@@ -8,7 +8,6 @@ or not ours is refused. Used by memory.py and roofline.py.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -20,6 +19,8 @@ FORMAT = 1
 _FIXED = ("weights", "gradients", "optimizer")
 """Kinds that do not grow with the batch."""
 _HIGHEST_POWER = 6
+_LARGEST = 1e24
+"""Of a coefficient: no step has that many bytes or operations per sample."""
 
 Number = int | float
 Coefficients = tuple[Number, ...]
@@ -244,7 +245,7 @@ def _coefficients(value: object, what: str, *, width: int) -> Coefficients:
     if len(row) != width:
         raise _Torn(f"`{what}` has {len(row)} coefficients, but there are {width} terms")
     for one in row:
-        if type(one) not in (int, float) or not math.isfinite(one):
+        if type(one) not in (int, float) or not -_LARGEST < one < _LARGEST:
             raise _Torn(f"`{what}` holds `{str(one)[:20]}`, which is no number")
     return tuple(row)
 
