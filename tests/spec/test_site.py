@@ -94,6 +94,8 @@ gpus:
     )
     assert gpus["same"].memory_bytes == round(39.4 * 2**30)
     assert gpus["same"].bandwidth == 1555 * 10**9
+    assert not gpus["same"].is_named, "what it can do does not tell how to ask for it"
+    assert SiteGpu(gres="gpu:a").is_named and SiteGpu(constraint="a").is_named
 
 
 def test_a_users_file_wins_over_everybodys_and_both_may_be_missing(tmp_path, monkeypatch):

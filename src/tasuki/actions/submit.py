@@ -301,8 +301,7 @@ def _gres(cluster: ResolvedCluster, wanted: SiteGpu) -> str:
 
 
 def _unknown_gpu(cluster: ResolvedCluster, site: Site) -> list[str]:
-    called = [name for name, gpu in site.gpus.items() if gpu.gres or gpu.constraint]
-    if cluster.gpu in (None, "cpu", *called):
+    if cluster.gpu in (None, "cpu") or site.gpus.get(cluster.gpu, SiteGpu()).is_named:
         return []
     words = f"what `gpu: {cluster.gpu}` is called here is not known: any GPU is asked for"
     return [f"{words}; the site file's `gpus` would tell (`tasuki doctor`)"]

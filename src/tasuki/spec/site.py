@@ -107,6 +107,11 @@ class SiteGpu:
     tflops: Mapping[str, float] = field(default_factory=dict)
     """By precision, dense. Of these three: what is not written is as estimate/gpus.py has it."""
 
+    @property
+    def is_named(self) -> bool:
+        """Can Slurm be asked for it?"""
+        return self.gres is not None or self.constraint is not None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SitePartition:
