@@ -66,6 +66,18 @@ def test_several_ranks_hold_a_copy_of_the_gradients():
     assert together.peak_bytes - alone.peak_bytes == together.exchange.bytes
 
 
+def test_a_copy_of_the_gradients_that_was_traced_is_not_counted_twice():
+    events = [[1, 0, 30 * MIB], [2, 1, 30 * MIB], [3, 3, 0, MIB], [4, 1, 30 * MIB], [-3], [-4]]
+    probe = read_probe(probe_value(events, begin=2))
+    needs = needs_of(probe, batch=8, beside=replace(Beside(), ranks=4))
+    assert needs.exchange == replace(
+        Beside().communication,
+        source="buffers, assumed; DDP's copy of the gradients is among the tensors",
+    )
+    given_back = read_probe(probe_value([*events[:2], [-2], *events[2:]], begin=2))
+    assert given_back.kept_of("gradients", batch=8, size=0) == 0, "of the step before"
+
+
 def test_the_second_step_finds_what_the_first_one_left_lying_about():
     """A step that begins with its largest tensor takes a hole that its second one needs."""
     mib = MIB

@@ -75,6 +75,9 @@ def test_a_probe_gives_the_work_of_any_batch():
     assert one.compute_s == pytest.approx(8e12 / 312e12)
     assert one.move_s == pytest.approx(8 * 64 * 1e6 / 1555e9)
     assert two.seconds == pytest.approx(2 * one.seconds)
+    both = read_probe({**value, "micro_batches": 2})
+    again = probed_step_time(both, batch=8, size=64, accumulation=4, gpu=A100, precision="bf16")
+    assert again == two, "two micro-batches were traced: four are twice that"
 
 
 def test_one_past_run_tells_the_factor_and_narrows_the_bar():

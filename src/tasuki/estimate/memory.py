@@ -235,8 +235,12 @@ def _reserved(probe: Probe, tensors: Figure, *, batch: int, size: int, beside: B
 def _exchange(probe: Probe, *, batch: int, size: int, beside: Beside) -> Figure:
     if beside.ranks == 1:
         return Figure(0, "one rank")
-    gradients = probe.most_of("gradients", batch=batch, size=size)
     other = beside.communication
+    if probe.kept_of("gradients", batch=batch, size=size):
+        # Gradients come and go with a step: those that stay are the copy.
+        words = f"buffers, {other.source}; DDP's copy of the gradients is among the tensors"
+        return Figure(other.bytes, words)
+    gradients = probe.most_of("gradients", batch=batch, size=size)
     words = f"DDP's copy of the gradients, traced; buffers, {other.source}"
     return Figure(gradients + other.bytes, words)
 

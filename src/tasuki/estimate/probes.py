@@ -48,6 +48,8 @@ class Probe:
     checked: tuple[tuple[int, int, int, int], ...]
     """(batch, size, predicted, traced) of probes that were held back."""
     notes: tuple[str, ...]
+    micro_batches: int = 1
+    """That the traced step has: flops, moved and ops are of all of them."""
     secant: Coefficients | None = None
     """Where the traces of the probes did not align: a polynomial through their peaks; the events
     are those of the largest probe."""
@@ -96,6 +98,16 @@ class Probe:
             for count, (of, _) in zip(table, self.polynomials, strict=True)
         ]
         return max(self._curve(only), default=0)
+
+    def kept_of(self, kind: str, *, batch: int, size: int) -> int:
+        """Bytes of one kind that lie there before the step, all through it and after it."""
+        table = self._bytes(batch=batch, size=size)
+        freed = {-number for number, _ in self.events if number < 0}
+        return sum(
+            table[which]
+            for number, which in self.events[: self.begin]
+            if number > 0 and number not in freed and self.kinds[self.polynomials[which][0]] == kind
+        )
 
     @property
     def is_closed(self) -> bool:
@@ -189,6 +201,7 @@ def _read(value: object, source: str) -> Probe:
         probes=tuple(_row(one, "probes", width=2) for one in _list(value["probes"], "probes")),  # type: ignore[misc]
         checked=tuple(_row(one, "checked", width=4) for one in _list(value["checked"], "checked")),  # type: ignore[misc]
         notes=tuple(_text(one, "notes") for one in _list(value.get("notes", []), "notes")),
+        micro_batches=max(1, _count(value.get("micro_batches", 1), "micro_batches")),
         secant=None if is_exact else _coefficients(value["secant"], "secant", width=len(terms)),
     )
 

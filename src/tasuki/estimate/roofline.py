@@ -124,11 +124,12 @@ def probed_step_time(
     calibration: Calibration | None = None,
 ) -> StepTime | None:
     """Of a step of `accumulation` micro-batches of `batch` samples each. The optimizer is counted
-    with each of them, which makes the step a little too long."""
+    as often as the traced step is repeated, which makes the step a little too long."""
+    times = accumulation / probe.micro_batches
     return step_time(
-        flops=accumulation * max(0.0, probe.evaluate(probe.flops, batch=batch, size=size)),
-        moved=accumulation * max(0.0, probe.evaluate(probe.moved, batch=batch, size=size)),
-        ops=accumulation * probe.ops,
+        flops=times * max(0.0, probe.evaluate(probe.flops, batch=batch, size=size)),
+        moved=times * max(0.0, probe.evaluate(probe.moved, batch=batch, size=size)),
+        ops=round(times * probe.ops),
         gpu=gpu,
         precision=precision,
         calibration=calibration,
