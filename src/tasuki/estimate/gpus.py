@@ -1,9 +1,9 @@
 """What graphics cards can hold and do: memory, bandwidth, dense TFLOP/s by precision.
 
 Pure: a table of public data-sheet values, without sparsity; consumer cards with accumulation in
-fp32, as training has it. `memory_bytes` is what CUDA reports of the card (the smallest that was
-seen), a few percent below what is printed on the box: ECC and the driver keep the rest. A site
-file's `gpus` adds cards and corrects these. Nothing here was measured on the cards themselves.
+fp32, as training has it. `memory_bytes` is what CUDA reports of the card, at the lower end of what
+people report; it is a few percent below what is printed on the box, as ECC and the driver keep the
+rest. A site file's `gpus` adds cards and corrects these. Nothing here was measured by us.
 Called by memory.py and roofline.py.
 """
 
