@@ -1,0 +1,167 @@
+"""Small recipes of every kind that a memory probe has to get right, and how steps are made."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from tasuki.spec.resolved import ResolvedStage
+from tasuki.train.probe.fit import Fit, fit
+from tasuki.train.probe.steps import opened
+from tasuki.train.probe.trace import Trace
+
+STAGE: dict[str, Any] = {"name": "a", "recipe": "r:R", "fused": False}
+
+
+class Mlp:
+    """Batch alone."""
+
+    def build_model(self) -> nn.Module:
+        layers = [m for _ in range(3) for m in (nn.Linear(24, 24), nn.GELU())]
+        return nn.Sequential(*layers, nn.Linear(24, 5))
+
+    def batch(self, batch: int, size: int = 0) -> Any:
+        return torch.zeros(batch, 24), torch.zeros(batch, dtype=torch.int64)
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        x, y = batch
+        return functional.cross_entropy(model(x), y)
+
+
+class Frozen(Mlp):
+    """All but a small addition is frozen, as in LoRA."""
+
+    class Added(nn.Module):
+        def __init__(self, base: nn.Linear) -> None:
+            super().__init__()
+            self.base = base.requires_grad_(False)
+            self.down = nn.Linear(24, 2, bias=False)
+            self.up = nn.Linear(2, 24, bias=False)
+
+        def forward(self, x):
+            return self.base(x) + self.up(self.down(x))
+
+    def build_model(self) -> nn.Module:
+        blocks = [self.Added(nn.Linear(24, 24)) for _ in range(3)]
+        return nn.Sequential(*blocks, nn.Linear(24, 5).requires_grad_(False))
+
+
+class Sums(Mlp):
+    """A sum and its weight, with something to log."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        x, y = batch
+        losses = functional.cross_entropy(model(x), y, reduction="none")
+        return losses.sum(), (y >= 0).sum(), {"most": losses.detach()}
+
+
+class Convolutions(Mlp):
+    class Block(nn.Module):
+        def __init__(self, inner: int) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(inner, inner, 3, padding=1, bias=False)
+            self.norm = nn.BatchNorm2d(inner)
+
+        def forward(self, x):
+            return x + functional.relu(self.norm(self.conv(x)), inplace=True)
+
+    def build_model(self) -> nn.Module:
+        blocks = nn.Sequential(*[self.Block(6) for _ in range(3)])
+        ends = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 5))
+        return nn.Sequential(nn.Conv2d(3, 6, 3, 2, 1), blocks, ends)
+
+    def batch(self, batch: int, size: int = 16) -> Any:
+        return torch.zeros(batch, 3, size, size), torch.zeros(batch, dtype=torch.int64)
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int, *, is_fused: bool, dropout: float) -> None:
+        super().__init__()
+        self.is_fused, self.dropout, self.heads = is_fused, dropout, 2
+        self.norm, self.qkv = nn.LayerNorm(width), nn.Linear(width, 3 * width)
+        self.out, self.norm_2 = nn.Linear(width, width), nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        b, n, d = x.shape
+        q, k, v = (
+            t.view(b, n, self.heads, d // self.heads).transpose(1, 2)
+            for t in self.qkv(self.norm(x)).split(d, 2)
+        )
+        if self.is_fused:
+            y = functional.scaled_dot_product_attention(
+                q, k, v, is_causal=True, dropout_p=self.dropout
+            )
+        else:
+            mask = torch.ones(n, n, dtype=torch.bool, device=x.device).tril()
+            a = (q @ k.transpose(-2, -1)) / math.sqrt(d // self.heads)
+            y = (
+                functional.dropout(functional.softmax(a.masked_fill(~mask, -1e4), -1), self.dropout)
+                @ v
+            )
+        x = x + self.out(y.transpose(1, 2).reshape(b, n, d))
+        return x + functional.dropout(
+            self.down(functional.gelu(self.up(self.norm_2(x)))), self.dropout
+        )
+
+
+class Gpt:
+    """Batch and length."""
+
+    def __init__(self, *, is_fused: bool = False, dropout: float = 0.0) -> None:
+        self.is_fused, self.dropout = is_fused, dropout
+
+    class Model(nn.Module):
+        def __init__(self, *, is_fused: bool, dropout: float) -> None:
+            super().__init__()
+            self.tokens, self.places = nn.Embedding(64, 32), nn.Embedding(4096, 32)
+            blocks = [Attention(32, is_fused=is_fused, dropout=dropout) for _ in range(2)]
+            self.blocks, self.norm = nn.ModuleList(blocks), nn.LayerNorm(32)
+            self.head = nn.Linear(32, 64, bias=False)
+            self.head.weight = self.tokens.weight
+
+        def forward(self, ids):
+            x = self.tokens(ids) + self.places(torch.arange(ids.shape[1], device=ids.device))
+            for block in self.blocks:
+                x = block(x)
+            return self.head(self.norm(x))
+
+    def build_model(self) -> nn.Module:
+        return self.Model(is_fused=self.is_fused, dropout=self.dropout)
+
+    def batch(self, batch: int, size: int) -> Any:
+        return torch.zeros(batch, size, dtype=torch.int64)
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        return functional.cross_entropy(model(batch).flatten(0, 1), batch.flatten())
+
+
+def stage_of(**keys: Any) -> ResolvedStage:
+    return ResolvedStage(**{**STAGE, **keys})
+
+
+def traces_of(recipe, stage, points, *, device="cpu", is_fake=True, accumulation=1) -> list[Trace]:
+    """At each point; one at the first is thrown away."""
+    points = [points[0], *points]
+    with opened(recipe, stage, device=device, is_fake=is_fake) as traced:
+        traces = [
+            traced.trace(
+                recipe.batch(b, *([n] if n else [])), batch=b, size=n, accumulation=accumulation
+            )
+            for b, n in points
+        ]
+    return traces[1:]
+
+
+BATCHES = [(2, 0), (3, 0), (5, 0), (7, 0)]
+BOTH = [(2, 16), (2, 32), (2, 48), (3, 16), (3, 32), (3, 48), (4, 64)]
+
+
+def fit_of(recipe, stage, *, device="cpu", accumulation=1) -> Fit:
+    points = BOTH if isinstance(recipe, Gpt) else BATCHES
+    *used, held_back = traces_of(recipe, stage, points, device=device, accumulation=accumulation)
+    return fit(used, held_back=held_back)

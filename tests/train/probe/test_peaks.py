@@ -1,0 +1,103 @@
+"""A fake step predicts the peak of a real one, eight times beyond the largest batch it has seen."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.train.probe.models import (
+    BATCHES,
+    Convolutions,
+    Frozen,
+    Gpt,
+    Mlp,
+    Sums,
+    fit_of,
+    stage_of,
+    traces_of,
+)
+
+CLOSE = 1e-3
+BEYOND = (56, 0)
+LONGER = (24, 384)
+
+
+class WithMomentum(Mlp):
+    def build_optimizer(self, model):
+        return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+class ForeachAdam(Mlp):
+    def build_optimizer(self, model):
+        return torch.optim.AdamW(model.parameters(), foreach=True)
+
+
+CASES = {
+    "AdamW": (Mlp(), {}, 1),
+    "fused AdamW": (Mlp(), {"fused": True}, 1),
+    "foreach AdamW": (ForeachAdam(), {}, 1),
+    "SGD with momentum": (WithMomentum(), {}, 1),
+    "sums, accumulated": (Sums(), {}, 3),
+    "mostly frozen": (Frozen(), {}, 1),
+    "fp16 with its scale": (Mlp(), {"precision": "fp16"}, 1),
+    "BatchNorm": (Convolutions(), {}, 1),
+    "BatchNorm, bf16, checkpointed": (
+        Convolutions(),
+        {"gradient_checkpointing": True, "precision": "bf16"},
+        1,
+    ),
+}
+LONG_CASES = {
+    "GPT": (Gpt(dropout=0.1), {}, 1),
+    "GPT with fused attention": (Gpt(is_fused=True), {}, 1),
+    "GPT, bf16, checkpointed, accumulated": (
+        Gpt(dropout=0.1),
+        {"gradient_checkpointing": True, "precision": "bf16"},
+        2,
+    ),
+}
+
+
+def check(recipe, keys, accumulation):
+    stage = stage_of(**keys)
+    fitted = fit_of(recipe, stage, accumulation=accumulation)
+    assert fitted.is_exact, fitted.reason
+    point = LONGER if isinstance(recipe, Gpt) else BEYOND
+    [real] = traces_of(recipe, stage, [point], is_fake=False, accumulation=accumulation)
+    assert fitted.peak(*point) == pytest.approx(real.peak, rel=CLOSE)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_peak_of_a_real_step_is_foretold(case):
+    check(*CASES[case])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", LONG_CASES)
+def test_the_peak_of_a_real_step_is_foretold_over_batch_and_length(case):
+    check(*LONG_CASES[case])
+
+
+def test_a_step_is_told_apart_by_what_it_holds():
+    [trace] = traces_of(Mlp(), stage_of(), BATCHES[:1], is_fake=True)
+    weights = sum(p.numel() for p in Mlp().build_model().parameters()) * 4
+    held = dict.fromkeys(trace.kinds, 0)
+    for event in trace.events[: trace.begin]:
+        held[trace.kinds[event.number - 1]] += event.num_bytes
+    assert held["weights"] == weights
+    assert held["optimizer"] == 2 * weights + 8 * 4  # two moments, and a count per tensor
+    assert held["batch"] == 2 * 24 * 4 + 2 * 8
+    gradients = [e.num_bytes for e in trace.events if e.number > 0]
+    gradients = [b for b, kind in zip(gradients, trace.kinds, strict=True) if kind == "gradients"]
+    assert sum(gradients) == weights
+    assert sum(trace.peak_by_kind.values()) == trace.peak
+
+
+def test_frozen_parameters_have_neither_gradients_nor_states():
+    [trace] = traces_of(Frozen(), stage_of(), BATCHES[:1], is_fake=True)
+    trained = sum(p.numel() for p in Frozen().build_model().parameters() if p.requires_grad) * 4
+    sizes = dict.fromkeys(trace.kinds, 0)
+    for event in trace.events:
+        if event.number > 0:
+            sizes[trace.kinds[event.number - 1]] += event.num_bytes
+    assert sizes["gradients"] == trained
