@@ -144,10 +144,12 @@ def stage_of(**keys: Any) -> ResolvedStage:
     return ResolvedStage(**{**STAGE, **keys})
 
 
-def traces_of(recipe, stage, points, *, device="cpu", is_fake=True, accumulation=1) -> list[Trace]:
+def traces_of(
+    recipe, stage, points, *, device="cpu", is_fake=True, accumulation=1, ranks=1
+) -> list[Trace]:
     """At each point; one at the first is thrown away."""
     points = [points[0], *points]
-    with opened(recipe, stage, device=device, is_fake=is_fake) as traced:
+    with opened(recipe, stage, device=device, is_fake=is_fake, ranks=ranks) as traced:
         traces = [
             traced.trace(
                 recipe.batch(b, *([n] if n else [])), batch=b, size=n, accumulation=accumulation

@@ -1,0 +1,65 @@
+"""Operations whose result depends on numbers are taken at their largest, and counted."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from tasuki.train.probe.bounded import Bounds, Untraceable
+from tasuki.train.probe.tracker import Tracker
+
+
+@pytest.fixture
+def bounds():
+    found = Bounds()
+    with FakeTensorMode(), Tracker(bounds=found):
+        yield found
+
+
+def test_what_a_mask_selects_could_be_everything(bounds):
+    x = torch.ones(3, 4, requires_grad=True)
+    kept = x[x > 0]
+    kept.sum().backward()
+    assert kept.shape == (12,)
+    assert x.grad.shape == x.shape
+    assert torch.masked_select(x, x > 0).shape == (12,)
+    assert (x > 0).nonzero().shape == (12, 2)
+    assert torch.where(x > 0)[0].shape == (12,)
+    assert bounds.counts == {"index": 1, "masked_select": 1, "nonzero": 2}
+    assert bounds.in_words() == [
+        "results that depend on the data are taken at their largest: index, masked_select, nonzero"
+    ]
+
+
+def test_all_numbers_could_be_different(bounds):
+    x = torch.ones(3, 4)
+    values, inverse, counts = x.unique(return_inverse=True, return_counts=True)
+    assert (values.shape, inverse.shape, counts.shape) == ((12,), (3, 4), (12,))
+    assert x.unique(dim=0).shape == (3, 4)
+    assert torch.unique_consecutive(x).shape == (12,)
+
+
+def test_numbers_that_are_read_are_1_and_that_is_told(bounds):
+    assert torch.zeros(1).item() == 1.0
+    assert bool(torch.zeros(1, dtype=torch.bool))
+    assert "reads numbers" in bounds.in_words()[0]
+
+
+def test_what_has_no_bound_is_refused_by_name(bounds):
+    with pytest.raises(Untraceable, match="`bincount`"):
+        torch.bincount(torch.ones(3, dtype=torch.int64))
+    assert torch.bincount(torch.ones(3, dtype=torch.int64), minlength=5).shape == (5,)
+
+
+def test_a_copy_equals_its_original_until_one_is_written(bounds):
+    norm = nn.BatchNorm1d(4)
+    mean = norm.running_mean.clone()
+    other = norm.weight.detach().clone()
+    assert torch.equal(norm.running_mean, mean)
+    norm(torch.ones(3, 4))
+    assert not torch.equal(norm.running_mean, mean)  # its schema does not say that it is written
+    assert torch.equal(norm.weight, other)
+    other.add_(1)
+    assert not torch.equal(norm.weight, other)
