@@ -20,12 +20,16 @@ STAGE: dict[str, Any] = {"name": "a", "recipe": "r:R", "fused": False}
 class Mlp:
     """Batch alone."""
 
+    def __init__(self, width: int = 24) -> None:
+        self.width = width
+
     def build_model(self) -> nn.Module:
-        layers = [m for _ in range(3) for m in (nn.Linear(24, 24), nn.GELU())]
-        return nn.Sequential(*layers, nn.Linear(24, 5))
+        width = self.width
+        layers = [m for _ in range(3) for m in (nn.Linear(width, width), nn.GELU())]
+        return nn.Sequential(*layers, nn.Linear(width, 5))
 
     def batch(self, batch: int, size: int = 0) -> Any:
-        return torch.zeros(batch, 24), torch.zeros(batch, dtype=torch.int64)
+        return torch.zeros(batch, self.width), torch.zeros(batch, dtype=torch.int64)
 
     def loss(self, model: nn.Module, batch: Any) -> Any:
         x, y = batch
@@ -36,18 +40,18 @@ class Frozen(Mlp):
     """All but a small addition is frozen, as in LoRA."""
 
     class Added(nn.Module):
-        def __init__(self, base: nn.Linear) -> None:
+        def __init__(self, width: int) -> None:
             super().__init__()
-            self.base = base.requires_grad_(False)
-            self.down = nn.Linear(24, 2, bias=False)
-            self.up = nn.Linear(2, 24, bias=False)
+            self.base = nn.Linear(width, width).requires_grad_(False)
+            self.down = nn.Linear(width, 2, bias=False)
+            self.up = nn.Linear(2, width, bias=False)
 
         def forward(self, x):
             return self.base(x) + self.up(self.down(x))
 
     def build_model(self) -> nn.Module:
-        blocks = [self.Added(nn.Linear(24, 24)) for _ in range(3)]
-        return nn.Sequential(*blocks, nn.Linear(24, 5).requires_grad_(False))
+        blocks = [self.Added(self.width) for _ in range(3)]
+        return nn.Sequential(*blocks, nn.Linear(self.width, 5).requires_grad_(False))
 
 
 class Sums(Mlp):
@@ -69,10 +73,14 @@ class Convolutions(Mlp):
         def forward(self, x):
             return x + functional.relu(self.norm(self.conv(x)), inplace=True)
 
+    def __init__(self, width: int = 6) -> None:
+        super().__init__(width)
+
     def build_model(self) -> nn.Module:
-        blocks = nn.Sequential(*[self.Block(6) for _ in range(3)])
-        ends = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 5))
-        return nn.Sequential(nn.Conv2d(3, 6, 3, 2, 1), blocks, ends)
+        width = self.width
+        blocks = nn.Sequential(*[self.Block(width) for _ in range(3)])
+        ends = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 5))
+        return nn.Sequential(nn.Conv2d(3, width, 3, 2, 1), blocks, ends)
 
     def batch(self, batch: int, size: int = 16) -> Any:
         return torch.zeros(batch, 3, size, size), torch.zeros(batch, dtype=torch.int64)
@@ -112,16 +120,18 @@ class Attention(nn.Module):
 class Gpt:
     """Batch and length."""
 
-    def __init__(self, *, is_fused: bool = False, dropout: float = 0.0) -> None:
-        self.is_fused, self.dropout = is_fused, dropout
+    def __init__(
+        self, *, is_fused: bool = False, dropout: float = 0.0, width: int = 32, tokens: int = 64
+    ) -> None:
+        self.is_fused, self.dropout, self.width, self.tokens = is_fused, dropout, width, tokens
 
     class Model(nn.Module):
-        def __init__(self, *, is_fused: bool, dropout: float) -> None:
+        def __init__(self, width: int, tokens: int, *, is_fused: bool, dropout: float) -> None:
             super().__init__()
-            self.tokens, self.places = nn.Embedding(64, 32), nn.Embedding(4096, 32)
-            blocks = [Attention(32, is_fused=is_fused, dropout=dropout) for _ in range(2)]
-            self.blocks, self.norm = nn.ModuleList(blocks), nn.LayerNorm(32)
-            self.head = nn.Linear(32, 64, bias=False)
+            self.tokens, self.places = nn.Embedding(tokens, width), nn.Embedding(4096, width)
+            blocks = [Attention(width, is_fused=is_fused, dropout=dropout) for _ in range(2)]
+            self.blocks, self.norm = nn.ModuleList(blocks), nn.LayerNorm(width)
+            self.head = nn.Linear(width, tokens, bias=False)
             self.head.weight = self.tokens.weight
 
         def forward(self, ids):
@@ -131,13 +141,29 @@ class Gpt:
             return self.head(self.norm(x))
 
     def build_model(self) -> nn.Module:
-        return self.Model(is_fused=self.is_fused, dropout=self.dropout)
+        return self.Model(self.width, self.tokens, is_fused=self.is_fused, dropout=self.dropout)
 
     def batch(self, batch: int, size: int) -> Any:
         return torch.zeros(batch, size, dtype=torch.int64)
 
     def loss(self, model: nn.Module, batch: Any) -> Any:
         return functional.cross_entropy(model(batch).flatten(0, 1), batch.flatten())
+
+
+class Graphs(Mlp):
+    """Messages along edges, summed up at nodes; two nodes per sample, ten edges per node."""
+
+    def batch(self, batch: int, size: int = 0) -> Any:
+        num = 2 * batch
+        edges = torch.zeros(2, 10 * num, dtype=torch.int64)
+        return {"x": torch.zeros(num, self.width), "edge_index": edges}
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        x, (sources, targets) = batch["x"], batch["edge_index"]
+        x = model[:2](x)
+        messages = x.index_select(0, sources).sigmoid()
+        x = torch.zeros_like(x).index_add(0, targets, messages)
+        return model[2:](x).square().mean()
 
 
 def stage_of(**keys: Any) -> ResolvedStage:

@@ -9,6 +9,7 @@ from tests.train.probe.models import (
     Convolutions,
     Frozen,
     Gpt,
+    Graphs,
     Mlp,
     Sums,
     fit_of,
@@ -37,6 +38,7 @@ CASES = {
     "foreach AdamW": (ForeachAdam(), {}, 1),
     "SGD with momentum": (WithMomentum(), {}, 1),
     "sums, accumulated": (Sums(), {}, 3),
+    "message passing": (Graphs(), {}, 1),
     "mostly frozen": (Frozen(), {}, 1),
     "fp16 with its scale": (Mlp(), {"precision": "fp16"}, 1),
     "BatchNorm": (Convolutions(), {}, 1),
@@ -100,3 +102,11 @@ def test_frozen_parameters_have_neither_gradients_nor_states():
         if event.number > 0:
             sizes[trace.kinds[event.number - 1]] += event.num_bytes
     assert sizes["gradients"] == trained
+
+
+def test_rows_along_edges_are_messages():
+    [trace] = traces_of(Graphs(), stage_of(), BATCHES[:1], is_fake=True)
+    # What is gathered and its sigmoid, and the same in the backward pass; 40 edges of 24 numbers.
+    rows = [e for e in trace.events if e.number > 0 and trace.kinds[e.number - 1] == "messages"]
+    assert [e.num_bytes for e in rows[:2]] == [40 * 24 * 4] * 2
+    assert trace.peak_by_kind["messages"] >= 40 * 24 * 4
