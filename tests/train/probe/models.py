@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -9,10 +10,14 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from tasuki.data.loader import MicroBatch
 from tasuki.spec.resolved import ResolvedStage
+from tasuki.train.assemble import assemble, make_engine
+from tasuki.train.footprint import count_bytes, tensors_in
 from tasuki.train.probe.fit import Fit, fit
 from tasuki.train.probe.steps import opened
 from tasuki.train.probe.trace import Trace
+from tasuki.train.ranks import ALONE
 
 STAGE: dict[str, Any] = {"name": "a", "recipe": "r:R", "fused": False}
 
@@ -193,3 +198,32 @@ def fit_of(recipe, stage, *, device="cpu", accumulation=1) -> Fit:
     points = BOTH if isinstance(recipe, Gpt) else BATCHES
     *used, held_back = traces_of(recipe, stage, points, device=device, accumulation=accumulation)
     return fit(used, held_back=held_back)
+
+
+def profiled_peak(recipe, stage, point, *, accumulation=1) -> int:
+    """Of a real step, by torch's own profiler: nothing of ours looks."""
+    cpu = torch.device("cpu")
+    assembled = assemble(recipe, stage, device=cpu, total_steps=9, say=str)
+    engine = make_engine(recipe, stage, assembled, ranks=ALONE, device=cpu, num_shapes=1, say=str)
+    batch, size = point
+    data = recipe.batch(batch, *([size] if size else []))
+
+    def step() -> None:
+        micro_batches = [MicroBatch(data, batch)] * accumulation
+        engine.window.entries.clear()
+        engine.step(iter(micro_batches), batch * accumulation)
+
+    step()
+    step()
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
+        step()
+    states = tensors_in(dict(assembled.tracked.optimizer.state))
+    model = assembled.model
+    seen: set[int] = set()
+    kept = [*model.parameters(), *model.buffers(), *states, *tensors_in(data)]
+    there = count_bytes(kept, seen=seen)
+    events = profile.profiler.kineto_results.events()
+    told = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
+    return there + max(itertools.accumulate(num for _, num in told))

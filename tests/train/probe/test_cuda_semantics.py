@@ -134,3 +134,25 @@ def test_an_offloaded_optimizer_takes_nothing_of_the_device():
 def test_several_ranks_have_a_second_copy_of_the_gradients():
     [trace] = traces_of(Mlp(), stage_of(), [(2, 0)], device="cuda", ranks=2)
     assert held(trace, "gradients") == held(trace, "weights")
+
+
+class OwnAdam(Mlp):
+    def build_optimizer(self, model):
+        return torch.optim.AdamW(model.parameters())
+
+
+def test_adam_takes_all_parameters_at_once_as_on_cuda():
+    stage = stage_of(fused="auto")
+    [there] = traces_of(OwnAdam(), stage, [(2, 0)], device="cuda")
+    [here] = traces_of(OwnAdam(), stage, [(2, 0)], device="cpu")
+    assert most_in_step(there, "optimizer") == held(there, "weights")  # the roots of all moments
+    assert most_in_step(here, "optimizer") < held(here, "weights")
+
+
+def most_in_step(trace, kind):
+    now = most = 0
+    for event in trace.events[trace.begin :]:
+        if trace.kinds[abs(event.number) - 1] == kind:
+            now += event.num_bytes if event.number > 0 else -event.num_bytes
+            most = max(most, now)
+    return most

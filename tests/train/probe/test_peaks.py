@@ -13,6 +13,7 @@ from tests.train.probe.models import (
     Mlp,
     Sums,
     fit_of,
+    profiled_peak,
     stage_of,
     traces_of,
 )
@@ -77,6 +78,15 @@ def test_the_peak_of_a_real_step_is_foretold(case):
 @pytest.mark.parametrize("case", LONG_CASES)
 def test_the_peak_of_a_real_step_is_foretold_over_batch_and_length(case):
     check(*LONG_CASES[case])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("recipe", [Mlp(256), Gpt(width=64)], ids=["mlp", "gpt"])
+def test_torchs_own_profiler_sees_the_same_peak(recipe):
+    """Not of convolutions: a CPU's take scratch memory inside, which is no tensor."""
+    point = LONGER if isinstance(recipe, Gpt) else BEYOND
+    fitted = fit_of(recipe, stage_of())
+    assert fitted.peak(*point) == pytest.approx(profiled_peak(recipe, stage_of(), point), rel=5e-3)
 
 
 def test_a_step_is_told_apart_by_what_it_holds():
