@@ -18,6 +18,8 @@ from tests.train.probe.models import (
     traces_of,
 )
 
+from tasuki.train.probe.bounded import Untraceable
+
 CLOSE = 1e-3
 BEYOND = (56, 0)
 LONGER = (24, 384)
@@ -123,3 +125,14 @@ def test_rows_along_edges_are_messages():
     rows = [e for e in trace.events if e.number > 0 and trace.kinds[e.number - 1] == "messages"]
     assert [e.num_bytes for e in rows[:2]] == [40 * 24 * 4] * 2
     assert trace.peak_by_kind["messages"] >= 40 * 24 * 4
+
+
+class LeavesTorch(Mlp):
+    def loss(self, model, batch):
+        batch[0].numpy()
+        return super().loss(model, batch)
+
+
+def test_code_that_needs_numbers_is_named_with_its_line():
+    with pytest.raises(Untraceable, match=r"\.numpy\(\) is not supported.*test_peaks\.py:\d+"):
+        traces_of(LeavesTorch(), stage_of(), BATCHES[:1])

@@ -102,10 +102,10 @@ class Bounds:
     def saw(self, func: Any, args: Any, out: Any) -> None:
         """Every operation, afterwards."""
         self._now += 1
-        if func is _ATEN.clone.default:
+        if func is _ATEN.clone.default and _has_key(out):
             self._copies[_key(out)] = (_key(args[0]), self._now)
         for place in _written_by(func):
-            if place < len(args) and isinstance(args[place], Tensor):
+            if place < len(args) and _has_key(args[place]):
                 self._written[_key(args[place])] = self._now
 
     def forget(self, key: int) -> None:
@@ -120,6 +120,11 @@ class Bounds:
                 latest = max(self._written.get(key, 0) for key in (copy, original))
                 return latest <= since
         return False
+
+
+def _has_key(value: object) -> bool:
+    """A sparse tensor has no storage of its own."""
+    return isinstance(value, Tensor) and value.layout == torch.strided
 
 
 def _key(tensor: Tensor) -> int:

@@ -229,8 +229,9 @@ def _named_trouble(tracker: Tracker) -> Iterator[None]:
     except TasukiError:
         raise
     except Exception as error:
-        func = getattr(error, "func", None) or tracker.last_op
-        name = getattr(func, "__name__", "") or str(func)
+        func = getattr(error, "func", None)
+        last = getattr(tracker.last_op, "__name__", "nothing")
+        name = f"what follows {last}" if func is None else getattr(func, "__name__", str(func))
         raise Untraceable(name, where(error)) from error
 
 
