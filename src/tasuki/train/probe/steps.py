@@ -172,6 +172,7 @@ def opened(
         if device == "cuda":
             stack.enter_context(playing_cuda(tracker))
         stack.enter_context(tracker)
+        stack.enter_context(_frozen_garbage())
         yield TracedStage(
             recipe, stage, device=device, tracker=tracker, fake=fake, ranks=ranks, say=say
         )
@@ -233,6 +234,16 @@ def _named_trouble(tracker: Tracker) -> Iterator[None]:
         last = getattr(tracker.last_op, "__name__", "nothing")
         name = f"what follows {last}" if func is None else getattr(func, "__name__", str(func))
         raise Untraceable(name, where(error)) from error
+
+
+@contextlib.contextmanager
+def _frozen_garbage() -> Iterator[None]:
+    """All that torch's import made is left alone: looking through it takes longer than a step."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 @contextlib.contextmanager
