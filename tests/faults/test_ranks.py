@@ -59,8 +59,13 @@ FIRST_ONLY = [
 ]
 """Passed by rank 0 alone."""
 PLACES = EVERYWHERE + FIRST_ONLY
-ELSEWHERE = {"save.frozen": "test_saves.py", "loop.roll-back": "test_nan.py"}
-"""Passed only where parameters are frozen, or steps are not finite: killed there."""
+ELSEWHERE = {
+    "save.frozen": "test_saves.py",
+    "loop.roll-back": "test_nan.py",
+    "memory.decided": "test_out_of_memory.py",
+}
+"""Passed only where parameters are frozen, steps are not finite, or memory runs out: killed there.
+"""
 ONCE = ("start.committed", "loop.best")
 """Passed for certain by a run's first attempt, and perhaps never again."""
 DOWN_WITHIN_S = 5.0

@@ -107,6 +107,11 @@ class Loader:
         self._ahead.clear()
         self._start()
 
+    def rewind(self, step: int, split: StepSplit) -> None:
+        """Give out this step anew, and all after it, in other micro-batches."""
+        self._split, self._next_step = split, step
+        self.retune(self.settings)
+
     def stop(self) -> None:
         """End the workers and forget them: leaving must not wait for anybody."""
         if self._workers is not None:

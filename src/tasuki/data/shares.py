@@ -5,7 +5,7 @@ Joins the order (which samples a step has) with the split (who works on which of
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +14,16 @@ from numpy.typing import NDArray
 from tasuki.data.fetch import Request
 from tasuki.data.order import Order
 from tasuki.data.split import micro_batches, share_of_rank, split_by_cost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """From a step on, micro-batches of a bucket are smaller: larger ones ran out of memory."""
+
+    bucket: int
+    from_step: int
+    most: int
+    """Samples of a micro-batch; or what it may cost, where there are costs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -28,6 +38,25 @@ class StepSplit:
     """Of every sample of the data set; None: the number of samples alone counts."""
     budget: int = 0
     """The most that a micro-batch may cost, where there are costs."""
+    limits: tuple[Limit, ...] = ()
+    """Found on the way; each holds from its step on, so that a step is split in the same way
+    whenever it is done."""
+
+    def most_at(self, step: int, bucket: int) -> int:
+        """Samples of a micro-batch, or its cost."""
+        found = [
+            limit.most
+            for limit in self.limits
+            if limit.bucket == bucket and limit.from_step <= step
+        ]
+        return min([self.micro_batch if self.costs is None else self.budget, *found])
+
+    def with_limit(self, limit: Limit) -> StepSplit:
+        return replace(self, limits=(*self.limits, limit))
+
+    def at_last(self) -> StepSplit:
+        """All limits from the first step on: for passes that are tried and thrown away."""
+        return replace(self, limits=tuple(replace(limit, from_step=0) for limit in self.limits))
 
 
 class Share(NamedTuple):
@@ -49,12 +78,13 @@ def share_of_step(
     indices = samples.indices.tolist()
     seeds = order.seeds(epoch, step) if is_seeded else None
     num = len(indices)
-    if num <= split.micro_batch and split.world == 1 and split.costs is None:
+    most = split.most_at(stage_step, samples.bucket) if split.limits else split.micro_batch
+    if num <= most and split.world == 1 and split.costs is None:
         return Share((Request(indices, seeds),), (num,), num, samples.bucket)
-    pieces = _pieces(samples.indices, split)
+    pieces = _pieces(samples.indices, split, stage_step, samples.bucket)
     if not pieces:
         # A whole micro-batch, not one sample: BatchNorm refuses to learn from a single one.
-        lent = range(min(split.micro_batch, len(indices)))
+        lent = range(min(most, len(indices)))
         if split.costs is not None:
             lent = range(1)
         return Share((_request(indices, seeds, lent),), (0,), len(indices), samples.bucket)
@@ -63,12 +93,39 @@ def share_of_step(
     return Share(requests, counts, len(indices), samples.bucket)
 
 
-def _pieces(indices: NDArray[np.int64], split: StepSplit) -> list[range] | list[list[int]]:
+def halve(order: Order, stage_step: int, split: StepSplit) -> tuple[int, Limit | None]:
+    """(the largest micro-batch of a step, on whichever rank; the limit that halves it). None:
+    every sample goes alone already. The same on all ranks."""
+    samples = order.step(*divmod(stage_step, order.steps_per_epoch))
+    most = split.most_at(stage_step, samples.bucket)
+    if split.costs is None:
+        share = share_of_rank(len(samples.indices), 0, split.world)
+        largest = max(map(len, micro_batches(share, most)))
+        is_single = largest == 1
+    else:
+        costs = split.costs[samples.indices].tolist()
+        pieces = [
+            piece
+            for rank in range(split.world)
+            for piece in split_by_cost(costs, most, rank=rank, world=split.world)
+        ]
+        together = [sum(costs[n] for n in piece) for piece in pieces if len(piece) > 1]
+        largest = max(together, default=max(costs))
+        is_single = largest < 2 or not together
+    half = -(-largest // 2)
+    limit = Limit(bucket=samples.bucket, from_step=stage_step, most=half)
+    return largest, None if is_single else limit
+
+
+def _pieces(
+    indices: NDArray[np.int64], split: StepSplit, step: int, bucket: int
+) -> list[range] | list[list[int]]:
+    most = split.most_at(step, bucket)
     if split.costs is not None:
         costs = split.costs[indices].tolist()
-        return split_by_cost(costs, split.budget, rank=split.rank, world=split.world)
+        return split_by_cost(costs, most, rank=split.rank, world=split.world)
     mine = share_of_rank(len(indices), split.rank, split.world)
-    return micro_batches(mine, split.micro_batch) if mine else []
+    return micro_batches(mine, most) if mine else []
 
 
 def _request(indices: list[int], seeds: list[int] | None, piece: range | list[int]) -> Request:

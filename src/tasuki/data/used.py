@@ -42,7 +42,7 @@ _WIDTH = 64
 _MASK = 2**_WIDTH - 1
 _ROOM = 1 << 16
 _PER_STEP = 256
-"""What is not folded yet: at most 256 steps, and fewer where they are large."""
+"""What is not folded yet: at most 256 steps, and fewer where they are large; a step as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +99,16 @@ class UsedSamples:
 
     def add(self, stage_step: int, indices: Sequence[int]) -> None:
         """These samples were used in that step of the stage. Mere keeping: 0.1 µs."""
+        if self._room < 0 and self._pending[-1][0] != stage_step:
+            self._fold()
         self._pending.append((stage_step, indices))
         self._room -= _PER_STEP + len(indices)
-        if self._room < 0:
-            self._fold()
+
+    def take_back(self, stage_step: int) -> None:
+        """Of the running step: it is undone, and none of its samples has been used."""
+        while self._pending and self._pending[-1][0] == stage_step:
+            _, indices = self._pending.pop()
+            self._room += _PER_STEP + len(indices)
 
     def total(self) -> Used:
         """Everything so far, what it began with included."""

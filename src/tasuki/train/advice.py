@@ -36,6 +36,8 @@ _NO_MEMORY = (
 )
 _BYTES_ASKED = re.compile(r"tried to allocate (\d+) bytes")
 _ASKED = re.compile(r"Tried to allocate (\d[\d.]* \w+)")
+_BYTES_OVER = re.compile(r"(\d+) bytes too many")
+_FREE = re.compile(r"of which (\d[\d.]* \w+) is free")
 _TOO_LARGE = (
     "the model and its optimizer alone are too large: use a GPU (or a node) with more memory, a "
     "smaller model, or an optimizer that keeps less"
@@ -196,27 +198,36 @@ def explain_memory(
         words = "; or ".join(way for way, _ in ways)
         hint = f"{words}; then {then or ways[0][1]}"
     return OutOfMemory(
-        f"{doing}{told}{_asked(error)}", hint=hint or _TOO_LARGE, is_mistake=is_mistake
+        f"{doing}{told}{asked_for(error)}", hint=hint or _TOO_LARGE, is_mistake=is_mistake
     )
 
 
 def _amount(stage: ResolvedStage, batch: Batch) -> str:
-    if stage.buckets.budget is not None:
+    if stage.buckets.budget is not None and batch.micro_batch > 1:
         return f"cost {stage.buckets.budget:,}"
     return "1 sample" if batch.micro_batch == 1 else f"{batch.micro_batch} samples"
 
 
-def _asked(error: BaseException) -> str:
-    if found := _BYTES_ASKED.search(str(error)):
-        return f" (it asked for {format_bytes(int(found[1]))} more)"
-    if found := _ASKED.search(str(error)):
-        return f" (it asked for {found[1]} more)"
-    return ""
+def asked_for(error: BaseException) -> str:
+    """By how much it did not fit, as far as that is told."""
+    words = str(error)
+    if found := _BYTES_ASKED.search(words):
+        asked = format_bytes(int(found[1]))
+    elif found := _ASKED.search(words):
+        asked = found[1]
+    else:
+        return ""
+    more = ""
+    if found := _BYTES_OVER.search(words):
+        more = f", {format_bytes(int(found[1]))} too many"
+    elif found := _FREE.search(words):
+        more = f", {found[1]} were free"
+    return f" (it asked for {asked} more{more})"
 
 
 def _ways(stage: ResolvedStage, batch: Batch, ranks: int) -> Iterator[tuple[str, str]]:
     """(what to write, how to go on with it), the best first."""
-    if stage.buckets.budget is not None:
+    if stage.buckets.budget is not None and batch.micro_batch > 1:
         half = max(1, stage.buckets.budget // 2)
         yield f"write `budget: {half}` in `buckets`", "`tasuki run --new`"
         return
@@ -229,6 +240,8 @@ def _ways(stage: ResolvedStage, batch: Batch, ranks: int) -> Iterator[tuple[str,
     if stage.gradient_checkpointing in (False, "auto"):
         words = "write `gradient_checkpointing: true` (slower, far less memory)"
         yield words, _accept("gradient_checkpointing")
+    if not smaller and stage.precision == "fp32":
+        yield "write `precision: bf16` (activations of half the size)", _accept("precision")
     if not smaller:
         words = "use a GPU (or a node) with more memory, or leave the largest samples out"
         yield words, "`tasuki run`"

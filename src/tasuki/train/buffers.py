@@ -38,10 +38,12 @@ def keep_buffers(module: nn.Module) -> list[Kept]:
 
 def keep_own_buffers(owner: nn.Module) -> list[Kept]:
     """Without those of its children."""
-    return [
-        Kept(owner, name, buffer, None if buffer is None else buffer.clone())
-        for name, buffer in owner._buffers.items()
-    ]
+    return [keep_buffer(owner, name) for name in owner._buffers]
+
+
+def keep_buffer(owner: nn.Module, name: str) -> Kept:
+    buffer = owner._buffers.get(name)
+    return Kept(owner, name, buffer, None if buffer is None else buffer.clone())
 
 
 def _are_equal(buffer: Tensor | None, value: Tensor | None) -> bool:

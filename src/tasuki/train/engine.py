@@ -8,6 +8,7 @@ back-propagated as it is. A loss is read (a device synchronisation) only when it
 from __future__ import annotations
 
 import contextlib
+import traceback
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -21,10 +22,12 @@ from torch.optim import Optimizer
 from tasuki.data.loader import MicroBatch
 from tasuki.errors import RecipeError
 from tasuki.failpoints import failpoint
+from tasuki.train.advice import is_out_of_memory
 from tasuki.train.buffers import Kept, keep_buffers, put_buffers_back
 from tasuki.train.compiled import Compiled
 from tasuki.train.offload import OffloadedOptimizer
 from tasuki.train.precision import autocast, make_scaling
+from tasuki.train.undo import DoesNotFit, Undo
 from tasuki.train.unused import refuse_unfinished
 
 LossOutput = Tensor | tuple[Tensor, Any] | tuple[Tensor, Any, dict[str, Any]]
@@ -125,6 +128,8 @@ class StepEngine:
         """Whether `loss` gives means; known after the first."""
         self.scalars: dict[str, Any] = {}
         """What the recipe's loss last gave to be logged."""
+        self.undo: Undo | None = None
+        """Where there is one, a step whose passes run out of memory is undone: DoesNotFit."""
         self.exchange_s: float | None = None
         """How long a step waits for the gradients of the other ranks, where it was measured."""
 
@@ -141,7 +146,15 @@ class StepEngine:
         place = self.window.begin_step()
         # A forward pass moves running means, and NaN in them would stay.
         kept = keep_buffers(self._module) if is_checked else []
-        weight = self._accumulate(batches, num_samples)
+        try:
+            if self.undo is not None:
+                self.undo.begin()
+            weight = self._accumulate(batches, num_samples)
+        except Exception as error:
+            if self.undo is None or not is_out_of_memory(error):
+                raise
+            traceback.clear_frames(error.__traceback__)  # they hold what takes the room
+            raise DoesNotFit(error, is_undone=self._undo_step(self.undo, place)) from error
         if weight is not None:
             weight = self._sum_over_ranks(weight)
             if not isinstance(weight, Tensor) and weight == 0:
@@ -213,13 +226,19 @@ class StepEngine:
             self.scaling.step(self._optimizer)
         self._optimizer.zero_grad(set_to_none=True)
 
-    # -- steps that are not finite --------------------------------------------------------------
+    # -- steps that do not count ----------------------------------------------------------------
 
     def _throw_step_away(self, kept: list[Kept], place: int) -> bool:
         self._optimizer.zero_grad(set_to_none=True)
         self.window.drop_since(place)
         put_buffers_back(kept)
         return False
+
+    def _undo_step(self, undo: Undo, place: int) -> bool:
+        """Out of memory in a pass: whether all is as it was when the step began."""
+        self._optimizer.zero_grad(set_to_none=True)
+        self.window.drop_since(place)
+        return undo.put_back()
 
     def _is_finite(self, norm: Tensor | None, place: int) -> bool:
         """All ranks see the same gradient, but each its own loss: they agree."""

@@ -37,9 +37,13 @@ class FirstSteps:
         self._task, self._saver = task, saver
         self._left = min(_STEPS, steps_left)
         self._measuring = contextlib.ExitStack()
-        self._footprint = Footprint(
-            setup.model, setup.tracked.optimizer, device=task.device, hooks=not task.stage.compile
-        )
+        self._model, self._optimizer = setup.model, setup.tracked.optimizer
+        self._footprint = self._begin()
+
+    def _begin(self) -> Footprint:
+        task = self._task
+        hooks = not task.stage.compile
+        return Footprint(self._model, self._optimizer, device=task.device, hooks=hooks)
 
     def begin_step(self, batches: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
         self._left -= 1
@@ -47,6 +51,12 @@ class FirstSteps:
             return batches
         self._measuring.enter_context(self._footprint.measured())
         return self._footprint.watch(batches)
+
+    def undo_step(self) -> None:
+        """A micro-batch that did not fit is not what is to be measured."""
+        self._left += 1
+        self._measuring.close()
+        self._footprint = self._begin()
 
     def end_step(self) -> bool:
         """Until its own is over."""

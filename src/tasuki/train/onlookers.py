@@ -19,6 +19,10 @@ class Onlooker(Protocol):
         """The step's micro-batches come through here."""
         ...
 
+    def undo_step(self) -> None:
+        """It ran out of memory, and begins anew."""
+        ...
+
     def end_step(self) -> bool:
         """False: nothing more is to be seen."""
         ...

@@ -106,6 +106,9 @@ class Profile:
     def begin_step(self, batches: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
         return self.waits(batches)
 
+    def undo_step(self) -> None:
+        """Its time has passed all the same."""
+
     def end_step(self) -> bool:
         """After each step, until the stage is over: losses are looked at all along."""
         self._done += 1

@@ -41,6 +41,7 @@ from tasuki.train.engine import StepEngine
 from tasuki.train.exact import describe, freeze, what_differs
 from tasuki.train.exchange import measure_exchange
 from tasuki.train.fingerprints import fingerprint_data, refuse_changed_data
+from tasuki.train.fitting import Fitting
 from tasuki.train.prepare import Setup, load_initial_weights, start_seed
 from tasuki.train.ranks import wrap_module
 from tasuki.train.rhythm import SaveCost
@@ -88,7 +89,9 @@ class Begin:
         )
 
 
-def begin_or_resume(task: Task, setup: Setup, engine: StepEngine, saver: Saver) -> Begin:
+def begin_or_resume(
+    task: Task, setup: Setup, engine: StepEngine, saver: Saver, fitting: Fitting
+) -> Begin:
     """Find the checkpoint to go on from, or commit the stage's first; then restore it."""
     with task.stopwatch.part("restore"):
         newest, is_resumed, loaded = _agree_on_checkpoint(task)
@@ -100,7 +103,7 @@ def begin_or_resume(task: Task, setup: Setup, engine: StepEngine, saver: Saver) 
         if name is None:
             name, cost = _commit_start(task, setup, engine, saver, begin, parent=newest)
             failpoint("start.committed")
-        _settle_buckets(task, setup, engine)
+        _settle_buckets(task, setup, engine, fitting)
         if is_resumed and task.is_first:
             _refuse_changed_data(task, begin, name)
         restored = restore_checkpoint(task, setup, engine, saver, name, loaded=loaded)
@@ -406,14 +409,14 @@ def _refuse_full_disk(task: Task, setup: Setup) -> None:
         )
 
 
-def _settle_buckets(task: Task, setup: Setup, engine: StepEngine) -> None:
+def _settle_buckets(task: Task, setup: Setup, engine: StepEngine, fitting: Fitting) -> None:
     """DDP groups its gradients anew after its first step, and a compiler may fail at it: let them,
     before the state is restored."""
     if task.ranks.world == 1 and task.stage.compile is False:
         return
     if not isinstance(setup.order, Order):  # a loader of the user's own, which has one rank
         return
-    share = share_of_step(setup.order, 0, setup.data.split)
+    share = share_of_step(setup.order, 0, fitting.split.at_last())
     batch = setup.data.fetcher(share.requests[0])
     if task.ranks.world > 1:
         _allow_unused(task, setup, engine, batch)

@@ -63,6 +63,9 @@ class Trace:
             self._ids += map(int, batch.indices)
             yield batch
 
+    def undo_step(self) -> None:
+        """Its next beginning forgets what was seen of it."""
+
     def end_step(self) -> bool:
         """After every step."""
         self._step += 1

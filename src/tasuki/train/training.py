@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from tasuki.train.advice import memory_advice
 from tasuki.train.data import make_loader
 from tasuki.train.engine import StepEngine
 from tasuki.train.finish import finish_stage
+from tasuki.train.fitting import Fitting
 from tasuki.train.memory import FirstSteps
 from tasuki.train.onlookers import Onlooker
 from tasuki.train.pace import Pace, first_settings
@@ -69,14 +71,23 @@ def run_training(task: Task) -> None:
     )
     with memory_advice(task, setup) as place, noting_unused(task), finishing_saves(task, saver):
         engine = build_engine(task, setup)
-        begin = begin_or_resume(task, setup, engine, saver)
+        fitting = Fitting(task, setup, place)
+        begin = begin_or_resume(task, setup, engine, saver, fitting)
         place.begin(begin.progress)
-        training = Training(task, setup, engine, saver, begin)
+        fitting.watch(engine)
+        training = Training(task, setup, engine, saver, begin, fitting)
         while not training.run_or_roll_back():
             begin = roll_back(task, setup, engine, saver, training)
             until = training.progress.step
             training = Training(
-                task, setup, engine, saver, begin, suspect_until=until, metrics=training.metrics
+                task,
+                setup,
+                engine,
+                saver,
+                begin,
+                fitting,
+                suspect_until=until,
+                metrics=training.metrics,
             )
         training.finish()
 
@@ -127,6 +138,7 @@ class Training:
         engine: StepEngine,
         saver: Saver,
         begin: Begin,
+        fitting: Fitting,
         *,
         suspect_until: int = 0,
         metrics: MetricLog | None = None,
@@ -134,6 +146,7 @@ class Training:
         self.task, self.setup, self.engine = task, setup, engine
         stage, order = task.stage, setup.order
         self.begin = begin
+        self._fitting = fitting
         self.progress: Progress = begin.progress
         self._first_step = begin.progress.step
         self._schedule = setup.schedule
@@ -224,6 +237,8 @@ class Training:
                 self.saving.save()
             began = self.task.clock.monotonic()
             now = self._step(batches, num_samples, began)
+            if now is None:
+                continue  # it ran out of memory: the same step comes again
             if foreign is not None:
                 self.progress.loader = foreign.state()  # now: the next step is not fetched yet
             if self._saver.news is not None:
@@ -236,9 +251,9 @@ class Training:
         if not self.begin.is_end:
             self.saving.commit_end()
 
-    def _step(self, batches: Iterator[MicroBatch], num_samples: int, began: float) -> float:
-        """One step and its times; when it ended. Nothing here reads a tensor, unless steps are
-        checked. In few calls, as all that every step does: see engine.py."""
+    def _step(self, batches: Iterator[MicroBatch], num_samples: int, began: float) -> float | None:
+        """One step and its times; when it ended. None: it was undone. Nothing here reads a tensor,
+        unless steps are checked. In few calls, as all that every step does: see engine.py."""
         failpoint("step.begin")
         watch, progress, waited_s = self.task.watch, self.progress, self._loader.wait_s
         watch.step_began_at = began
@@ -248,7 +263,15 @@ class Training:
         for onlooker in self._onlookers:
             batches = onlooker.begin_step(batches)
         is_checked = progress.step < self._suspect_until
-        if not self.engine.step(batches, num_samples, is_checked=is_checked):
+        try:
+            is_counted = self.engine.step(batches, num_samples, is_checked=is_checked)
+        except Exception as error:
+            self._fitting.shrink(progress, error)
+            is_counted = None
+        if is_counted is None:  # out here, where nothing holds what the failed passes made
+            self._begin_again()
+            return None
+        if not is_counted:
             self._skip()
         if self._own_schedule is not None:
             self._own_schedule.step()
@@ -265,6 +288,16 @@ class Training:
             self._onlookers = [one for one in self._onlookers if one.end_step()]
         failpoint("step.done")
         return now
+
+    def _begin_again(self) -> None:
+        """The step was undone: it comes again, in smaller micro-batches of the same samples."""
+        step, loader = self.progress.step, self._loader
+        assert isinstance(loader, Loader)
+        self._fitting.free_memory()
+        self.saving.used.take_back(step)
+        for onlooker in self._onlookers:
+            onlooker.undo_step()
+        loader.rewind(step, self._fitting.split)
 
     def _noted(self, batches: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
         """The same micro-batches; which samples they hold is written down, for the audit."""
@@ -431,7 +464,7 @@ class Training:
 
     def _make_loader(self) -> Loader | ForeignLoader:
         loader = make_loader(
-            self.setup.data,
+            replace(self.setup.data, split=self._fitting.split),
             first_step=self.progress.step,
             total_steps=self.setup.total_steps,
             settings=first_settings(self.task, self.setup.data.fetcher),

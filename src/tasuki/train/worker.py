@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import faulthandler
 import os
 import socket
@@ -80,9 +81,18 @@ def _work(orders: Orders, watch: Watch, clock: Clock) -> None:
             from tasuki.train.advice import setup_advice
 
             run = _import_phase(orders.phase)
-    with setup_advice(task.stage):
+    with setup_advice(task.stage), _memory_cap(os.environ.get("TASUKI_MEMORY_CAP")):
         run(task)
     task.ranks.say_goodbye()
+
+
+def _memory_cap(limit: str | None) -> contextlib.AbstractContextManager[object]:
+    """For tests: run out of memory on any machine."""
+    if not limit:
+        return contextlib.nullcontext()
+    from tasuki.testing.memory import memory_cap
+
+    return memory_cap(limit)
 
 
 def _import_phase(phase: str) -> Callable[[Task], None]:

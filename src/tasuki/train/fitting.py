@@ -1,0 +1,166 @@
+"""What follows when a step runs out of memory: smaller micro-batches, for its bucket, from it on.
+
+The effective batch stays, and so do the samples of the step. The decision is an event on disk
+before any step uses it, with the step from which it holds: an attempt that resumes splits every
+step as it was split before (promise 9). Where the step could be undone it is simply done again;
+where it could not (in the optimizer's step parameters may be half updated; with several ranks the
+others wait for a sum that never comes) the attempt ends, and the next one starts from the last
+checkpoint with the smaller micro-batch. A loader of the recipe's own makes its batches itself:
+nothing here can split them. Called by training.py.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+from tasuki.data.order import Order
+from tasuki.data.shares import Limit, StepSplit, halve
+from tasuki.failpoints import failpoint
+from tasuki.telemetry.events import read_events
+from tasuki.train.advice import OutOfMemory, Place, asked_for, explain_memory, is_out_of_memory
+from tasuki.train.engine import StepEngine
+from tasuki.train.prepare import Setup
+from tasuki.train.snapshot import Progress
+from tasuki.train.task import Task
+from tasuki.train.undo import DoesNotFit, Undo
+
+EVENT = "micro-batch"
+_TOLD_WITHIN = timedelta(minutes=30)
+
+
+class Fitting:
+    """How the steps of one stage are split, now."""
+
+    def __init__(self, task: Task, setup: Setup, place: Place) -> None:
+        self._task, self._setup, self._place = task, setup, place
+        limits = _agree_on_limits(task) if isinstance(setup.order, Order) else ()
+        self.split: StepSplit = replace(setup.data.split, limits=limits)
+
+    def watch(self, engine: StepEngine) -> None:
+        """From now on steps that do not fit are undone."""
+        if isinstance(self._setup.order, Order) and self._task.ranks.world == 1:
+            engine.undo = Undo(self._setup.model, self._task.device)
+
+    def shrink(self, progress: Progress, error: Exception) -> None:
+        """After a step that failed: returns where it was undone and can be done again; raises
+        otherwise, whatever is to be raised."""
+        is_undone = isinstance(error, DoesNotFit) and error.is_undone
+        cause = error.error if isinstance(error, DoesNotFit) else error
+        order = self._setup.order
+        if not isinstance(order, Order) or (cause is not None and not is_out_of_memory(cause)):
+            raise error
+        largest, limit = halve(order, progress.step, self.split)
+        told = asked_for(cause) if cause is not None else ""
+        if limit is None:
+            raise self._nothing_smaller(progress, cause) from cause
+        self._decide(limit, largest, told, is_undone=is_undone)
+        if is_undone:
+            self._say(limit, largest, told)
+            return
+        raise OutOfMemory(
+            f"stage `{self._task.stage.name}` ran out of memory at step {progress.step} with a "
+            f"micro-batch of {self._amount(largest)}{told}, where the step cannot be undone; the "
+            f"next attempt goes on from the last checkpoint with {self._amount(limit.most)}",
+            hint=f"nothing to do; `micro_batch: {limit.most}` avoids it"
+            if self.split.costs is None
+            else f"nothing to do; a `budget` of {limit.most} avoids it",
+            is_mistake=False,
+        ) from cause
+
+    def free_memory(self) -> None:
+        """Of the passes that failed: what they made may hang together in circles."""
+        gc.collect()
+        if self._task.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _decide(self, limit: Limit, was: int, told: str, *, is_undone: bool) -> None:
+        """On disk first. Where ranks have not agreed, whichever met it writes it down."""
+        task = self._task
+        if task.is_first or not is_undone:
+            task.events.add(
+                EVENT,
+                stage=task.stage.name,
+                bucket=limit.bucket,
+                from_step=limit.from_step,
+                most=limit.most,
+                was=was,
+                unit="samples" if self.split.costs is None else "cost",
+                reason=f"out of memory{told}",
+            )
+            task.events.sync()
+            failpoint("memory.decided")
+        self.split = self.split.with_limit(limit)
+
+    def _say(self, limit: Limit, was: int, told: str) -> None:
+        order = self._setup.order
+        assert isinstance(order, Order)
+        size = order.plan.buckets[limit.bucket].size
+        where = f" of size {size}" if size and len(order.plan.buckets) > 1 else ""
+        self._task.say(
+            f"WARNING: step {limit.from_step} ran out of memory with a micro-batch of "
+            f"{self._amount(was)}{where}{told}: it is done again with {self._amount(limit.most)} "
+            f"at once, and so are all later steps{where}; the effective batch stays "
+            f"{order.effective_batch}{_differing(self._setup.model)}"
+        )
+
+    def _amount(self, most: int) -> str:
+        if self.split.costs is not None:
+            return f"cost {most:,}"
+        return "1 sample" if most == 1 else f"{most} samples"
+
+    def _nothing_smaller(self, progress: Progress, error: BaseException | None) -> OutOfMemory:
+        order, task = self._setup.order, self._task
+        assert isinstance(order, Order)
+        bucket = order.step(*divmod(progress.step, order.steps_per_epoch)).bucket
+        return explain_memory(
+            task.stage,
+            error or MemoryError("on another rank"),
+            doing=f"stage `{task.stage.name}` ran out of memory at step {progress.step}",
+            batch=replace(self._setup.batch, micro_batch=1),
+            size=order.plan.buckets[bucket].size,
+            ranks=task.ranks.world,
+            # A fresh process after some progress may well get further: memory was in pieces.
+            is_mistake=not self._place.has_saved,
+        )
+
+
+def _differing(model: nn.Module) -> str:
+    """What hangs on more than single samples."""
+    modules = list(model.modules())
+    found = []
+    if any(isinstance(module, _DropoutNd) and module.p > 0 for module in modules):
+        found.append("dropout draws other numbers")
+    if any(isinstance(module, _BatchNorm) for module in modules):
+        found.append("BatchNorm sees smaller batches")
+    return f" ({' and '.join(found)} than without this)" if found else ""
+
+
+def _agree_on_limits(task: Task) -> tuple[Limit, ...]:
+    """Those of earlier attempts. Rank 0 looks; the others take its word."""
+    key = "tasuki/limits"
+    store = task.ranks.store
+    if task.is_first:
+        told = list(_told(read_events(task.run), task.stage.name))
+        if store is not None:
+            store.set(key, json.dumps(told))
+    else:
+        assert store is not None
+        store.wait([key], _TOLD_WITHIN)
+        told = json.loads(store.get(key))
+    return tuple(Limit(bucket=b, from_step=s, most=m) for b, s, m in told)
+
+
+def _told(events: Iterable[dict[str, Any]], stage: str) -> Iterable[tuple[int, int, int]]:
+    for event in events:
+        if event["kind"] == EVENT and event.get("stage") == stage:
+            yield int(event["bucket"]), int(event["from_step"]), int(event["most"])
