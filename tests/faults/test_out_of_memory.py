@@ -30,7 +30,7 @@ class Eater(Learner):
     def __init__(self, dropout=0.0, norm="layer", width=1000, scratch=(), room=None, **more):
         super().__init__(norm=norm, **more)
         self.dropout, self.width, self.scratch = dropout, width, set(scratch)
-        self.room = room or {}
+        self.room = room or {"most": 99}
 
     def build_dataset(self, source, split):
         return Numbered(self.samples)
@@ -46,7 +46,9 @@ class Eater(Learner):
         x, y, numbers = batch
         rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
         note(rank, f"{len(x)} {','.join(map(str, numbers.tolist()))}")
-        if len(x) > self.room.get(f"{rank}", 99):
+        self.calls += 1
+        is_mine = rank == self.room.get("rank", rank) and self.calls > self.room.get("after", 0)
+        if len(x) > self.room["most"] and is_mine and os.environ["TASUKI_ATTEMPT"] == "1":
             torch.empty(10**15)
         if self.scratch & set(numbers.tolist()) and os.environ["TASUKI_ATTEMPT"] == "1":
             scratch = torch.empty(len(x), 40_000)
@@ -230,3 +232,58 @@ def test_where_one_sample_is_too_large_it_says_by_how_much_and_what_would_help(w
     for words in ("`gradient_checkpointing: true`", "`precision: bf16`", "more memory"):
         assert words in said.hint
     assert len(events(project, "attempt-ended")) == 1, "trying again would change nothing"
+
+
+# -- several ranks ------------------------------------------------------------------------------
+
+
+def four(folder: Path, **params) -> Project:
+    """Each has four samples of a step."""
+    return eater(
+        folder,
+        ranks=4,
+        params={**DROPOUT, "samples": 48, **params},
+        stages=[{"name": "one", "data": "d", "epochs": 15}],
+        defaults={"effective_batch": 16, "save": {"every": "7 steps"}},
+    )
+
+
+def knowing(folder: Path, warm, project: Project) -> Project:
+    """A run without any fault that is told the decisions of another beforehand."""
+    made = four(folder)
+    made.run.events.mkdir(exist_ok=True)
+    told = [json.dumps(event) + "\n" for event in events(project, "micro-batch")]
+    (made.run.events / "0.0.before.jsonl").write_text("".join(told))
+    finish(warm, made, starts=1)
+    assert decisions(made) == decisions(project)
+    return made
+
+
+@pytest.mark.parametrize(("after", "step"), [(0, 0), (10, None)])
+def test_ranks_vote_and_all_do_the_step_again_when_one_of_four_has_no_room(
+    warm, tmp_path, after, step
+):
+    """In the first steps of an attempt, or in the pass that is tried before them."""
+    project = four(tmp_path / "p", room={"rank": 2, "most": 2, "after": after})
+    finish(warm, project, starts=1)
+    assert len(events(project, "attempt-ended")) == 1, project.logs()
+    ((_, from_step, was, most),) = decisions(project)
+    assert (was, most) == (4, 2) and (from_step == step if step is not None else from_step > 0)
+    for rank in range(4):
+        sizes = [len(samples) for samples in passes(project, rank=rank)]
+        assert sizes[0] == 4 and set(sizes[-20:]) == {2}, (rank, sizes)
+    assert differences(knowing(tmp_path / "k", warm, project), project) == []
+
+
+def test_a_rank_that_has_no_room_any_more_brings_all_back_to_a_checkpoint(warm, tmp_path):
+    """The others are in the middle of a sum: nobody can vote."""
+    project = four(tmp_path / "p", room={"rank": 2, "most": 2, "after": 40})
+    finish(warm, project, starts=1)
+    first, last = events(project, "attempt-ended")
+    assert first["ending"] == "failed" and last["ending"] == "done", project.logs()
+    assert "ran out of memory at step" in first["message"], first
+    ((_, from_step, was, most),) = decisions(project)
+    assert (was, most) == (4, 2) and from_step > 20
+    (told,) = events(project, "micro-batch")
+    assert told["who"] == "rank2"
+    assert differences(knowing(tmp_path / "k", warm, project), project) == []

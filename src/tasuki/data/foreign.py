@@ -176,6 +176,7 @@ class ForeignLoader:
 
     fetch_s = 0.0
     batches = 0
+    bucket = 0
 
     def __init__(
         self,

@@ -81,6 +81,8 @@ class Loader:
         self._ahead: deque[Share] = deque()
         """Shares of the next steps."""
         self._num_ahead = max(1, min(_STEPS_AHEAD, _SAMPLES_AHEAD // order.effective_batch))
+        self.bucket = 0
+        """Of the step that was given out last."""
         self._seen: set[int] = set()
         """Buckets of which a step was given out."""
         self.settings = settings or LoaderSettings()
@@ -91,6 +93,7 @@ class Loader:
         while self._next_step < self._total_steps:
             share = self._next_share()
             self._next_step += 1
+            self.bucket = share.bucket
             self._seen.add(share.bucket)
             yield self._fetch(share), share.num_samples
 

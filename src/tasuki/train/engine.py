@@ -27,6 +27,14 @@ from tasuki.train.buffers import Kept, keep_buffers, put_buffers_back
 from tasuki.train.compiled import Compiled
 from tasuki.train.offload import OffloadedOptimizer
 from tasuki.train.precision import autocast, make_scaling
+from tasuki.train.together import (
+    Groups,
+    OutOfMemoryElsewhere,
+    add_up,
+    agree_on_any,
+    can_be_added_up,
+    find_groups,
+)
 from tasuki.train.undo import DoesNotFit, Undo
 from tasuki.train.unused import refuse_unfinished
 
@@ -130,6 +138,10 @@ class StepEngine:
         """What the recipe's loss last gave to be logged."""
         self.undo: Undo | None = None
         """Where there is one, a step whose passes run out of memory is undone: DoesNotFit."""
+        self.is_trying = False
+        """With several ranks: this step may run out of memory, and is done so that all of them can
+        undo it (together.py)."""
+        self._groups: Groups | None = None
         self.exchange_s: float | None = None
         """How long a step waits for the gradients of the other ranks, where it was measured."""
 
@@ -151,10 +163,13 @@ class StepEngine:
                 self.undo.begin()
             weight = self._accumulate(batches, num_samples)
         except Exception as error:
-            if self.undo is None or not is_out_of_memory(error):
+            is_alone = self._world == 1 or self.is_trying
+            if self.undo is None or not is_alone or not is_out_of_memory(error):
                 raise
             traceback.clear_frames(error.__traceback__)  # they hold what takes the room
             raise DoesNotFit(error, is_undone=self._undo_step(self.undo, place)) from error
+        if self.is_trying:
+            self._add_up()
         if weight is not None:
             weight = self._sum_over_ranks(weight)
             if not isinstance(weight, Tensor) and weight == 0:
@@ -236,7 +251,7 @@ class StepEngine:
 
     def _undo_step(self, undo: Undo, place: int) -> bool:
         """Out of memory in a pass: whether all is as it was when the step began."""
-        self._optimizer.zero_grad(set_to_none=True)
+        self.forget()
         self.window.drop_since(place)
         return undo.put_back()
 
@@ -290,11 +305,15 @@ class StepEngine:
     def forget(self) -> None:
         """The gradients of what was tried."""
         self._optimizer.zero_grad(set_to_none=True)
+        if isinstance(self._module, DistributedDataParallel):
+            # A rank that failed in between would else expect other buffers than its peers send.
+            self._module.require_forward_param_sync = True
 
     def rewrap(self, wrap: Callable[[nn.Module], nn.Module]) -> None:
         """Let another DDP module add up the gradients."""
         assert isinstance(self._module, DistributedDataParallel)
         self._module = self._call = wrap(self._module.module)
+        self._groups = None
 
     def try_together(self, batch: Any) -> None:
         """The same with the other ranks. A compiler that fails is done without."""
@@ -316,7 +335,9 @@ class StepEngine:
     def _accumulate(self, batches: Iterable[MicroBatch], num_samples: int) -> Weight | None:
         """Back-propagate all micro-batches; the weight to divide by, or None for plain means."""
         weights: list[Weight] = []
-        if self._world > 1:
+        if self.is_trying:
+            self._try_passes(batches, num_samples, weights)
+        elif self._world > 1:
             for batch, is_last in list_ahead(batches):
                 with self._sync(is_last):
                     self._pass(batch, num_samples, weights)
@@ -326,6 +347,38 @@ class StepEngine:
             for batch in batches:
                 self._pass(batch, num_samples, weights)
         return None if self._is_mean or not weights else sum(weights)
+
+    def _try_passes(
+        self, batches: Iterable[MicroBatch], num_samples: int, weights: list[Weight]
+    ) -> None:
+        """Without the other ranks; then all of them go on, or none."""
+        try:
+            for batch in batches:
+                with self._sync(is_last=False):
+                    self._pass(batch, num_samples, weights)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            traceback.clear_frames(error.__traceback__)
+            agree_on_any(True, self._device)
+            raise
+        if agree_on_any(False, self._device):
+            raise OutOfMemoryElsewhere("another rank ran out of memory")
+
+    def _add_up(self) -> None:
+        assert isinstance(self._module, DistributedDataParallel)
+        if self._groups is None:
+            self._groups = find_groups(self._module)
+        add_up(self._module, self._groups)
+
+    def is_so_anywhere(self, is_so: bool) -> bool:
+        """On whichever rank; all ask at the same time."""
+        return is_so if self._world == 1 else agree_on_any(is_so, self._device)
+
+    @property
+    def can_try(self) -> bool:
+        """Steps can be done so that all ranks may undo them."""
+        return can_be_added_up(self._module)
 
     def _pass(self, batch: MicroBatch, num_samples: int, weights: list[Weight]) -> None:
         """One micro-batch, forward and backward; the weight that is still to be divided by.

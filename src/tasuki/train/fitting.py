@@ -2,17 +2,19 @@
 
 The effective batch stays, and so do the samples of the step. The decision is an event on disk
 before any step uses it, with the step from which it holds: an attempt that resumes splits every
-step as it was split before (promise 9). Where the step could be undone it is simply done again;
-where it could not (in the optimizer's step parameters may be half updated; with several ranks the
-others wait for a sum that never comes) the attempt ends, and the next one starts from the last
-checkpoint with the smaller micro-batch. A loader of the recipe's own makes its batches itself:
-nothing here can split them. Called by training.py.
+step as it was split before (promise 9). Where the step could be undone it is simply done again.
+Where it could not, the attempt ends, and the next one starts from the last checkpoint with the
+smaller micro-batch: in the optimizer's step parameters may be half updated; with several ranks and
+a micro-batch that had fitted before, the others wait for a sum that never comes (together.py). A
+loader of the recipe's own makes its batches itself: nothing here can split them. Called by
+training.py.
 """
 
 from __future__ import annotations
 
 import gc
 import json
+import traceback
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import timedelta
@@ -23,8 +25,10 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
+from tasuki.data.foreign import ForeignLoader
+from tasuki.data.loader import Loader
 from tasuki.data.order import Order
-from tasuki.data.shares import Limit, StepSplit, halve
+from tasuki.data.shares import Limit, StepSplit, halve, share_of_step
 from tasuki.failpoints import failpoint
 from tasuki.telemetry.events import read_events
 from tasuki.train.advice import OutOfMemory, Place, asked_for, explain_memory, is_out_of_memory
@@ -35,6 +39,8 @@ from tasuki.train.task import Task
 from tasuki.train.undo import DoesNotFit, Undo
 
 EVENT = "micro-batch"
+_PROVEN_AFTER = 20
+"""Steps; then DDP may add up gradients while the backward pass still runs."""
 _TOLD_WITHIN = timedelta(minutes=30)
 
 
@@ -45,30 +51,71 @@ class Fitting:
         self._task, self._setup, self._place = task, setup, place
         limits = _agree_on_limits(task) if isinstance(setup.order, Order) else ()
         self.split: StepSplit = replace(setup.data.split, limits=limits)
+        self.has_to_prove = False
+        """With several ranks: steps are asked about before they are done (`is_unproven`)."""
+        self._fitted: dict[tuple[int, int], int] = {}
+        """Steps by bucket and micro-batch."""
+
+    def first_batch(self) -> Any:
+        """The first micro-batch, no larger than any is going to be."""
+        order = self._setup.order
+        assert isinstance(order, Order)
+        share = share_of_step(order, 0, self.split.at_last())
+        return self._setup.data.fetcher(share.requests[0])
+
+    def fits(self, engine: StepEngine, batch: Any) -> bool:
+        """Pass it, on each rank alone, before there is any state; the gradients stay. Where it
+        does not fit on some rank, all take a smaller one from now on."""
+        error = None
+        try:
+            engine.try_alone(batch)
+        except Exception as caught:
+            if not is_out_of_memory(caught):
+                raise
+            traceback.clear_frames(caught.__traceback__)
+            error = caught
+        if not engine.is_so_anywhere(error is not None):
+            return True
+        engine.forget()
+        self._shrink(0, DoesNotFit(error, is_undone=True))
+        return False
 
     def watch(self, engine: StepEngine) -> None:
         """From now on steps that do not fit are undone."""
-        if isinstance(self._setup.order, Order) and self._task.ranks.world == 1:
+        if isinstance(self._setup.order, Order):
             engine.undo = Undo(self._setup.model, self._task.device)
+            self.has_to_prove = self._task.ranks.world > 1 and engine.can_try
+
+    def is_unproven(self, step: int, bucket: int) -> bool:
+        """With several ranks: has this micro-batch fitted too few times? The same on all ranks."""
+        pair = (bucket, self.split.most_at(step, bucket))
+        count = self._fitted.get(pair, 0)
+        if count >= _PROVEN_AFTER:
+            return False
+        self._fitted[pair] = count + 1  # one that does not fit is never tried again
+        return True
 
     def shrink(self, progress: Progress, error: Exception) -> None:
         """After a step that failed: returns where it was undone and can be done again; raises
         otherwise, whatever is to be raised."""
+        self._shrink(progress.step, error)
+
+    def _shrink(self, step: int, error: Exception) -> None:
         is_undone = isinstance(error, DoesNotFit) and error.is_undone
         cause = error.error if isinstance(error, DoesNotFit) else error
         order = self._setup.order
         if not isinstance(order, Order) or (cause is not None and not is_out_of_memory(cause)):
             raise error
-        largest, limit = halve(order, progress.step, self.split)
+        largest, limit = halve(order, step, self.split if step else self.split.at_last())
         told = asked_for(cause) if cause is not None else ""
         if limit is None:
-            raise self._nothing_smaller(progress, cause) from cause
+            raise self._nothing_smaller(step, cause) from cause
         self._decide(limit, largest, told, is_undone=is_undone)
         if is_undone:
             self._say(limit, largest, told)
             return
         raise OutOfMemory(
-            f"stage `{self._task.stage.name}` ran out of memory at step {progress.step} with a "
+            f"stage `{self._task.stage.name}` ran out of memory at step {step} with a "
             f"micro-batch of {self._amount(largest)}{told}, where the step cannot be undone; the "
             f"next attempt goes on from the last checkpoint with {self._amount(limit.most)}",
             hint=f"nothing to do; `micro_batch: {limit.most}` avoids it"
@@ -77,9 +124,11 @@ class Fitting:
             is_mistake=False,
         ) from cause
 
-    def free_memory(self) -> None:
-        """Of the passes that failed: what they made may hang together in circles."""
-        gc.collect()
+    def rewind(self, loader: Loader | ForeignLoader, step: int) -> None:
+        """Let the step come again, split as it is now, when nothing of the last try is left."""
+        assert isinstance(loader, Loader)
+        loader.rewind(step, self.split)
+        gc.collect()  # what the passes made may hang together in circles
         if self._task.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -118,14 +167,14 @@ class Fitting:
             return f"cost {most:,}"
         return "1 sample" if most == 1 else f"{most} samples"
 
-    def _nothing_smaller(self, progress: Progress, error: BaseException | None) -> OutOfMemory:
+    def _nothing_smaller(self, step: int, error: BaseException | None) -> OutOfMemory:
         order, task = self._setup.order, self._task
         assert isinstance(order, Order)
-        bucket = order.step(*divmod(progress.step, order.steps_per_epoch)).bucket
+        bucket = order.step(*divmod(step, order.steps_per_epoch)).bucket
         return explain_memory(
             task.stage,
             error or MemoryError("on another rank"),
-            doing=f"stage `{task.stage.name}` ran out of memory at step {progress.step}",
+            doing=f"stage `{task.stage.name}` ran out of memory at step {step}",
             batch=replace(self._setup.batch, micro_batch=1),
             size=order.plan.buckets[bucket].size,
             ranks=task.ranks.world,

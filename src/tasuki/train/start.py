@@ -25,7 +25,6 @@ from tasuki.clock import utc
 from tasuki.data.fetch import seed_everything
 from tasuki.data.fingerprint import Fingerprint
 from tasuki.data.order import Order
-from tasuki.data.shares import share_of_step
 from tasuki.data.used import NONE, Used, UsedSamples
 from tasuki.errors import CheckpointError, DamagedCheckpoint, StoreError
 from tasuki.failpoints import failpoint
@@ -416,13 +415,14 @@ def _settle_buckets(task: Task, setup: Setup, engine: StepEngine, fitting: Fitti
         return
     if not isinstance(setup.order, Order):  # a loader of the user's own, which has one rank
         return
-    share = share_of_step(setup.order, 0, fitting.split.at_last())
-    batch = setup.data.fetcher(share.requests[0])
-    if task.ranks.world > 1:
-        _allow_unused(task, setup, engine, batch)
     if engine.is_compiled:
         task.say("Compiling: this may take minutes")
     began = task.clock.monotonic()
+    batch = fitting.first_batch()
+    while not fitting.fits(engine, batch):
+        batch = fitting.first_batch()
+    if task.ranks.world > 1:
+        _allow_unused(task, setup, engine)
     engine.throw_away(batch)
     if engine.is_compiled:
         task.say(f"Compiled in {format_seconds(task.clock.monotonic() - began)}")
@@ -430,10 +430,9 @@ def _settle_buckets(task: Task, setup: Setup, engine: StepEngine, fitting: Fitti
         engine.exchange_s = measure_exchange(engine, batch, device=task.device, clock=task.clock)
 
 
-def _allow_unused(task: Task, setup: Setup, engine: StepEngine, batch: Any) -> None:
-    """Where the loss does not use all parameters, DDP has to know."""
+def _allow_unused(task: Task, setup: Setup, engine: StepEngine) -> None:
+    """Where the loss did not use all parameters, DDP has to know."""
     is_known = has_to_look(task, setup.recipe)
-    engine.try_alone(batch)
     unused, is_known = find_unused(setup.model, is_known=is_known, device=task.device)
     if unused and not is_known:
         say_unused(task, unused)

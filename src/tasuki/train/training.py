@@ -78,16 +78,9 @@ def run_training(task: Task) -> None:
         training = Training(task, setup, engine, saver, begin, fitting)
         while not training.run_or_roll_back():
             begin = roll_back(task, setup, engine, saver, training)
-            until = training.progress.step
+            until, rows = training.progress.step, training.metrics
             training = Training(
-                task,
-                setup,
-                engine,
-                saver,
-                begin,
-                fitting,
-                suspect_until=until,
-                metrics=training.metrics,
+                task, setup, engine, saver, begin, fitting, suspect_until=until, metrics=rows
             )
         training.finish()
 
@@ -263,14 +256,15 @@ class Training:
         for onlooker in self._onlookers:
             batches = onlooker.begin_step(batches)
         is_checked = progress.step < self._suspect_until
+        if self._fitting.has_to_prove:
+            self.engine.is_trying = self._fitting.is_unproven(progress.step, self._loader.bucket)
         try:
             is_counted = self.engine.step(batches, num_samples, is_checked=is_checked)
         except Exception as error:
             self._fitting.shrink(progress, error)
             is_counted = None
         if is_counted is None:  # out here, where nothing holds what the failed passes made
-            self._begin_again()
-            return None
+            return self._begin_again()
         if not is_counted:
             self._skip()
         if self._own_schedule is not None:
@@ -289,15 +283,13 @@ class Training:
         failpoint("step.done")
         return now
 
-    def _begin_again(self) -> None:
+    def _begin_again(self) -> float | None:
         """The step was undone: it comes again, in smaller micro-batches of the same samples."""
-        step, loader = self.progress.step, self._loader
-        assert isinstance(loader, Loader)
-        self._fitting.free_memory()
-        self.saving.used.take_back(step)
+        self.saving.used.take_back(self.progress.step)
         for onlooker in self._onlookers:
             onlooker.undo_step()
-        loader.rewind(step, self._fitting.split)
+        self._fitting.rewind(self._loader, self.progress.step)
+        return None
 
     def _noted(self, batches: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
         """The same micro-batches; which samples they hold is written down, for the audit."""

@@ -95,6 +95,13 @@ def noting_unused(task: Task) -> Iterator[None]:
         raise
 
 
+def refuse_missing(module: DistributedDataParallel) -> None:
+    """The same where gradients are not added up by DDP."""
+    missing = [n for n, p in module.named_parameters() if p.requires_grad and p.grad is None]
+    if missing:
+        raise UnusedParameters([_PREFIX.sub("", name) for name in missing])
+
+
 def refuse_unfinished(module: DistributedDataParallel) -> None:
     """A rank that went on without its sum would train on its own samples alone."""
     check = getattr(module, "_check_reducer_finalized", None)  # not in every torch
