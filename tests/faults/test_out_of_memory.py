@@ -84,7 +84,7 @@ CAP = {"TASUKI_MEMORY_CAP": "2M"}
 """Room for four samples of width 2000, or for eight of width 1000 without scratch."""
 WIDE = {"width": 2000}
 LATER = {"scratch": [13]}
-"""A sample that comes in step 5 first; the saves before it are those of steps 0, 2 and 4."""
+"""A sample that comes in step 5 first; the saves before it are those of steps 0 and 3."""
 DROPOUT = {"dropout": 0.3, "norm": "batch"}
 
 
@@ -93,7 +93,7 @@ def eater(folder: Path, recipe: str = "Eater", **more) -> Project:
 
 
 def later(folder: Path) -> Project:
-    return eater(folder, params={**DROPOUT, **LATER}, defaults={"save": {"every": "2 steps"}})
+    return eater(folder, params={**DROPOUT, **LATER}, defaults={"save": {"every": "3 steps"}})
 
 
 def decisions(project: Project) -> list[tuple[int, int, int, int]]:
@@ -169,7 +169,7 @@ def test_loader_workers_give_the_same_samples_again(warm, tmp_path, whole):
         tmp_path / "p",
         params={**DROPOUT, **LATER},
         cluster={"cpus": 2},
-        defaults={"save": {"every": "2 steps"}, "loader": {"workers": 1}},
+        defaults={"save": {"every": "3 steps"}, "loader": {"workers": 1}},
     )
     finish(warm, project, starts=1, **CAP)
     assert decisions(project) == decisions(whole)

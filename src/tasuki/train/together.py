@@ -36,7 +36,8 @@ def can_be_added_up(module: nn.Module) -> bool:
 
 def find_groups(module: DistributedDataParallel) -> Groups:
     """After DDP has settled them."""
-    return [bucket.parameters() for bucket in module.reducer._get_zeros_like_grad_buckets()]
+    buckets = module.reducer._get_zeros_like_grad_buckets()
+    return [bucket.parameters() for bucket in buckets]
 
 
 def agree_on_any(is_so: bool, device: torch.device) -> bool:

@@ -22,6 +22,9 @@ BOUNDARY = (
     f"{SAVES}::test_what_is_committed_is_the_state_when_the_save_began_whatever_training_does_since"
 )
 NO_BYTE = f"{FULL}::test_on_a_disk_without_a_single_free_byte_no_line_of_events_and_metrics_is_lost"
+UNDONE = ("tests/train/test_undo.py::test_a_step_that_does_not_fit_is_as_if_it_had_never_begun",)
+MEMORY = "tests/faults/test_out_of_memory.py"
+DECIDED = (f"{MEMORY}::test_a_decision_outlives_a_kill_and_holds_from_the_same_step",)
 SKIP = (f"{NAN}::test_skip_leaves_bad_steps_out_counts_them_and_says_so",)
 
 BUGS = [
@@ -49,7 +52,7 @@ BUGS = [
     Planted(
         "the state is restored before DDP's first step",
         "train/start.py",
-        "        _settle_buckets(task, setup, engine)\n",
+        "        _settle_buckets(task, setup, engine, fitting)\n",
         "",
         FOUR,
     ),
@@ -170,8 +173,8 @@ BUGS = [
     Planted(
         "the loss of a step that is left out is logged",
         "train/engine.py",
-        "        self.window.drop_since(place)\n",
-        "",
+        "        self.window.drop_since(place)\n        put_buffers_back(kept)\n",
+        "        put_buffers_back(kept)\n",
         LEFT_OUT,
     ),
     Planted(
@@ -216,5 +219,54 @@ BUGS = [
         "            with contextlib.suppress(StoreError):\n                self._write()\n"
         "            self._waiting.clear()\n",
         (NO_BYTE,),
+    ),
+    Planted(
+        "random numbers stay as a step that ran out of memory left them",
+        "train/undo.py",
+        "        put_all(self._random)\n",
+        "",
+        UNDONE,
+    ),
+    Planted(
+        "buffers stay as a step that ran out of memory left them",
+        "train/undo.py",
+        "        put_buffers_back(self._moving)\n",
+        "",
+        UNDONE,
+    ),
+    Planted(
+        "gradients of a step that ran out of memory stay",
+        "train/engine.py",
+        "        self.forget()\n        self.window.drop_since(place)\n        return undo",
+        "        self.window.drop_since(place)\n        return undo",
+        UNDONE,
+    ),
+    Planted(
+        "samples of a step that ran out of memory count twice",
+        "train/training.py",
+        "        self.saving.used.take_back(self.progress.step)\n",
+        "",
+        ("tests/faults/test_out_of_memory.py::test_a_step_that_was_undone_leaves_nothing_behind",),
+    ),
+    Planted(
+        "a smaller micro-batch is used before it is written down",
+        "train/fitting.py",
+        "            task.events.add(\n                EVENT,\n",
+        "            self._later = dict(\n                kind=EVENT,\n",
+        DECIDED,
+    ),
+    Planted(
+        "a smaller micro-batch holds for steps before it too",
+        "data/shares.py",
+        "            if limit.bucket == bucket and limit.from_step <= step\n",
+        "            if limit.bucket == bucket\n",
+        DECIDED,
+    ),
+    Planted(
+        "gradients are added up in other groups than DDP's",
+        "train/together.py",
+        "    return [bucket.parameters() for bucket in buckets]\n",
+        "    return [[p] for bucket in buckets for p in bucket.parameters()]\n",
+        ("tests/resume/test_ranks.py::test_four_ranks_resume_bit_for_bit_after_a_notice",),
     ),
 ]
