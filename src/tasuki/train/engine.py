@@ -158,16 +158,16 @@ class StepEngine:
         place = self.window.begin_step()
         # A forward pass moves running means, and NaN in them would stay.
         kept = keep_buffers(self._module) if is_checked else []
+        undo = self.undo if self._world == 1 or self.is_trying else None
+        if undo is not None:
+            undo.begin()
         try:
-            if self.undo is not None:
-                self.undo.begin()
             weight = self._accumulate(batches, num_samples)
         except Exception as error:
-            is_alone = self._world == 1 or self.is_trying
-            if self.undo is None or not is_alone or not is_out_of_memory(error):
+            if undo is None or not is_out_of_memory(error):
                 raise
             traceback.clear_frames(error.__traceback__)  # they hold what takes the room
-            raise DoesNotFit(error, is_undone=self._undo_step(self.undo, place)) from error
+            raise DoesNotFit(error, is_undone=self._undo_step(undo, place)) from error
         if self.is_trying:
             self._add_up()
         if weight is not None:
