@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.data.drawing import DRAWS, Data, Fragile, collate_of_three, request
 from torch import Tensor
 
-from tasuki.data import generators
+from tasuki.data import drawn, fetch, generators, watched
 from tasuki.data.drawn import ThriftyFetcher
 from tasuki.data.fetch import Fetcher, Request
 from tasuki.errors import DataError
@@ -171,11 +171,14 @@ def test_a_generator_that_cannot_be_watched_is_seeded(
     monkeypatch: pytest.MonkeyPatch, seedings: list[int]
 ) -> None:
     monkeypatch.setattr(generators.PYTHON, "can_be_watched", False)
-    monkeypatch.setattr(generators.NUMPY, "_is_readable", False)
-    data = Data({9: ["random.gauss", "numpy.randn"]})
+    monkeypatch.setattr(generators.NUMPY, "_has_image", False)
+    monkeypatch.setattr(generators.TORCH, "can_be_watched", False)
+    for module in (drawn, fetch):
+        monkeypatch.setattr(module, "WATCHED", watched.Watched())
+    data = Data({9: ["random.gauss", "numpy.randn", "torch.randn"]})
     fetcher = thrifty(data)
     expected = always_seeded(Data(data.plan), request(9, 1))
-    random.gauss(0, 1), np.random.randn()
+    random.gauss(0, 1), np.random.randn(), torch.randn(())
     before = states()
     assert fetcher(request(9, 1)).equal(expected)
     seedings.clear()
@@ -184,9 +187,35 @@ def test_a_generator_that_cannot_be_watched_is_seeded(
     assert states() == before
 
 
-def test_the_generators_of_this_python_and_numpy_can_be_watched() -> None:
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from(sorted(DRAWS)), max_size=6))
+def test_states_that_are_kept_are_the_ones_that_are_put_back(draws: list[str]) -> None:
+    for name in draws:
+        DRAWS[name]()
+        before, kept = states(), watched.WATCHED.keep()
+        for other in draws:
+            DRAWS[other]()
+        watched.WATCHED.put(kept)
+        assert states() == before
+
+
+@pytest.mark.parametrize("name", sorted(DRAWS))
+@pytest.mark.parametrize("times", [1, 2, 623, 624, 1248])
+def test_whoever_draws_is_noticed(name: str, times: int) -> None:
+    kept = watched.WATCHED.keep()
+    watched.WATCHED.calm()
+    try:
+        assert watched.WATCHED.are_calm()
+        for _ in range(times):
+            DRAWS[name]()
+        assert not watched.WATCHED.are_calm()
+    finally:
+        watched.WATCHED.put(kept)
+
+
+def test_the_generators_of_this_python_numpy_and_torch_can_be_watched() -> None:
     """Where they cannot, training is right but slower: look at generators.py."""
-    assert generators.can_be_watched()
+    assert watched.WATCHED.is_possible
 
 
 def test_another_bit_generator_of_numpy_is_noticed() -> None:

@@ -25,7 +25,7 @@ from typing import Any
 
 from tasuki.data.fetch import Fetcher, Request, kept_random_states, seed_host
 from tasuki.data.fingerprint import digest_of
-from tasuki.data.generators import are_calm, calm_all, can_be_watched, keep_all, put_all
+from tasuki.data.watched import WATCHED
 
 _SLOW_S = 1e-3
 """Of a sample: seeding it takes a hundredth of this."""
@@ -45,7 +45,7 @@ class ThriftyFetcher:
         if request.seeds is None:
             return self.fetcher(request)
         if self._draws is None:
-            self._draws = not can_be_watched() or not self._looks_the_same()
+            self._draws = not WATCHED.is_possible or not self._looks_the_same()
         if not self._draws:
             batch, is_good = self._fetch_calmly(request)
             if is_good:
@@ -55,17 +55,19 @@ class ThriftyFetcher:
 
     def _fetch_calmly(self, request: Request) -> tuple[Any, bool]:
         """(batch, is it good?) Unless somebody drew, it is, and so is an error."""
-        kept = keep_all()
-        calm_all()
+        kept = WATCHED.keep()
+        if not WATCHED.is_possible:  # another bit generator of numpy since then
+            return None, False
+        WATCHED.calm()
         try:
             batch = self.fetcher(request, seed=None)
-            return batch, are_calm()
+            return batch, WATCHED.are_calm()
         except Exception:
-            if are_calm():
+            if WATCHED.are_calm():
                 raise
             return None, False
         finally:
-            put_all(kept)
+            WATCHED.put(kept)
 
     def _looks_the_same(self) -> bool:
         """Samples with seeds and without, and quick enough that seeds are worth sparing."""

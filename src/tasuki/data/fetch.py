@@ -24,10 +24,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import TensorDataset, default_collate
 
-from tasuki.data.generators import HOST, NUMPY
+from tasuki.data.generators import HOST
 from tasuki.data.handing import align
 from tasuki.data.hdf5.dataset import Hdf5Dataset
 from tasuki.data.tokens.reader import TokenDataset
+from tasuki.data.watched import WATCHED
 from tasuki.errors import DataError, TasukiError, is_users
 
 Collate = Callable[[list[Any]], Any]
@@ -197,12 +198,11 @@ def _stacked(dataset: Any, indices: Sequence[int]) -> dict[str, Tensor] | None:
 @contextlib.contextmanager
 def kept_random_states() -> Iterator[None]:
     """Whatever is drawn inside, the training's random numbers go on as if nothing was."""
-    states = [(generator, generator.keep()) for generator in HOST]
+    kept = WATCHED.keep()
     try:
         yield
     finally:
-        for generator, state in states:
-            generator.put(state)
+        WATCHED.put(kept)
 
 
 def host_random_states() -> RandomStates:
@@ -212,5 +212,4 @@ def host_random_states() -> RandomStates:
 def set_host_random_states(states: RandomStates) -> None:
     random.setstate(states[0])
     np.random.set_state(states[1])
-    NUMPY.forget()
     torch.set_rng_state(states[2])

@@ -23,7 +23,6 @@ from torch.utils.data import DataLoader, Dataset
 from tasuki.data.children import kill_workers, starting_workers, waiting
 from tasuki.data.drawn import ThriftyFetcher
 from tasuki.data.fetch import Fetcher, Request, kept_random_states
-from tasuki.data.generators import NUMPY
 from tasuki.data.handing import pack, unpack
 from tasuki.data.order import Order, sample_seed
 from tasuki.data.shares import Share, StepSplit, share_of_step
@@ -69,7 +68,6 @@ class Loader:
     ) -> None:
         self._fetcher = ThriftyFetcher(fetcher, _looks(order) if fetcher.is_seeded else ())
         self._is_seeded = fetcher.is_seeded
-        NUMPY.forget()  # a roll-back may have put back a state from before
         self._order, self._split = order, split
         self._next_step, self._total_steps = first_step, total_steps
         self.fetch_s = 0.0

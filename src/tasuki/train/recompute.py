@@ -122,7 +122,7 @@ class Recomputed:
 
     @contextlib.contextmanager
     def _first_pass(self, before: _Before) -> Iterator[None]:
-        before.random = (PYTHON.keep(), NUMPY.keep_words())
+        before.random = (PYTHON.keep(), NUMPY.keep())
         kept = self._keep()
         yield
         if self._moving is None:
@@ -133,7 +133,7 @@ class Recomputed:
     @contextlib.contextmanager
     def _second_pass(self, before: _Before) -> Iterator[None]:
         """With buffers and random numbers of the first; those of now are put back afterwards."""
-        random = (PYTHON.keep(), NUMPY.keep_words())
+        random = (PYTHON.keep(), NUMPY.keep())
         buffers = [(one, one.owner._buffers.get(one.name)) for one in before.buffers]
         try:
             for one, _ in buffers:

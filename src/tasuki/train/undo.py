@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tasuki.data.generators import NUMPY, keep_all, put_all
+from tasuki.data.watched import WATCHED
 from tasuki.train.buffers import Kept, keep_buffer, keep_buffers, put_buffers_back
 
 _MOST_BYTES = 64 << 20
@@ -61,7 +61,7 @@ class Undo:
 
     def begin(self) -> None:
         """A step begins."""
-        self._random = keep_all()
+        self._random = WATCHED.keep()
         if self._on_gpu is not None:
             self._gpu_state = self._on_gpu.get_state()
         if self._num_begun < 2:
@@ -77,8 +77,7 @@ class Undo:
 
     def put_back(self) -> bool:
         """False: that cannot be done, and what is there now is of no use."""
-        put_all(self._random)
-        NUMPY.forget()
+        WATCHED.put(self._random)
         if self._on_gpu is not None:
             self._on_gpu.set_state(self._gpu_state)
         if not self._is_possible or any(one.has_changed for one in self._still):
