@@ -160,7 +160,7 @@ def test_roll_back_ends_bit_for_bit_as_skip_does_and_leaves_out_the_same_steps(w
     backs = events(project, "rolled-back")
     assert backs and all(back["to_step"] < back["step"] for back in backs)
     for back in backs:
-        assert f"not finite at step {back['step']}: rolled back to {back['checkpoint']}" in (
+        assert f"not finite before step {back['step']}: rolled back to {back['checkpoint']}" in (
             project.logs()
         )
     check_finite(project)

@@ -33,6 +33,9 @@ class Dies:
 class Leaves:
     def __init__(self): os._exit(0)
 
+class Misses:
+    def __init__(self): import a_client
+
 class Loses:
     def log(self, row): pass
 
@@ -80,6 +83,7 @@ def plain(warm, tmp_path_factory):
             "Raises",
             "the sink `mine:Raises` is left alone for this attempt: RuntimeError at mine.py:6;",
         ),
+        ("Misses", "is left alone for this attempt: no module `a_client` at mine.py:23;"),
         ("Leaves", "sinks are not fed any more: their process ended with 0"),
         pytest.param(
             "Dies",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -10,9 +12,11 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from tasuki.answers import Told
 from tasuki.data.fetch import host_random_states, seed_everything
 from tasuki.data.foreign import ForeignOrder
-from tasuki.spec.resolved import ResolvedLoader, ResolvedStage
+from tasuki.spec.resolved import ResolvedLoader, ResolvedStage, to_plain
+from tasuki.train import tune
 from tasuki.train.contestant import Contestant, Ground, first_steps
 from tasuki.train.data import prepare_data
 
@@ -79,6 +83,23 @@ def lay_ground(recipe: Recipe) -> Ground:
         random=host_random_states(),
         replayed=first_steps(data) if is_foreign else (),
     )
+
+
+def test_where_steps_outlast_the_budget_by_far_the_rest_is_not_begun_and_a_budget_named(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(tune, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(tune, "_PATIENCE", 0.0)
+    order = {"folder": str(tmp_path), "ranks": 1, "cpus": 1, "device": "cpu", "budget_s": 0.01}
+    order |= {"only": ["precision", "fused"], "asked": [], "is_dry": False}
+    stage = msgspec.structs.replace(STAGE, recipe=f"{__name__}:Recipe")
+    with Path(os.devnull).open("wb") as nowhere:
+        told = Told(nowhere.fileno())
+        answer = tune.work(order | {"stage": to_plain(stage)}, told)
+    assert answer["control"]["gain"] > 0
+    tried = [row["verdict"] for row in answer["rows"] if "not tried" not in row["verdict"]]
+    assert tried and set(tried) == {"no time left: try --budget 1m"}
+    assert answer["keep"] == {} and answer["together"] is None
 
 
 @pytest.mark.parametrize("recipe", [Recipe, Batches])

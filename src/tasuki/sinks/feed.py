@@ -153,6 +153,8 @@ def in_words(error: BaseException) -> str:
     own = [frame for frame in frames if _is_own(frame.filename)]
     place = own[-1] if own else frames[-1] if frames else None
     where = f" at {Path(place.filename).name}:{place.lineno}" if place is not None else ""
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return f"no module `{error.name}`{where}"
     return f"{type(error).__name__}{where}"
 
 

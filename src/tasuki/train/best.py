@@ -51,7 +51,8 @@ def keep_best(
     if validate.metric not in metrics:
         raise RecipeError(
             f"validation gives no `{validate.metric}`",
-            hint=f"choose `validate.metric` among {', '.join(metrics)}",
+            hint=f"choose `validate.metric` among {', '.join(metrics)}, or let the recipe's "
+            f"`evaluate` give it too",
         )
     value = metrics[validate.metric]
     if not math.isfinite(value):

@@ -108,8 +108,8 @@ def roll_back(
         engine.window.entries.clear()
         restored = restore_checkpoint(task, setup, engine, saver, name)
     task.say(
-        f"WARNING: not finite at step {training.progress.step}: rolled back to {name}; steps whose "
-        "gradient is not finite are left out up to there"
+        f"WARNING: not finite before step {training.progress.step}: rolled back to {name}; steps "
+        "whose gradient is not finite are left out up to there"
     )
     task.event(
         "rolled-back",

@@ -54,6 +54,9 @@ _FEWEST_STEPS = 2
 _MOST_PAIRS = 200
 _SHORTEST_BLOCK_S = 0.02
 _LONGEST_BLOCK_S = 2.0
+_PATIENCE, _PATIENCE_S = 3.0, 300.0
+"""Steps may be so slow that the fewest pairs outlast the budget: then by so much at the most, and
+the row that has begun."""
 _ORDER_SEED = 20
 _LONGEST_REASON = 200
 _OF_A_RUN = ", the model runs as it is written"
@@ -193,6 +196,8 @@ class _Tuning:
         row = _as_row(variant)
         if variant.refused:
             found = Measured(variant=variant, error=f"not tried: {variant.refused}")
+        elif self._is_over():
+            found = Measured(variant=variant, error=f"no time left: try --budget {self._needed()}")
         else:
             self._say(variant.label)
             figures, error = self._try(changed(self._stage, variant.changes))
@@ -328,6 +333,15 @@ class _Tuning:
         """What is left of the budget, shared by what is left to measure."""
         left_s = max(0.0, self._budget_s - self._spent_s)
         return time.monotonic() + left_s / max(1, self._total - self._done + 1)
+
+    def _is_over(self) -> bool:
+        """What is measured already is shown; the rest would take far longer than was asked for."""
+        return time.monotonic() - self._began > max(_PATIENCE_S, _PATIENCE * self._budget_s)
+
+    def _needed(self) -> str:
+        """A budget within which all rows would be measured."""
+        whole_s = expected_s(step_s=self._step_s, num=self._total, budget_s=self._budget_s)
+        return str(Duration(max(60.0, 60.0 * -(-whole_s // 60))))
 
     def _longer(self) -> str:
         return str(Duration(max(60.0, 4 * self._budget_s)))
