@@ -59,6 +59,16 @@ def test_validation_begins_before_the_first_step_and_decides_the_best(three):
     best = read_json(three.run.stage("a").metrics)["best"]
     assert best["value"] == min(row["loss"] for row in rows)
     assert not list(three.run.stage("a").path.glob("best-*"))
+    assert f"the weights of step {best['step']} count (loss {best['value']:.4g})" in three.logs()
+
+
+def test_a_stage_that_brings_nothing_better_than_its_start_says_so(warm, tmp_path):
+    idle = {"lr": 1e-30, "weight_decay": 0, "validate": {"every": "4 steps"}}
+    stages = [{"name": "a", "data": "d", "epochs": 1, **idle}]
+    project = make_project(tmp_path / "p", stages=stages, params={"norm": "layer"})
+    assert warm.start(project.job.path).wait() == 0, project.logs()
+    assert read_json(project.run.stage("a").metrics)["best"]["step"] == 0
+    assert "none was better than the weights it started from (loss " in project.logs()
 
 
 def test_a_stage_starts_from_the_weights_it_names_with_a_fresh_optimizer(warm, tmp_path):

@@ -18,6 +18,7 @@ from tasuki.spec.export import Export, parse_export
 from tasuki.store.atomic import FORMAT, make_folder, write_bytes, write_json
 from tasuki.store.history import append_history, read_history
 from tasuki.telemetry.lines import spelled
+from tasuki.train.best import Best
 from tasuki.train.prepare import Setup
 from tasuki.train.snapshot import Progress
 from tasuki.train.task import Task
@@ -69,8 +70,18 @@ def finish_stage(
     if scaling is not None:
         task.say(f"Scaling: {scaling.in_words()}")
         task.event("scaling", stage=task.stage.name, **scaling.as_json())
-    task.say(f"Finished stage {task.stage.name}: {setup.total_steps} steps")
+    task.say(f"Finished stage {task.stage.name}: {setup.total_steps} steps{_which(best)}")
     task.event("stage-done", stage=task.stage.name, steps=setup.total_steps, sha256=sha256)
+
+
+def _which(best: Best | None) -> str:
+    """Whose weights the stage's are; a stage that brought nothing must not pass unseen."""
+    if best is None:
+        return ""
+    value = f"{best.metric} {best.value:.4g}"
+    if best.step == 0:
+        return f"; none was better than the weights it started from ({value}), and those count"
+    return f"; the weights of step {best.step} count ({value})"
 
 
 def _find_scaling(task: Task, setup: Setup, exchange_s: float | None) -> Scaling | None:
