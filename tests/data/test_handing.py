@@ -25,6 +25,8 @@ BATCHES = [
     [KINDS[1], (KINDS[2], None)],
     Pair(KINDS[0], {"deep": [KINDS[3]]}),
     torch.zeros(300_000),
+    torch.arange(18.0).reshape(2, 1, 3, 3).to(memory_format=torch.channels_last),
+    torch.arange(5.0).reshape(5, 1).t(),
 ]
 ODD = [
     torch.eye(3).to_sparse_coo(),

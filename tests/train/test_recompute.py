@@ -147,6 +147,8 @@ class Shared(nn.Module):
             x = x - self.mean
         if self.kind == "coin" and random.random() + np.random.rand() < 1.0:
             x = x * 2
+        if self.kind == "normal":  # numpy draws two, and the other waits for the next block
+            x = x + np.random.randn() + random.gauss(0, 1)
         if self.table is not None:
             x = x * self.table
         return x + self.inner(self.linear(x))
@@ -167,10 +169,11 @@ def losses_of(kind, policy):
         optimizer.step()
         optimizer.zero_grad()
         found.append(float(loss.detach()))
-    return found, [v.clone() for v in model.state_dict().values()], random.random()
+    drawn = (random.gauss(0, 1), np.random.randn(), np.random.randn())
+    return found, [v.clone() for v in model.state_dict().values()], drawn
 
 
-@pytest.mark.parametrize("kind", ["spectral", "running", "coin", "table", "expanded"])
+@pytest.mark.parametrize("kind", ["spectral", "running", "coin", "normal", "table", "expanded"])
 @pytest.mark.parametrize("policy", [True, 2])
 def test_what_blocks_of_real_models_do_changes_no_number(kind, policy):
     plain, state, draw = losses_of(kind, False)

@@ -32,10 +32,10 @@ class _Plain(NamedTuple):
 def pack(batch: Any) -> Any:
     """In the worker: what is sent."""
     sizes: list[int] = []
-    _each(batch, Tensor, lambda tensor: sizes.append(tensor.nbytes if _is_plain(tensor) else 0))
+    _each(batch, Tensor, lambda tensor: sizes.append(tensor.nbytes if _goes_plain(tensor) else 0))
     if sum(sizes) > _SMALL:
         return batch
-    return _each(batch, Tensor, lambda t: _Plain(t.numpy()) if _is_plain(t) else t)
+    return _each(batch, Tensor, lambda t: _Plain(t.numpy()) if _goes_plain(t) else t)
 
 
 def unpack(batch: Any) -> Any:
@@ -53,6 +53,19 @@ def _is_odd(tensor: Tensor) -> bool:
     if type(tensor) is not Tensor or tensor.layout is not torch.strided or tensor.is_nested:
         return False
     return tensor.data_ptr() % _ALIGNED != 0
+
+
+def _goes_plain(tensor: Tensor) -> bool:
+    """Bytes tell no strides. Those of a dimension of size 1 may be any (images of one channel that
+    are `channels_last`), and kernels are chosen by them."""
+    if not _is_plain(tensor):
+        return False
+    expected = 1
+    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
+        if stride != expected:
+            return False
+        expected *= max(size, 1)
+    return True
 
 
 def _is_plain(tensor: Tensor) -> bool:
