@@ -88,6 +88,15 @@ def test_a_schedule_that_loses_state_is_refused_when_it_is_first_restored(tmp_pa
         restore(Tracked(tracked.model, tracked.optimizer, Forgetful()), saved)
 
 
+def test_a_schedule_that_takes_entries_out_of_its_state_comes_back():
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    kinds = torch.optim.lr_scheduler
+    cycle = kinds.CyclicLR(optimizer, 0.1, 0.2, cycle_momentum=False)
+    tracked = Tracked(model, optimizer, kinds.ChainedScheduler([cycle]))
+    restore(tracked, capture(tracked))
+
+
 def test_parameter_groups_that_a_resume_would_not_have_are_refused_when_they_are_saved():
     tracked = make()
     capture(tracked)

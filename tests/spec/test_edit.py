@@ -192,3 +192,14 @@ def test_a_value_that_others_share_is_not_changed_behind_their_back(tmp_path):
     with pytest.raises(SpecError, match="cannot be changed alone") as caught:
         edited(tmp_path, "b", text, "e", loader__workers=2)
     assert "by hand: `loader.workers: 2`" in caught.value.hint
+
+
+def test_an_anchor_that_others_refer_to_is_not_taken_away(tmp_path):
+    text = (
+        "recipe: r:R\nexperiments:\n  e:\n    stages:\n"
+        "      - {name: a, epochs: 1, precision: &p fp32}\n"
+        "      - {name: b, epochs: 1, precision: *p}\n"
+    )
+    with pytest.raises(SpecError, match="cannot be changed alone") as caught:
+        edited(tmp_path, "a", text, "e", precision="bf16", fused=True)
+    assert "by hand: `precision: bf16`; `fused: true`" in caught.value.hint

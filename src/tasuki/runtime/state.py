@@ -5,6 +5,7 @@ Shared by all ranks: model, optimizer, schedule, progress. Each rank's own: rand
 
 from __future__ import annotations
 
+import copy
 import random
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -70,7 +71,8 @@ def restore(tracked: Tracked, state: State) -> None:
     tracked.optimizer.load_state_dict(state["optimizer"])
     _undo_casts(tracked.optimizer, state["optimizer"])
     if tracked.schedule is not None:
-        tracked.schedule.load_state_dict(state["schedule"])
+        # A copy: CyclicLR takes entries out of what it is given.
+        tracked.schedule.load_state_dict(copy.deepcopy(state["schedule"]))
     expected = {key: state[key] for key in capture(tracked)}
     difference = first_difference(expected, capture(tracked))
     if difference is not None:

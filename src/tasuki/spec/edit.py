@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
 from ruamel.yaml.nodes import Node as YamlNode
 
@@ -61,7 +62,7 @@ def edit_stage(spec: Path, *, experiment: str, stage: str, changes: Mapping[str,
             stays.append(_describe(old, (*level, *key.split("."))))
         path = place.path if level is None or is_shared else level
         values[(*path, *key.split("."))] = value
-        text = put_value(text, (*path, *key.split(".")), value)
+        text = _put_or_leave(text, (*path, *key.split(".")), value)
     if not _is_as_meant(old, text, values):
         raise SpecError(
             f"{place.file}: stage `{stage}` cannot be changed alone (an anchor, or a layout "
@@ -121,6 +122,13 @@ def _in(file: Path, path: Where, stage: str) -> Place | None:
             if name == stage:
                 return Place(file=other, path=())
     return None
+
+
+def _put_or_leave(text: str, path: Where, value: Any) -> str:
+    try:
+        return put_value(text, path, value)
+    except YAMLError:  # the value before took an anchor away that others refer to
+        return text
 
 
 def put_value(text: str, path: Where, value: Any) -> str:
