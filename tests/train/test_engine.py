@@ -100,6 +100,30 @@ def test_a_loss_that_is_neither_a_mean_nor_a_sum_with_weight_is_refused_in_words
     assert "(sum, weight)" in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        (lambda found: found.square(), r"of shape \[4, 1\]"),
+        (lambda found: (found.square(), 4), r"of shape \[4, 1\]"),
+        (lambda found: found.mean().detach(), "no parameter of the model has a part in"),
+        (lambda found: (found.sum(), None), "weight that loss gave is no number but a NoneType"),
+        (lambda found: (found.sum(), torch.ones(4)), "is no number but a Tensor"),
+        (lambda found: (found.sum(), 4, [1.0]), "loss gave a list to be logged"),
+    ],
+)
+def test_a_loss_without_a_gradient_or_a_weight_that_is_none_is_refused_in_words(loss, words):
+    model = nn.Linear(2, 1)
+    engine = StepEngine(
+        LossModule(model, lambda model, batch: loss(model(batch))),
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        device=torch.device("cpu"),
+        clip=None,
+        world=1,
+    )
+    with pytest.raises(RecipeError, match=words):
+        engine.step([MicroBatch(torch.ones(4, 2), 4)], 4)
+
+
 def test_unread_losses_are_folded_so_that_they_never_pile_up():
     _, engine = weights_after_a_step(mean_loss, [])
     for _ in range(10_000):

@@ -43,6 +43,7 @@ Weight = float | Tensor
 LossEntry = tuple[Tensor, Weight, float]
 """Loss × times is a sum of losses, on this rank, of samples with this weight."""
 
+_KINDS = "return a mean, or (sum, weight), or (sum, weight, {name: scalar})"
 _TWO_KINDS = "loss gives a mean for one batch and (sum, weight) for another"
 
 
@@ -220,7 +221,11 @@ class StepEngine:
             return self._call(data)
 
     def _backward(self, loss: Tensor) -> None:
-        (loss if self.scaling is None else self.scaling.scale(loss)).backward()
+        try:
+            (loss if self.scaling is None else self.scaling.scale(loss)).backward()
+        except RuntimeError as error:
+            refuse_loss(loss, error)
+            raise
 
     def _finish_gradients(self, weight: Weight | None) -> Tensor | None:
         """Σ sums / Σ weights, clipped; their norm before, where it was taken."""
@@ -328,7 +333,11 @@ class StepEngine:
     def _pass_for_nothing(self, batch: Any) -> None:
         loss, weight, _scalars = self._read(self._forward(batch))
         self._check_kind(weight)
-        (loss * 0).backward()
+        try:
+            (loss * 0).backward()
+        except RuntimeError as error:
+            refuse_loss(loss, error)
+            raise
 
     # -- micro-batches --------------------------------------------------------------------------
 
@@ -457,11 +466,35 @@ def read_loss(
         weight = output[1]
         if isinstance(weight, Tensor) and not is_read:
             return output[0], weight.detach().double(), scalars
-        return output[0], float(weight), scalars
-    raise RecipeError(
-        f"loss gave {type(output).__name__}",
-        hint="return a mean, or (sum, weight), or (sum, weight, {name: scalar})",
-    )
+        if not isinstance(scalars, dict):
+            raise RecipeError(f"loss gave a {type(scalars).__name__} to be logged", hint=_KINDS)
+        return output[0], _read_weight(weight), scalars
+    raise RecipeError(f"loss gave {type(output).__name__}", hint=_KINDS)
+
+
+def _read_weight(weight: Any) -> float:
+    try:
+        return float(weight)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise RecipeError(
+            f"the weight that loss gave is no number but a {type(weight).__name__}: {error}",
+            hint="it is what the sum is divided by: the number of samples, or of tokens",
+        ) from error
+
+
+def refuse_loss(loss: Tensor, error: Exception) -> None:
+    """Say it in words where a backward pass failed for what the loss is."""
+    if loss.numel() != 1 or loss.is_complex():
+        kind = "complex" if loss.is_complex() else f"of shape {list(loss.shape)}"
+        raise RecipeError(
+            f"loss gave a tensor that is {kind}: only one real number has a gradient",
+            hint="`.mean()` of it, or (`.sum()`, weight)",
+        ) from error
+    if not loss.requires_grad:
+        raise RecipeError(
+            "loss gave a number that no parameter of the model has a part in: there is no gradient",
+            hint="is it made of what `model` gives, without `detach()`, `item()` or `no_grad`?",
+        ) from error
 
 
 def to_device(batch: Any, device: torch.device) -> Any:

@@ -234,6 +234,18 @@ def test_a_subclass_with_its_own_samples_is_asked_through_them(folder):
     assert torch.equal(fetcher(Request([4], [0])), TokenDataset(folder).batch([4]) + 1)
 
 
+def test_a_subclass_with_its_own_batches_may_draw(folder):
+    class Masked(TokenDataset):
+        def batch(self, indices):
+            batch = super().batch(indices)
+            return torch.where(torch.rand(batch.shape) < 0.5, -1, batch)
+
+    fetcher = Fetcher(Masked(folder), None)
+    assert fetcher.is_seeded
+    request = Request([4, 5], [0, 1])
+    assert torch.equal(fetcher(request), fetcher(request))
+
+
 def test_large_vocabularies_are_read_from_four_bytes(tmp_path):
     """As `tokenize` would store them."""
     values = np.random.default_rng(0).integers(0, 2**32, size=256, dtype=np.uint32)
