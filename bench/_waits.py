@@ -1,4 +1,4 @@
-"""How long steps wait for their data under `loader: auto`, in real runs of the command line.
+"""How long steps wait for their data under `workers: auto`, in real runs of the command line.
 
 Each case is one `tasuki run` in a temporary project. Its steps compute for a fixed CPU time, its
 samples cost a fixed CPU time (they are decoded) or a fixed time of waiting (they come from far
@@ -233,7 +233,7 @@ def _slice(before: dict[str, Any], after: dict[str, Any]) -> Slice:
 
 def show(found: dict[str, Any]) -> None:
     print_table(
-        f"The wait for data under `loader: auto`: share of a step's time. Steps of "
+        f"The wait for data under `workers: auto`: share of a step's time. Steps of "
         f"{EFFECTIVE_BATCH} samples of {SAMPLE_MS} ms each (arrays: none);\n"
         f"medians of {SLICES} seconds or more after the last change [quartiles]",
         ["data", "a step computes", "CPUs", "wait before", "wait after", "workers", "goal"],

@@ -6,7 +6,7 @@ minutes on two cores. Each part is in a file of its own and says there what it c
     buckets   _padding.py   bucketed steps against padding to the largest sample
     hdf5      _reads.py     random batches of tasuki's reader against loops over h5py
     seek      _seek.py      a step deep in an epoch over 10⁸ samples, in a fresh process
-    wait      _waits.py     how long steps wait for their data under `loader: auto`, in real runs
+    wait      _waits.py     how long steps wait for their data under `workers: auto`, in real runs
 
 Temporary files (0.9 GB at the most) lie in TMPDIR and are removed.
 """

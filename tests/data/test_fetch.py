@@ -164,6 +164,11 @@ class OwnFinish(Hdf5Dataset):
         return sample["edges"][:2] * 100
 
 
+class OwnReading(Hdf5Dataset):
+    def read_raw(self, indices: Any) -> list[dict[str, Any]]:
+        return [s | {"edges": s["edges"] + np.random.rand()} for s in super().read_raw(indices)]
+
+
 class Wrapper:
     """Passes on whatever it does not have itself."""
 
@@ -201,6 +206,14 @@ def test_a_transform_is_applied_to_each_sample_under_its_own_random_numbers(stor
     alone = [fetcher(Request([i], [40 + i]))[0] for i in CHOSEN]
     together = fetcher(Request(CHOSEN, [40 + i for i in CHOSEN]))
     assert is_same(list(together), alone)
+
+
+def test_a_reader_that_draws_has_each_sample_under_its_own_random_numbers(stored: Path) -> None:
+    fetcher = Fetcher(OwnReading(stored), lambda samples: [s["edges"][0] for s in samples])
+    assert fetcher.is_seeded
+    alone = [fetcher(Request([i], [40 + i]))[0] for i in CHOSEN]
+    together = fetcher(Request(CHOSEN, [40 + i for i in CHOSEN]))
+    assert np.array_equal(together, alone)
 
 
 # -- random numbers -----------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""`loader: auto`: workers are raised while that helps, and never beyond the CPUs."""
+"""`workers: auto`: workers are raised while that helps, and never beyond the CPUs."""
 
 from __future__ import annotations
 

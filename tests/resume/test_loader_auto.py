@@ -1,4 +1,4 @@
-"""`loader: auto`: the wait is measured and said, workers follow, and nothing else changes."""
+"""`workers: auto`: the wait is measured and said, workers follow, and nothing else changes."""
 
 from __future__ import annotations
 

@@ -177,7 +177,10 @@ def _whole(dataset: Any) -> Callable[[Sequence[int]], Any] | None:
 
 def _reads_together(dataset: Any) -> bool:
     """Our own reader; but a subclass or a wrapper with its own `[]` must be asked through that."""
-    return getattr(type(dataset), "__getitem__", None) is Hdf5Dataset.__getitem__
+    own: Any = type(dataset)
+    if getattr(own, "__getitem__", None) is not Hdf5Dataset.__getitem__:
+        return False
+    return own.read_raw is Hdf5Dataset.read_raw  # another one may draw, for each sample
 
 
 def _rows_of_tensors(tensors: Sequence[Tensor], indices: Sequence[int]) -> list[Tensor]:

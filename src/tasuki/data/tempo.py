@@ -1,4 +1,4 @@
-"""How many loader workers, chosen by measurement: `loader: auto`.
+"""How many loader workers, chosen by measurement: `workers: auto`.
 
 Pure: the training loop measures how long steps wait for their samples, this says what to change.
 Workers are raised until the wait is gone, until no CPU is left, or until more of them do not help;

@@ -161,16 +161,16 @@ def _faster_loading(loading: Loading) -> str:
         )
     cheaper = "make samples cheaper to fetch"
     if not loading.is_auto and loading.workers < loading.spare_cpus:
-        return f"write `loader: auto`, or more `workers` than {loading.workers}"
+        return f"write `workers: auto`, or more `workers` than {loading.workers}"
     if not loading.is_auto:
         return (
-            f"write `loader: auto`, or more `workers` than {loading.workers} and more "
+            f"write `workers: auto`, or more `workers` than {loading.workers} and more "
             f"`cluster.cpus`: each rank has {_cpus(loading.cpus)}"
         )
     if loading.workers >= loading.spare_cpus:
         return f"{_no_more_workers(loading)}; or {cheaper}"
     if not loading.is_settled:
-        return "`loader: auto` was still trying more workers; the log says what it found"
+        return "`workers: auto` was still trying more workers; the log says what it found"
     return f"more loader workers do not help ({loading.reason}): {cheaper}"
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 _WARM_UP_STEPS = 5
 """The first steps allocate, compile and open files."""
 _SETTLES_WITHIN_S = 15.0
-"""`loader: auto` may take so long to find its workers: what came before is not what will be."""
+"""`workers: auto` may take so long to find its workers: what came before is not what will be."""
 _ENOUGH_STEPS = 20
 _ENOUGH_S = 1.0
 _LONGEST_S = 20.0

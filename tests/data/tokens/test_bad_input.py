@@ -167,6 +167,7 @@ def test_a_source_inside_the_output_is_refused(tmp_path):
         ({"train": 10**7}, "vocabulary of 10,000,000 is too large", "65,536"),
         ({"train": 300, "bytes": True}, "--train and --bytes exclude", "one of"),
         ({"bytes": False}, "nothing says what the tokens are", "--tokenizer"),
+        ({"end_token": "<eos>"}, "--end-token <eos> goes with --tokenizer only", "leave it out"),
         ({"chunk": 1}, "chunk of 1 tokens", "32768"),
         ({"shard_size": "100"}, "no room for one chunk", "--shard-size"),
         ({"shard_size": "many"}, "not a number of bytes", "96G"),

@@ -194,7 +194,7 @@ BUGS = [
     Planted(
         "deterministic algorithms are not asked for",
         "train/exact.py",
-        "        torch.use_deterministic_algorithms(True, warn_only=True)\n",
+        "        set_deterministic(True)\n",
         "",
         SETTINGS,
     ),
@@ -223,7 +223,7 @@ BUGS = [
     Planted(
         "random numbers stay as a step that ran out of memory left them",
         "train/undo.py",
-        "        put_all(self._random)\n",
+        "        WATCHED.put(self._random)\n",
         "",
         UNDONE,
     ),

@@ -26,6 +26,7 @@ from tasuki.errors import DataError
 
 SCORE = "score"
 Transform = Callable[[dict[str, Any]], Any]
+_READS = ("__getitem__", "read_raw", "finish", "read_stacked")
 
 
 class Hdf5Dataset:
@@ -49,8 +50,8 @@ class Hdf5Dataset:
         """False spares the seeding of each sample (promise 2): what is read is what is stored. None
         where other code may draw."""
         own = type(self)
-        is_own = own.__getitem__ is Hdf5Dataset.__getitem__ and own.finish is Hdf5Dataset.finish
-        return False if self.transform is None and is_own else None
+        is_ours = all(getattr(own, name) is getattr(Hdf5Dataset, name) for name in _READS)
+        return False if self.transform is None and is_ours else None
 
     @property
     def sizes(self) -> Ints | Sizes:

@@ -146,6 +146,11 @@ def _given_vocabulary(order: dict[str, Any]) -> Vocabulary | None:
             else "nothing says what the tokens are",
             hint="give one of `--tokenizer FILE.json`, `--train SIZE`, `--bytes`",
         )
+    if order["end_token"] and not order["tokenizer"]:
+        raise UsageError(
+            f"--end-token {order['end_token']} goes with --tokenizer only",
+            hint="leave it out: `--train` and `--bytes` have an end token of their own",
+        )
     if order["bytes"]:
         return BYTES
     if order["train"]:
