@@ -13,7 +13,8 @@ from torch import nn
 
 from tasuki.data.loader import MicroBatch
 from tasuki.errors import RecipeError
-from tasuki.train.engine import LossModule, StepEngine, read_loss
+from tasuki.train.engine import LossModule, StepEngine
+from tasuki.train.losses import read_loss
 
 X = torch.randn(12, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 Y = X.sum(1, keepdim=True)
@@ -108,6 +109,8 @@ def test_a_loss_that_is_neither_a_mean_nor_a_sum_with_weight_is_refused_in_words
         (lambda found: found.mean().detach(), "no parameter of the model has a part in"),
         (lambda found: (found.sum(), None), "weight that loss gave is no number but a NoneType"),
         (lambda found: (found.sum(), torch.ones(4)), "is no number but a Tensor"),
+        (lambda found: (found.sum(), -4), "the weight that loss gave is -4.0"),
+        (lambda found: (found.sum(), torch.tensor(torch.inf)), "the weight that loss gave is inf"),
         (lambda found: (found.sum(), 4, [1.0]), "loss gave a list to be logged"),
     ],
 )

@@ -25,6 +25,7 @@ from tasuki.failpoints import failpoint
 from tasuki.train.advice import is_out_of_memory
 from tasuki.train.buffers import Kept, keep_buffers, put_buffers_back
 from tasuki.train.compiled import Compiled
+from tasuki.train.losses import LossOutput, Weight, read_loss, refuse_loss
 from tasuki.train.offload import OffloadedOptimizer
 from tasuki.train.precision import autocast, make_scaling
 from tasuki.train.together import (
@@ -38,12 +39,9 @@ from tasuki.train.together import (
 from tasuki.train.undo import DoesNotFit, Undo
 from tasuki.train.unused import refuse_unfinished
 
-LossOutput = Tensor | tuple[Tensor, Any] | tuple[Tensor, Any, dict[str, Any]]
-Weight = float | Tensor
 LossEntry = tuple[Tensor, Weight, float]
 """Loss × times is a sum of losses, on this rank, of samples with this weight."""
 
-_KINDS = "return a mean, or (sum, weight), or (sum, weight, {name: scalar})"
 _TWO_KINDS = "loss gives a mean for one batch and (sum, weight) for another"
 
 
@@ -452,49 +450,6 @@ def list_ahead(batches: Iterable[MicroBatch]) -> Iterable[tuple[MicroBatch, bool
         yield current, False
         current = following
     yield current, True
-
-
-def read_loss(
-    output: LossOutput, *, is_read: bool = True
-) -> tuple[Tensor, Weight | None, dict[str, Any]]:
-    """(loss, weight, scalars); the weight is None for a bare mean. A weight that is a tensor is
-    made a number only where it may be read."""
-    if isinstance(output, Tensor):
-        return output, None, {}
-    if isinstance(output, tuple) and len(output) in (2, 3) and isinstance(output[0], Tensor):
-        scalars = output[2] if len(output) == 3 else {}
-        weight = output[1]
-        if isinstance(weight, Tensor) and not is_read:
-            return output[0], weight.detach().double(), scalars
-        if not isinstance(scalars, dict):
-            raise RecipeError(f"loss gave a {type(scalars).__name__} to be logged", hint=_KINDS)
-        return output[0], _read_weight(weight), scalars
-    raise RecipeError(f"loss gave {type(output).__name__}", hint=_KINDS)
-
-
-def _read_weight(weight: Any) -> float:
-    try:
-        return float(weight)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise RecipeError(
-            f"the weight that loss gave is no number but a {type(weight).__name__}: {error}",
-            hint="it is what the sum is divided by: the number of samples, or of tokens",
-        ) from error
-
-
-def refuse_loss(loss: Tensor, error: Exception) -> None:
-    """Say it in words where a backward pass failed for what the loss is."""
-    if loss.numel() != 1 or loss.is_complex():
-        kind = "complex" if loss.is_complex() else f"of shape {list(loss.shape)}"
-        raise RecipeError(
-            f"loss gave a tensor that is {kind}: only one real number has a gradient",
-            hint="`.mean()` of it, or (`.sum()`, weight)",
-        ) from error
-    if not loss.requires_grad:
-        raise RecipeError(
-            "loss gave a number that no parameter of the model has a part in: there is no gradient",
-            hint="is it made of what `model` gives, without `detach()`, `item()` or `no_grad`?",
-        ) from error
 
 
 def to_device(batch: Any, device: torch.device) -> Any:

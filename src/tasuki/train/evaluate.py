@@ -31,7 +31,8 @@ from tasuki.telemetry.lines import spelled
 from tasuki.train.advice import evaluation_advice
 from tasuki.train.data import bucket_rule, costs_of, sizes_of
 from tasuki.train.drilled import fewer_batches, fewer_samples
-from tasuki.train.engine import read_loss, to_device
+from tasuki.train.engine import to_device
+from tasuki.train.losses import read_loss
 from tasuki.train.precision import apply_precision, autocast
 from tasuki.train.recipe import build_dataset, build_model, load_recipe, optional
 from tasuki.train.task import Task
