@@ -86,16 +86,17 @@ class LossWindow:
 
     def _fold(self) -> None:
         total, weight = self.sums()
+        if not isinstance(total, Tensor):
+            total = torch.tensor(total, dtype=torch.float64)
         self.entries = [(total, weight, 1.0)]
 
-    def sums(self) -> tuple[Tensor, Weight]:
+    def sums(self) -> tuple[Tensor | float, Weight]:
         """(Σ losses in double, Σ weights); there must be some. Where numbers may be read, that is
         ten times quicker than adding tensors up."""
         losses = [loss for loss, _, _ in self.entries]
         weight = sum(weight for _, weight, _ in self.entries)
         if losses[0].device.type == "cpu":
-            total = sum(loss.item() * times for loss, _, times in self.entries)
-            return torch.tensor(total, dtype=torch.float64), weight
+            return sum(loss.item() * times for loss, _, times in self.entries), weight
         if len({loss.dtype for loss in losses}) > 1:
             losses = [loss.double() for loss in losses]
         stacked = torch.stack(losses).double()
