@@ -215,9 +215,8 @@ BUGS = [
     Planted(
         "lines that a full disk has no room for are forgotten",
         "telemetry/lines.py",
-        "            with contextlib.suppress(StoreError):\n                self._write()\n",
-        "            with contextlib.suppress(StoreError):\n                self._write()\n"
-        "            self._waiting.clear()\n",
+        "                self._waiting.append(value)\n",
+        "                self._waiting.append(value)\n                self._waiting.clear()\n",
         (NO_BYTE,),
     ),
     Planted(
