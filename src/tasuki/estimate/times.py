@@ -30,6 +30,12 @@ class StageTimes:
     evaluate_s: float | None = None
     source: str = "unknown"
     """given, this run, history, measured here, or unknown."""
+    wall_s_p90: float | None = None
+    """Nine of ten runs take no longer."""
+    error: float | None = None
+    """Of `wall_s`, as a relative half-width; None: nobody knows."""
+    used: tuple[str, ...] = ()
+    """Past runs that it was learnt from, as `run/stage`."""
 
 
 def estimate_stage(
