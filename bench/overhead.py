@@ -25,7 +25,6 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch import nn
 
 from _instructions import count_instructions
 from _loops import (
@@ -61,6 +60,7 @@ from tasuki.data import loader
 from tasuki.data.drawn import ThriftyFetcher
 from tasuki.data.shares import share_of_step
 from tasuki.train.engine import StepEngine
+from tasuki.train.gradients import clip_alike, drop
 from tasuki.train.optim import PureSchedule
 from tasuki.train.training import Training
 
@@ -298,9 +298,9 @@ def _lean_step(self: Training, batches: Any, num_samples: int, began: float) -> 
 def _lean_engine_step(self: StepEngine, batches: Any, *_: Any, **__: Any) -> bool:
     """`StepEngine.step` for one micro-batch on one rank, without the window of losses."""
     self._module(next(iter(batches)).data).backward()
-    nn.utils.clip_grad_norm_(self._parameters, self._clip)
+    clip_alike(self._parameters, self._clip)
     self._optimizer.step()
-    self._optimizer.zero_grad(set_to_none=True)
+    drop(self._parameters)
     return True
 
 

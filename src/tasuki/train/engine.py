@@ -25,6 +25,7 @@ from tasuki.failpoints import failpoint
 from tasuki.train.advice import is_out_of_memory
 from tasuki.train.buffers import Kept, keep_buffers, put_buffers_back
 from tasuki.train.compiled import Compiled
+from tasuki.train.gradients import are_alike, clip_alike, drop, drops_plainly
 from tasuki.train.losses import LossOutput, Weight, read_loss, refuse_loss
 from tasuki.train.offload import OffloadedOptimizer
 from tasuki.train.precision import autocast, make_scaling
@@ -123,6 +124,8 @@ class StepEngine:
             self._call = module.as_function()
         self._optimizer = optimizer
         self._parameters: list[Tensor] = [p for g in optimizer.param_groups for p in g["params"]]
+        self._clip_norm = clip_alike if are_alike(self._parameters) else nn.utils.clip_grad_norm_
+        self._drops_plainly = drops_plainly(optimizer)
         self._device = device
         self._clip = clip
         self._world = world
@@ -243,7 +246,10 @@ class StepEngine:
             self._optimizer.step()
         else:
             self.scaling.step(self._optimizer)
-        self._optimizer.zero_grad(set_to_none=True)
+        if self._drops_plainly:
+            drop(self._parameters)
+        else:
+            self._optimizer.zero_grad(set_to_none=True)
 
     # -- steps that do not count ----------------------------------------------------------------
 
@@ -278,7 +284,7 @@ class StepEngine:
     def _clip_gradients(self, limit: float) -> Tensor:
         """Their norm before."""
         try:
-            return nn.utils.clip_grad_norm_(self._parameters, limit)
+            return self._clip_norm(self._parameters, limit)
         except (RuntimeError, NotImplementedError) as error:
             if any(p.grad is not None and p.grad.is_sparse for p in self._parameters):
                 raise RecipeError(
