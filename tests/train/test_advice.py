@@ -75,7 +75,8 @@ def test_out_of_memory_with_one_sample_fails_at_once_and_names_stage_batch_size_
     assert said.code == 1 and said.run["state"] == "failed", said
     assert said.run["reason"] == (
         "stage `one` ran out of memory at step 0 with a micro-batch of 1 sample of size 512 "
-        "(it asked for 4,000 TB more)"
+        "(it asked for 4,000 TB more); weights and gradients take 1.42 kB; the optimizer's states "
+        "come on top"
     )
     told = last_said(made.run())
     assert told is not None

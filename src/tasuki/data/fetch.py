@@ -130,7 +130,7 @@ def fetch(dataset: Any, request: Request, *, seed: Seed | None = seed_host) -> l
                 seed(seeds[place])
             samples.append(dataset[index] if raw is None else dataset.finish(raw[place]))
         return samples
-    except TasukiError:
+    except (TasukiError, MemoryError):  # no fault of the sample: fewer at once may have room
         raise
     except Exception as error:
         culprit = "`transform`" if raw is not None else "`__getitem__`"

@@ -154,6 +154,9 @@ class Phase:
                 self._tell_others(rank, "publish")
             case "saved":
                 self.has_progressed |= not message.get("is_start", False)
+            case "decided":
+                # The next attempt does not meet the same wall: there are only so many halvings.
+                self.has_progressed = True
             case "done":
                 rank.done = message
 

@@ -8,8 +8,10 @@ its steps, by recipe.py where data are opened, and by `tasuki evaluate`.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,13 +29,16 @@ from tasuki.units import format_bytes
 
 if TYPE_CHECKING:
     from tasuki.train.prepare import Setup
+    from tasuki.train.shortage import Shortage
     from tasuki.train.snapshot import Progress
     from tasuki.train.task import Task
 
 _NO_MEMORY = (
     *("out of memory", "can't allocate memory", "DefaultCPUAllocator: not enough memory"),
-    *("CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED"),
+    *("CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "std::bad_alloc"),
 )
+"""Not CUDNN_STATUS_NOT_SUPPORTED: it also says what no smaller batch will change."""
+_LONGEST_CHAIN = 8
 _BYTES_ASKED = re.compile(r"tried to allocate (\d+) bytes")
 _ASKED = re.compile(r"Tried to allocate (\d[\d.]* \w+)")
 _BYTES_OVER = re.compile(r"(\d+) bytes too many")
@@ -61,10 +66,38 @@ class OutOfMemory(RunError):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
+    """Or what somebody has made of such an error: `raise … from error`."""
+    return _memory_error(error) is not None
+
+
+def _memory_error(error: BaseException) -> BaseException | None:
+    found: BaseException | None = error
+    for _ in range(_LONGEST_CHAIN):
+        if found is None or isinstance(found, OutOfMemory):  # explained already
+            return None
+        if _tells_of_memory(found):
+            return found
+        found = found.__cause__
+    return None
+
+
+def _tells_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError | torch.cuda.OutOfMemoryError):
         return True
+    if isinstance(error, OSError):  # a fork, a map
+        return error.errno == errno.ENOMEM
     # CUDA libraries and the CPU's allocator raise plain RuntimeErrors.
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)
+
+
+def let_go(error: BaseException) -> None:
+    """Of what the frames of a failed pass hold: it takes the room."""
+    held: BaseException | None = error
+    for _ in range(_LONGEST_CHAIN):
+        if held is None:
+            return
+        traceback.clear_frames(held.__traceback__)
+        held = held.__cause__ or held.__context__
 
 
 class Place:
@@ -185,20 +218,24 @@ def explain_memory(
     ranks: int = 1,
     then: str | None = None,
     hint: str = "",
+    shortage: Shortage | None = None,
     is_mistake: bool = True,
 ) -> OutOfMemory:
-    """`doing` says what ran out of memory; with a `batch` the hint names the next one to try."""
+    """`doing` says what ran out of memory; with a `batch` the hint names the next one to try, and
+    with a `shortage` there is none."""
     told = ""
     if batch is not None:
         told = f" with a micro-batch of {_amount(stage, batch)}" + (
             f" of size {size}" if size else ""
         )
     if batch is not None and not hint:
-        ways = [*_ways(stage, batch, ranks), *_allocator_way(error)]
+        ways = [*_ways(stage, batch, ranks, shortage), *_allocator_way(error)]
         words = "; or ".join(way for way, _ in ways)
         hint = f"{words}; then {then or ways[0][1]}"
     return OutOfMemory(
-        f"{doing}{told}{asked_for(error)}", hint=hint or _TOO_LARGE, is_mistake=is_mistake
+        f"{doing}{told}{asked_for(error)}{f'; {shortage.in_words()}' if shortage else ''}",
+        hint=hint or _TOO_LARGE,
+        is_mistake=is_mistake,
     )
 
 
@@ -210,7 +247,7 @@ def _amount(stage: ResolvedStage, batch: Batch) -> str:
 
 def asked_for(error: BaseException) -> str:
     """By how much it did not fit, as far as that is told."""
-    words = str(error)
+    words = str(_memory_error(error) or error)
     if found := _BYTES_ASKED.search(words):
         asked = format_bytes(int(found[1]))
     elif found := _ASKED.search(words):
@@ -225,7 +262,9 @@ def asked_for(error: BaseException) -> str:
     return f" (it asked for {asked} more{more})"
 
 
-def _ways(stage: ResolvedStage, batch: Batch, ranks: int) -> Iterator[tuple[str, str]]:
+def _ways(
+    stage: ResolvedStage, batch: Batch, ranks: int, shortage: Shortage | None = None
+) -> Iterator[tuple[str, str]]:
     """(what to write, how to go on with it), the best first."""
     if stage.buckets.budget is not None and batch.micro_batch > 1:
         half = max(1, stage.buckets.budget // 2)
@@ -238,12 +277,14 @@ def _ways(stage: ResolvedStage, batch: Batch, ranks: int) -> Iterator[tuple[str,
         stays = f"the effective batch stays {batch.effective_batch}{follows}"
         yield f"write {words} ({stays})", _accept(*smaller)
     if stage.gradient_checkpointing in (False, "auto"):
-        words = "write `gradient_checkpointing: true` (slower, far less memory)"
+        gives = shortage.of_checkpointing() if shortage else "slower, far less memory"
+        words = f"write `gradient_checkpointing: true` ({gives})"
         yield words, _accept("gradient_checkpointing")
     if not smaller and stage.precision == "fp32":
         yield "write `precision: bf16` (activations of half the size)", _accept("precision")
     if not smaller:
-        words = "use a GPU (or a node) with more memory, or leave the largest samples out"
+        more = shortage.of_a_card() if shortage else ""
+        words = f"use a GPU (or a node) with more memory{more}, or leave the largest samples out"
         yield words, "`tasuki run`"
 
 

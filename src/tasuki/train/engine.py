@@ -8,7 +8,6 @@ back-propagated as it is. A loss is read (a device synchronisation) only when it
 from __future__ import annotations
 
 import contextlib
-import traceback
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -22,7 +21,7 @@ from torch.optim import Optimizer
 from tasuki.data.loader import MicroBatch
 from tasuki.errors import RecipeError
 from tasuki.failpoints import failpoint
-from tasuki.train.advice import is_out_of_memory
+from tasuki.train.advice import is_out_of_memory, let_go
 from tasuki.train.buffers import Kept, keep_buffers, put_buffers_back
 from tasuki.train.compiled import Compiled
 from tasuki.train.gradients import are_alike, clip_alike, drop, drops_plainly
@@ -145,6 +144,8 @@ class StepEngine:
         """With several ranks: this step may run out of memory, and is done so that all of them can
         undo it (together.py)."""
         self._groups: Groups | None = None
+        self._flag: Tensor | None = None
+        """For votes: who has no room cannot make one."""
         self.exchange_s: float | None = None
         """How long a step waits for the gradients of the other ranks, where it was measured."""
 
@@ -159,17 +160,17 @@ class StepEngine:
         """
         self.scalars = {}
         place = self.window.begin_step()
-        # A forward pass moves running means, and NaN in them would stay.
-        kept = keep_buffers(self._module) if is_checked else []
         undo = self.undo if self._world == 1 or self.is_trying else None
         if undo is not None:
             undo.begin()
         try:
+            # A forward pass moves running means, and NaN in them would stay.
+            kept = keep_buffers(self._module) if is_checked else []
             weight = self._accumulate(batches, num_samples)
         except Exception as error:
             if undo is None or not is_out_of_memory(error):
                 raise
-            traceback.clear_frames(error.__traceback__)  # they hold what takes the room
+            let_go(error)
             raise DoesNotFit(error, is_undone=self._undo_step(undo, place)) from error
         if self.is_trying:
             self._add_up()
@@ -186,7 +187,12 @@ class StepEngine:
         if is_checked and self.scaling is None and not self._is_finite(norm, place):
             return self._throw_step_away(kept, place)
         failpoint("step.optimizer")
-        self._apply()
+        try:
+            self._apply()
+        except Exception as error:
+            if self.undo is None or not is_out_of_memory(error):
+                raise
+            raise DoesNotFit(error, is_undone=False, is_in_passes=False) from error
         return True
 
     def read_losses(self) -> tuple[float, float]:
@@ -373,10 +379,11 @@ class StepEngine:
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            traceback.clear_frames(error.__traceback__)
-            agree_on_any(True, self._device)
+            let_go(error)
+            self.forget()  # a vote needs room, too
+            self.is_so_anywhere(True)
             raise
-        if agree_on_any(False, self._device):
+        if self.is_so_anywhere(False):
             raise OutOfMemoryElsewhere("another rank ran out of memory")
 
     def _add_up(self) -> None:
@@ -387,7 +394,11 @@ class StepEngine:
 
     def is_so_anywhere(self, is_so: bool) -> bool:
         """On whichever rank; all ask at the same time."""
-        return is_so if self._world == 1 else agree_on_any(is_so, self._device)
+        if self._world == 1:
+            return is_so
+        if self._flag is None:
+            self._flag = torch.zeros((), dtype=torch.int32, device=self._device)
+        return agree_on_any(is_so, self._flag)
 
     @property
     def can_try(self) -> bool:

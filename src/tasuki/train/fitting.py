@@ -12,10 +12,10 @@ training.py.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
-import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -31,14 +31,23 @@ from tasuki.data.order import Order
 from tasuki.data.shares import Limit, StepSplit, halve, share_of_step
 from tasuki.failpoints import failpoint
 from tasuki.telemetry.events import read_events
-from tasuki.train.advice import OutOfMemory, Place, asked_for, explain_memory, is_out_of_memory
+from tasuki.train.advice import (
+    OutOfMemory,
+    Place,
+    asked_for,
+    explain_memory,
+    is_out_of_memory,
+    let_go,
+)
 from tasuki.train.engine import StepEngine
 from tasuki.train.prepare import Setup
+from tasuki.train.shortage import find_shortage
 from tasuki.train.snapshot import Progress
 from tasuki.train.task import Task
 from tasuki.train.undo import DoesNotFit, Undo
 
 EVENT = "micro-batch"
+_IN_OPTIMIZER = " in the optimizer's step"
 _PROVEN_AFTER = 20
 """Steps; then DDP may add up gradients while the backward pass still runs."""
 _TOLD_WITHIN = timedelta(minutes=30)
@@ -72,13 +81,22 @@ class Fitting:
         except Exception as caught:
             if not is_out_of_memory(caught):
                 raise
-            traceback.clear_frames(caught.__traceback__)
+            let_go(caught)
             error = caught
         if not engine.is_so_anywhere(error is not None):
             return True
         engine.forget()
-        self._shrink(0, DoesNotFit(error, is_undone=True))
+        self._shrink(0, DoesNotFit(error, is_undone=True), self.split.at_last())
         return False
+
+    @contextlib.contextmanager
+    def restarting(self) -> Iterator[None]:
+        """Around passes with the other ranks before there is any state: who runs out of memory
+        there cannot vote any more."""
+        try:
+            yield
+        except Exception as error:
+            self._shrink(0, error, self.split.at_last())
 
     def watch(self, engine: StepEngine) -> None:
         """From now on steps that do not fit are undone."""
@@ -98,16 +116,20 @@ class Fitting:
     def shrink(self, progress: Progress, error: Exception) -> None:
         """After a step that failed: returns where it was undone and can be done again; raises
         otherwise, whatever is to be raised."""
-        self._shrink(progress.step, error)
+        self._shrink(progress.step, error, self.split)
 
-    def _shrink(self, step: int, error: Exception) -> None:
+    def _shrink(self, step: int, error: Exception, split: StepSplit) -> None:
         is_undone = isinstance(error, DoesNotFit) and error.is_undone
         cause = error.error if isinstance(error, DoesNotFit) else error
         order = self._setup.order
         if not isinstance(order, Order) or (cause is not None and not is_out_of_memory(cause)):
             raise error
-        largest, limit = halve(order, step, self.split if step else self.split.at_last())
+        largest, limit = halve(order, step, split)
         told = asked_for(cause) if cause is not None else ""
+        if isinstance(error, DoesNotFit) and not error.is_in_passes:
+            if limit is None or self._has_been_in_vain(step):
+                raise self._optimizer_too_large(step, error) from cause
+            told = f"{_IN_OPTIMIZER}{told}"
         if limit is None:
             raise self._nothing_smaller(step, cause) from cause
         self._decide(limit, largest, told, is_undone=is_undone)
@@ -123,6 +145,21 @@ class Fitting:
             else f"nothing to do; a `budget` of {limit.most} avoids it",
             is_mistake=False,
         ) from cause
+
+    def _has_been_in_vain(self, step: int) -> bool:
+        """A fresh process with smaller micro-batches met the same wall in the optimizer's step."""
+        return any(
+            event["kind"] == EVENT
+            and (event.get("stage"), event.get("from_step")) == (self._task.stage.name, step)
+            and _IN_OPTIMIZER in str(event.get("reason"))
+            for event in read_events(self._task.run)
+        )
+
+    def _optimizer_too_large(self, step: int, error: DoesNotFit) -> OutOfMemory:
+        name = self._task.stage.name
+        assert error.error is not None
+        doing = f"stage `{name}` ran out of memory{_IN_OPTIMIZER} at step {step}"
+        return explain_memory(self._task.stage, error.error, doing=doing)
 
     def rewind(self, loader: Loader | ForeignLoader, step: int) -> None:
         """Let the step come again, split as it is now, when nothing of the last try is left."""
@@ -147,6 +184,7 @@ class Fitting:
                 reason=f"out of memory{told}",
             )
             task.events.sync()
+            task.watch.tell("decided")
             failpoint("memory.decided")
         self.split = self.split.with_limit(limit)
 
@@ -178,6 +216,7 @@ class Fitting:
             batch=replace(self._setup.batch, micro_batch=1),
             size=order.plan.buckets[bucket].size,
             ranks=task.ranks.world,
+            shortage=find_shortage(self._setup.model, self._setup.tracked.optimizer, error),
             # A fresh process after some progress may well get further: memory was in pieces.
             is_mistake=not self._place.has_saved,
         )

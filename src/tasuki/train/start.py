@@ -421,13 +421,15 @@ def _settle_buckets(task: Task, setup: Setup, engine: StepEngine, fitting: Fitti
     batch = fitting.first_batch()
     while not fitting.fits(engine, batch):
         batch = fitting.first_batch()
-    if task.ranks.world > 1:
-        _allow_unused(task, setup, engine)
-    engine.throw_away(batch)
-    if engine.is_compiled:
-        task.say(f"Compiled in {format_seconds(task.clock.monotonic() - began)}")
-    if task.ranks.world > 1:
-        engine.exchange_s = measure_exchange(engine, batch, device=task.device, clock=task.clock)
+    with fitting.restarting():
+        if task.ranks.world > 1:
+            _allow_unused(task, setup, engine)
+        engine.throw_away(batch)
+        if engine.is_compiled:
+            task.say(f"Compiled in {format_seconds(task.clock.monotonic() - began)}")
+        if task.ranks.world > 1:
+            device, clock = task.device, task.clock
+            engine.exchange_s = measure_exchange(engine, batch, device=device, clock=clock)
 
 
 def _allow_unused(task: Task, setup: Setup, engine: StepEngine) -> None:

@@ -40,9 +40,9 @@ def find_groups(module: DistributedDataParallel) -> Groups:
     return [bucket.parameters() for bucket in buckets]
 
 
-def agree_on_any(is_so: bool, device: torch.device) -> bool:
-    """On whichever rank. Called by all."""
-    flag = torch.tensor(int(is_so), dtype=torch.int32, device=device)
+def agree_on_any(is_so: bool, flag: Tensor) -> bool:
+    """On whichever rank. Called by all; `flag` is a whole number to do it with."""
+    flag.fill_(int(is_so))
     dist.all_reduce(flag, op=dist.ReduceOp.MAX)
     return bool(flag)
 

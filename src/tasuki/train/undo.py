@@ -3,8 +3,10 @@
 Random numbers and the model's buffers are kept when a step begins, and put back; gradients and
 losses the engine drops itself. In a step where nothing happens that costs 2.5 µs (more with cold
 caches): buffers that a first step does not move are looked at again only when a step is undone, and
-the others are copied byte by byte. What the user's own code remembers elsewhere is not undone.
-Called by engine.py.
+the others are copied byte by byte. A frozen parameter that moves all the same (a teacher that
+follows its student) is seen by samples of some of them, and then nothing is called undone. What the
+user's own code remembers elsewhere, and what a pass does to parameters that are trained, beside
+giving them gradients, is not undone. Called by engine.py.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from tasuki.train.buffers import Kept, keep_buffer, keep_buffers, put_buffers_ba
 
 _MOST_BYTES = 64 << 20
 """Of buffers; a model with more of them goes back to its last checkpoint instead."""
-
+_WITNESSES = 8
+_WITNESSED = 4096
+"""Numbers at the beginning of each of so many frozen parameters: a moving average moves all."""
 
 _View = tuple[dict[str, Tensor | None], str, Tensor, memoryview, memoryview]
 """(the buffers of a module, a name, the buffer, the bytes of its copy, its own bytes)."""
@@ -28,12 +32,16 @@ _View = tuple[dict[str, Tensor | None], str, Tensor, memoryview, memoryview]
 class DoesNotFit(Exception):
     """A micro-batch ran out of memory, here or on another rank."""
 
-    def __init__(self, error: BaseException | None, *, is_undone: bool) -> None:
+    def __init__(
+        self, error: BaseException | None, *, is_undone: bool, is_in_passes: bool = True
+    ) -> None:
         super().__init__(str(error))
         self.error = error
         """None: this rank had room."""
         self.is_undone = is_undone
         """The step is as if it had never begun."""
+        self.is_in_passes = is_in_passes
+        """Else it was in the optimizer's step, whose memory does not hang on the micro-batch."""
 
 
 class Undo:
@@ -55,7 +63,11 @@ class Undo:
         self._views: list[_View] = []
         """Of those on the host: twenty times quicker than torch's way."""
         self._addresses: list[int] = []
+        self._frozen = _witnesses(module)
+        self._witnessed: list[Tensor] = []
+        """What they began with."""
         self._num_begun = 0
+        """As often as it was looked which buffers move."""
         size = sum(buffer.numel() * buffer.itemsize for buffer in module.buffers())
         self._is_possible = size <= _MOST_BYTES
 
@@ -82,11 +94,15 @@ class Undo:
             self._on_gpu.set_state(self._gpu_state)
         if not self._is_possible or any(one.has_changed for one in self._still):
             return False
+        if not all(map(torch.equal, self._witnessed, map(_beginning, self._frozen))):
+            return False  # by this step or by an earlier one, nobody knows
         if self._addresses != _addresses(self._moving):
             return False  # `.data` was set: what was copied is not what the buffer is now
         if _count(self._module) != len(self._moving) + len(self._still):
             return False  # there are new ones
         put_buffers_back(self._moving)
+        if self._num_begun == 1:  # the step did not end: it has not shown which of them move
+            self._num_begun, self._moving = 0, []
         return True
 
     def _copy_others(self) -> None:
@@ -98,6 +114,7 @@ class Undo:
     def _look(self) -> None:
         """In the first two steps: find out which buffers move."""
         self._num_begun += 1
+        self._witnessed = [_beginning(parameter).clone() for parameter in self._frozen]
         if not self._is_possible:
             return
         still = {_key(one) for one in self._moving if not one.has_changed}
@@ -123,6 +140,16 @@ class Undo:
 
 def _key(one: Kept) -> tuple[int, str]:
     return id(one.owner), one.name
+
+
+def _witnesses(module: nn.Module) -> list[Tensor]:
+    """Some of the frozen parameters, from the first to the last."""
+    frozen = [p for p in module.parameters() if not p.requires_grad and p.device.type != "meta"]
+    return [*frozen[:: -(-len(frozen) // _WITNESSES) or 1]]
+
+
+def _beginning(parameter: Tensor) -> Tensor:
+    return parameter.detach().reshape(-1)[:_WITNESSED]
 
 
 def _count(module: nn.Module) -> int:
