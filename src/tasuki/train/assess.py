@@ -25,6 +25,7 @@ from tasuki.train.benchmark import benchmark_model
 from tasuki.train.evaluate import Subject, evaluate_model, set_up
 from tasuki.train.exact import apply_settings, frozen_threads
 from tasuki.train.recipe import build_dataset, where
+from tasuki.train.roomier import NOTHING_LESS, evaluate_in_room
 
 _FIT_HINT = (
     "evaluate them with the model they were trained with: `--experiment`, `--stage`, or "
@@ -72,14 +73,20 @@ def _evaluate(
     benchmark: bool,
 ) -> dict[str, Any]:
     told.progress("evaluating", 0, None if is_loader(dataset) else len(dataset))
-    metrics = evaluate_model(
-        subject.recipe,
-        subject.model,
-        dataset,
+    metrics = evaluate_in_room(
+        lambda most: evaluate_model(
+            subject.recipe,
+            subject.model,
+            dataset,
+            stage=stage,
+            device=device,
+            sizes=sizes,
+            most=most,
+            on_progress=lambda done, total: told.progress("evaluating", done, total),
+        ),
         stage=stage,
-        device=device,
-        sizes=sizes,
-        on_progress=lambda done, total: told.progress("evaluating", done, total),
+        most=NOTHING_LESS,
+        decide=lambda _: None,
     )
     if not benchmark:
         return {"metrics": spelled(metrics)}

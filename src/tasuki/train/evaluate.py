@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,13 +28,14 @@ from tasuki.spec.values import Sizes
 from tasuki.store.atomic import FORMAT, read_json, read_json_or_none, write_json
 from tasuki.store.runs import StageFolder
 from tasuki.telemetry.lines import spelled
-from tasuki.train.advice import evaluation_advice
+from tasuki.train.advice import evaluation_advice, is_out_of_memory
 from tasuki.train.data import bucket_rule, costs_of, sizes_of
 from tasuki.train.drilled import fewer_batches, fewer_samples
 from tasuki.train.engine import to_device
 from tasuki.train.losses import read_loss
 from tasuki.train.precision import apply_precision, autocast
 from tasuki.train.recipe import build_dataset, build_model, load_recipe, optional
+from tasuki.train.roomier import NOTHING_LESS, BatchTooLarge, Decisions, Most, evaluate_in_room
 from tasuki.train.task import Task
 
 FIT_HINT = "use the model they were trained with, or `strict: false` to load what fits"
@@ -51,14 +52,22 @@ def run_evaluation(task: Task) -> None:
         paths = [task.run.code, task.folder]
         subject = set_up(stage, folder.weights, paths=paths, device=task.device)
         dataset = build_dataset(subject.recipe, source, split)
+    sizes = stage.size if stage.evaluate.data is None else None
+    decisions = Decisions(task, "evaluate")
     with task.stopwatch.part("evaluate"), evaluation_advice(stage, subject.batch):
-        metrics = evaluate_model(
-            subject.recipe,
-            subject.model,
-            dataset,
+        metrics = evaluate_in_room(
+            lambda most: evaluate_model(
+                subject.recipe,
+                subject.model,
+                dataset,
+                stage=stage,
+                device=task.device,
+                sizes=sizes,
+                most=most,
+            ),
             stage=stage,
-            device=task.device,
-            sizes=stage.size if stage.evaluate.data is None else None,
+            most=decisions.at(0),
+            decide=lambda halving: decisions.add(halving, step=0),
         )
     write_json(
         folder.evaluation,
@@ -129,15 +138,17 @@ def evaluate_model(
     stage: ResolvedStage,
     device: torch.device,
     sizes: Sizes | None = None,
+    most: Most = NOTHING_LESS,
     on_progress: OnProgress = lambda _done, _total: None,
 ) -> dict[str, float]:
     """The recipe's `evaluate`, else the mean loss over samples of these sizes. The model comes back
-    in training mode as it was, and the random states too."""
+    in training mode as it was, and the random states too. BatchTooLarge: out of memory where a
+    smaller batch may have room."""
     own = optional(recipe, "evaluate")
     with undisturbed(model), autocast(stage.precision, device, is_cached=False):
         if own:
             return checked(own(model, dataset), by="evaluate")
-        return mean_loss(recipe, model, dataset, stage, device, sizes, on_progress)
+        return mean_loss(recipe, model, dataset, stage, device, sizes, most, on_progress)
 
 
 @contextlib.contextmanager
@@ -160,33 +171,60 @@ def mean_loss(
     stage: ResolvedStage,
     device: torch.device,
     sizes: Sizes | None = None,
+    most: Most = NOTHING_LESS,
     on_progress: OnProgress = lambda _done, _total: None,
 ) -> dict[str, float]:
     """The loss over all samples, weighted, in batches of one bucket each."""
-    losses, weights = [], []
-    done = 0
-    for data, count in _batches(recipe, dataset, stage, device, sizes):
-        loss, weight, _ = read_loss(recipe.loss(model, data))
-        losses.append(float(loss) * (count if weight is None else 1.0))
-        weights.append(float(count) if weight is None else weight)
-        done += count
-        if not is_loader(dataset):
-            on_progress(done, len(dataset))
-    return {"loss": math.fsum(losses) / (math.fsum(weights) or 1.0)}
-
-
-def _batches(
-    recipe: Any, dataset: Any, stage: ResolvedStage, device: torch.device, sizes: Sizes | None
-) -> Iterator[tuple[Any, int]]:
-    """Batches and their numbers of samples."""
+    found: list[tuple[float, float]] = []
     if is_loader(dataset):
         # The same numbers however often it was gone through before.
         seed_pass(dataset, sample_seed(stage.seed, f"{stage.name}#evaluate", 0, 0))
         for batch in iterate(fewer_batches(dataset)):
-            yield to_device(batch, device), samples_in(batch)
-        return
-    for indices in batches_of_one_bucket(recipe, dataset, stage, sizes):
-        yield make_batch(recipe, dataset, indices, stage=stage, device=device), len(indices)
+            data, count = to_device(batch, device), samples_in(batch)
+            found.append(_loss_of(recipe, model, data, count))
+    else:
+        done = 0
+        for part in batches_of_one_bucket(recipe, dataset, stage, sizes, most):
+            with part.refusing():
+                data = make_batch(recipe, dataset, part.indices, stage=stage, device=device)
+                found.append(_loss_of(recipe, model, data, len(part.indices)))
+            done += len(part.indices)
+            on_progress(done, len(dataset))
+    losses, weights = [loss for loss, _ in found], [weight for _, weight in found]
+    return {"loss": math.fsum(losses) / (math.fsum(weights) or 1.0)}
+
+
+def _loss_of(recipe: Any, model: nn.Module, data: Any, count: int) -> tuple[float, float]:
+    """(a sum of losses, its weight), read."""
+    loss, weight, _ = read_loss(recipe.loss(model, data))
+    if weight is None:
+        return float(loss) * count, float(count)
+    return float(loss), float(weight)
+
+
+class Part(NamedTuple):
+    """A batch of an evaluation."""
+
+    indices: list[int]
+    size: int | None
+    """Of its bucket."""
+    amount: int
+    unit: str
+
+    @contextlib.contextmanager
+    def refusing(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            raise BatchTooLarge(
+                error,
+                size=self.size,
+                amount=self.amount,
+                is_single=len(self.indices) == 1,
+                unit=self.unit,
+            ) from error
 
 
 def make_batch(
@@ -200,20 +238,28 @@ def make_batch(
 
 
 def batches_of_one_bucket(
-    recipe: Any, dataset: Any, stage: ResolvedStage, sizes: Sizes | None = None
-) -> Iterator[list[int]]:
-    """Indices of samples, the smallest sizes first; within the cost budget, where there is one."""
+    recipe: Any,
+    dataset: Any,
+    stage: ResolvedStage,
+    sizes: Sizes | None = None,
+    most: Most = NOTHING_LESS,
+) -> Iterator[Part]:
+    """The smallest sizes first; within the cost budget, where there is one."""
     costs = costs_of(recipe, dataset, stage.buckets)
     batch = batch_of(stage)
-    for _, members in members_by_bucket(recipe, dataset, stage, sizes):
+    for size, members in members_by_bucket(recipe, dataset, stage, sizes):
+        if costs is None:
+            count = min(batch, most.get(size, batch))
+            for start in range(0, len(members), count):
+                indices = members[start : start + count].tolist()
+                yield Part(indices, size, len(indices), "samples")
+            continue
+        budget = min(stage.buckets.budget or 0, most.get(size, stage.buckets.budget or 0))
         for start in range(0, len(members), batch):
-            indices = members[start : start + batch]
-            if costs is None:
-                yield indices.tolist()
-                continue
-            budget = stage.buckets.budget or 0
-            for piece in split_by_cost(costs[indices].tolist(), budget, rank=0, world=1):
-                yield indices[piece].tolist()
+            some = members[start : start + batch]
+            for piece in split_by_cost(costs[some].tolist(), budget, rank=0, world=1):
+                indices = some[piece]
+                yield Part(indices.tolist(), size, int(costs[indices].sum()), "cost")
 
 
 def members_by_bucket(

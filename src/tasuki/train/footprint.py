@@ -193,7 +193,10 @@ class Saved:
         """autograd's. Never raises, inside the user's model."""
         with contextlib.suppress(Exception):
             places = [part.untyped_storage() for part in _dense(tensor)]
-            return _Kept(tensor, self, [self._keep(s.data_ptr(), s.nbytes()) for s in places])
+            kept = [self._keep(s.data_ptr(), s.nbytes()) for s in places]
+            # Detached: an operation that saves its own result would hold itself through us, and
+            # only a backward pass could let go. One that runs out of memory never comes to it.
+            return _Kept(tensor.detach(), self, kept)
         return tensor
 
     @staticmethod

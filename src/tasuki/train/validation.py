@@ -15,14 +15,18 @@ from typing import Any
 from torch.distributed import DistStoreError, Store
 
 from tasuki.checkpoint.manifest import parse_name
+from tasuki.data.foreign import is_loader
 from tasuki.failpoints import failpoint
 from tasuki.relay.values import Cause
 from tasuki.runtime.room import when_there_is_room
 from tasuki.spec.resolved import ResolvedValidate
+from tasuki.train.advice import evaluation_advice
 from tasuki.train.best import keep_best
-from tasuki.train.evaluate import evaluate_model
+from tasuki.train.evaluate import batch_of, evaluate_model
 from tasuki.train.prepare import Setup
+from tasuki.train.recipe import optional
 from tasuki.train.rhythm import period_in_steps
+from tasuki.train.roomier import Decisions, evaluate_in_room
 from tasuki.train.saving import Saving
 from tasuki.train.snapshot import Progress
 from tasuki.train.task import Task
@@ -50,6 +54,7 @@ class Validation:
         self._store: Store | None = None
         """A connection of its own: the watch's thread uses the first one meanwhile."""
         self._longest_s: float | None = None
+        self._decisions: Decisions | None = None
         validate = task.stage.validate
         per_epoch = setup.order.steps_per_epoch
         self.period = period_in_steps(validate.every, per_epoch) if validate else float("inf")
@@ -102,15 +107,26 @@ class Validation:
         return not is_saved and self._saving.may_outlast(self._longest_s)
 
     def _validate(self, validate: ResolvedValidate, step: int) -> None:
-        task, setup = self._task, self._setup
-        found = evaluate_model(
-            setup.recipe,
-            setup.model,
-            setup.validation,
-            stage=task.stage,
-            device=task.device,
-            sizes=task.stage.size if validate.data is None else None,
-        )
+        task, setup, sizes = self._task, self._setup, None
+        if validate.data is None:
+            sizes = task.stage.size
+        decisions = self._decisions = self._decisions or Decisions(task, "validate")
+        is_own = bool(optional(setup.recipe, "evaluate")) or is_loader(setup.validation)
+        with evaluation_advice(task.stage, None if is_own else batch_of(task.stage)):
+            found = evaluate_in_room(
+                lambda most: evaluate_model(
+                    setup.recipe,
+                    setup.model,
+                    setup.validation,
+                    stage=task.stage,
+                    device=task.device,
+                    sizes=sizes,
+                    most=most,
+                ),
+                stage=task.stage,
+                most=decisions.at(step),
+                decide=lambda halving: decisions.add(halving, step=step),
+            )
         self._add_row(found)
         self._progress.best = when_there_is_room(
             lambda: keep_best(task, setup.model, found, validate, self._progress.best, step=step),
