@@ -17,6 +17,7 @@ from tasuki.checkpoint.retention import prune
 from tasuki.clock import utc
 from tasuki.data.used import UsedSamples
 from tasuki.errors import EXIT_RESUME_ME, NotFinite, StoreError
+from tasuki.estimate.intervals import Interval, SaveCost, choose_interval
 from tasuki.failpoints import failpoint
 from tasuki.relay.values import Cause, Ending
 from tasuki.runtime.agreement import Agreement
@@ -30,7 +31,7 @@ from tasuki.telemetry.view import read_losses
 from tasuki.train.best import sweep_best
 from tasuki.train.engine import StepEngine
 from tasuki.train.prepare import Setup
-from tasuki.train.rhythm import Interval, SaveCost, SaveRhythm, choose_interval
+from tasuki.train.rhythm import SaveRhythm
 from tasuki.train.snapshot import Progress, capture_all
 from tasuki.train.start import Begin
 from tasuki.train.task import Task

@@ -27,6 +27,7 @@ from tasuki.data.fingerprint import Fingerprint
 from tasuki.data.order import Order
 from tasuki.data.used import NONE, Used, UsedSamples
 from tasuki.errors import CheckpointError, DamagedCheckpoint, StoreError
+from tasuki.estimate.intervals import SaveCost
 from tasuki.failpoints import failpoint
 from tasuki.runtime.room import when_there_is_room
 from tasuki.runtime.saver import Saved, Saver
@@ -43,7 +44,6 @@ from tasuki.train.fingerprints import fingerprint_data, refuse_changed_data
 from tasuki.train.fitting import Fitting
 from tasuki.train.prepare import Setup, load_initial_weights, start_seed
 from tasuki.train.ranks import wrap_module
-from tasuki.train.rhythm import SaveCost
 from tasuki.train.snapshot import Progress, capture_all, restore_rank, restore_shared
 from tasuki.train.task import Task
 from tasuki.train.unused import find_unused, has_to_look, say_unused

@@ -16,6 +16,7 @@ from torch.distributed import DistStoreError, Store
 
 from tasuki.checkpoint.manifest import parse_name
 from tasuki.data.foreign import is_loader
+from tasuki.estimate.intervals import period_in_steps
 from tasuki.failpoints import failpoint
 from tasuki.relay.values import Cause
 from tasuki.runtime.room import when_there_is_room
@@ -25,7 +26,6 @@ from tasuki.train.best import keep_best
 from tasuki.train.evaluate import batch_of, evaluate_model
 from tasuki.train.prepare import Setup
 from tasuki.train.recipe import optional
-from tasuki.train.rhythm import period_in_steps
 from tasuki.train.roomier import Decisions, evaluate_in_room
 from tasuki.train.saving import Saving
 from tasuki.train.snapshot import Progress
