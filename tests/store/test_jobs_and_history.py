@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import stat
 from pathlib import Path
 
 import pytest
 
 from tasuki.errors import StoreError
-from tasuki.store.history import append_history, read_history
+from tasuki.store.history import append_history, look_at_history, read_history
 from tasuki.store.jobs import (
     JobFolder,
     begin_start,
@@ -98,12 +99,69 @@ def test_a_torn_last_line_is_no_fact(tmp_path: Path) -> None:
     assert [fact["n"] for fact in read_history(tmp_path)] == [1, 3]
 
 
-def test_lines_that_are_no_facts_are_passed_over(tmp_path: Path) -> None:
+def test_a_line_after_a_torn_one_is_whole(tmp_path: Path) -> None:
     append_history(tmp_path, "a.1", {"n": 1})
     with (tmp_path / ".history" / "a.1.jsonl").open("ab") as file:
-        file.write(b'[]\n7\n\n"x"\n\xff\xff\n')
+        file.write(b'{"n": 2, "key')
+    append_history(tmp_path, "a.1", {"n": 3})
+    assert [fact["n"] for fact in read_history(tmp_path)] == [1, 3]
+
+
+def test_lines_that_are_no_facts_are_left_out_and_named(tmp_path: Path) -> None:
+    append_history(tmp_path, "a.1", {"n": 1})
+    with (tmp_path / ".history" / "a.1.jsonl").open("ab") as file:
+        file.write(b'[]\n7\n\n"x"\n\xff\xff\n{"format": 9, "n": 5}\n{"format": "x"}\n')
     append_history(tmp_path, "a.1", {"n": 2})
-    assert [fact["n"] for fact in read_history(tmp_path)] == [1, 2]
+    (tmp_path / ".history" / "b.1.jsonl").mkdir()
+    found = look_at_history(tmp_path)
+    assert [fact["n"] for fact in found.facts] == [1, 2]
+    told = [left_out.in_words() for left_out in found.left_out]
+    assert told[:-1] == [
+        "a.1.jsonl: 1 line foreign: a format that is no number",
+        "a.1.jsonl: 3 lines foreign: no JSON object",
+        "a.1.jsonl: 1 line of format 9; this tasuki reads up to 1",
+        "a.1.jsonl: 1 line torn or damaged",
+    ]
+    assert told[-1].startswith("b.1.jsonl: 1 line cannot be read: ")
+
+
+def test_a_history_that_is_no_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / ".history").write_text("x")
+    found = look_at_history(tmp_path)
+    assert found.facts == () and "cannot be read" in found.left_out[0].in_words()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"step_s": "3"},
+        {"step_s": float("nan")},
+        {"step_s": float("inf")},
+        {"step_s": -1.0},
+        {"step_s": 1e12},
+        {"step_s": True},
+        {"steps": 1.5},
+        {"key": 7},
+        {"at": [1]},
+        {"buckets": {}},
+        {"buckets": [3]},
+        {"buckets": [{"samples": -3}]},
+        {"parts": {"step": "long"}},
+        {"memory": {"peak_bytes": 1e30}},
+        {"effective_batch": 10**400},
+    ],
+)
+def test_a_line_with_a_value_that_cannot_be_is_left_out_and_named(
+    tmp_path: Path, wrong: dict[str, object]
+) -> None:
+    (tmp_path / ".history").mkdir()
+    good = {"key": "k", "step_s": 1.0, "steps": 2, "newer": "word"}
+    lines = [json.dumps({**good, **wrong}), json.dumps(good)]
+    (tmp_path / ".history" / "a.1.jsonl").write_text("\n".join(lines))
+    found = look_at_history(tmp_path)
+    assert found.facts == (good,)
+    (left_out,) = found.left_out
+    assert (left_out.file, left_out.lines) == ("a.1.jsonl", 1) and "foreign: " in left_out.what
 
 
 def test_history_is_private(tmp_path: Path, no_umask: None) -> None:

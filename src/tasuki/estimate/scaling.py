@@ -12,6 +12,7 @@ from typing import Any
 
 from tasuki.estimate.facts import stage_key
 from tasuki.spec.resolved import ResolvedStage
+from tasuki.store.history import wrong_in
 
 _MOST_RANKS = 256
 
@@ -83,9 +84,11 @@ def find_baseline(
     newest: dict[int, Mapping[str, Any]] = {}
     for fact in history:
         number = ranks_of.get(str(fact.get("key")))
-        if number is None or not fact.get("step_s") or not fact.get("effective_batch"):
+        if number is None or wrong_in(fact) is not None:
             continue
-        if number not in newest or fact.get("at", 0) >= newest[number].get("at", 0):
+        if not fact.get("step_s") or not fact.get("effective_batch"):
+            continue
+        if number not in newest or (fact.get("at") or 0) >= (newest[number].get("at") or 0):
             newest[number] = fact
     if not newest:
         return None
