@@ -108,6 +108,7 @@ def _lanes(
         "container": container,
         "folder": spec.folder,
         "device": device,
+        "gpu": spec.cluster.gpu,
         "nodes": spec.cluster.nodes if terms.backend == "slurm" else 1,
         "cpus": job.cpus,
         "limit_s": job.limit_s,

@@ -61,8 +61,7 @@ def _describe_run(run: RunFolder, now: float, known: Known | None) -> dict[str, 
         **merged,
         "attempts": len(list_claims(run)),
         "preemptions": count_preemptions(run),
-        "eta_s": _eta(progress),
-        "eta_s_p90": None,
+        **_eta(progress, _last_of(read_recent_events(run, claim), "forecast") if progress else {}),
         "goodput": round(ledger.goodput, 4) if ledger.goodput is not None else None,
         **spent.as_json(),
         "last_checkpoint_step": told.get("step"),
@@ -185,12 +184,21 @@ def ledger_of(run: RunFolder, *, now: float | None = None) -> Ledger:
     return make_ledger(read_events(run), now=now)
 
 
-def _eta(progress: dict[str, Any]) -> float | None:
-    """Of the stage that runs, from the median of its own steps."""
+def _eta(progress: dict[str, Any], forecast: dict[str, Any]) -> dict[str, float | None]:
+    """Of the stage that runs: by its epochs, as it forecast itself; before its first epoch is over
+    from the median of its steps, and then nobody knows what nine of ten would keep to."""
     step_s, total, step = (progress.get(key) for key in ("step_s", "total_steps", "step"))
     if not step_s or total is None or step is None:
-        return None
-    return round(float(step_s) * (int(total) - int(step)), 1)
+        return {"eta_s": None, "eta_s_p90": None}
+    left = int(total) - int(step)
+    ahead = int(forecast.get("total_steps", 0)) - int(forecast.get("step", 0))
+    if forecast.get("stage") != progress.get("stage") or ahead <= 0:
+        return {"eta_s": round(float(step_s) * left, 1), "eta_s_p90": None}
+    share = left / ahead
+    return {
+        "eta_s": round(float(forecast["left_s"]) * share, 1),
+        "eta_s_p90": round(float(forecast["left_s_p90"]) * share, 1),
+    }
 
 
 def _describe_stage(run: RunFolder, stage: dict[str, Any]) -> dict[str, Any]:
@@ -237,7 +245,7 @@ def brief_run(run: RunFolder, *, now: float) -> dict[str, Any]:
         "attempts": claim,
         "stages": stages,
         "done": [name for name in stages if run.stage(name).metrics.exists()],
-        "eta_s": _eta(progress),
+        "eta_s": _eta(progress, _last_of(events, "forecast"))["eta_s"],
         "phase": phase.get("phase"),
         "phase_stage": phase.get("stage"),
         "notable": _notable(run, claim, events),

@@ -39,7 +39,9 @@ class Ledger:
 
 
 @dataclass(slots=True)
-class _Worker:
+class Worker:
+    """One phase of an attempt, as rank 0 told it."""
+
     phase: str
     stage: str
     begin: float
@@ -57,10 +59,13 @@ class _Worker:
 class Attempt:
     begin: float
     end: float
-    workers: list[_Worker]
+    workers: list[Worker]
     gpus: int | None = None
     """Which it held, on all its nodes; None: not told."""
     price_per_gpu_hour: float | None = None
+    claim: int = 0
+    cause: str = ""
+    """Why it ended, as `end.json` says; empty: it goes on, or died without a word."""
 
 
 def make_ledger(events: Sequence[dict[str, Any]], *, now: float | None = None) -> Ledger:
@@ -71,7 +76,7 @@ def make_ledger(events: Sequence[dict[str, Any]], *, now: float | None = None) -
     begins = [e["t"] for e in events if e.get("kind") == "submitted"]
     first = min([*begins, *(a.begin for a in attempts)], default=0.0)
     last = max([first, *(a.end for a in attempts), *([] if now is None else [now])])
-    _mark_recomputed([w for a in attempts for w in a.workers if w.phase == "train"])
+    mark_recomputed([w for a in attempts for w in a.workers if w.phase == "train"])
     parts = dict.fromkeys(PARTS, 0.0)
     for attempt in attempts:
         _add_attempt(parts, attempt)
@@ -112,19 +117,20 @@ def read_attempts(events: Sequence[dict[str, Any]], now: float | None) -> list[A
         end = ended["t"] if ended else (now if is_open and now else max(e["t"] for e in own))
         workers = _read_workers(own, end, is_open=is_open)
         gpus, price = started.get("gpus"), started.get("price_per_gpu_hour")
-        attempts.append(Attempt(started["t"], end, workers, gpus, price))
+        cause = str(ended.get("cause", "")) if ended else ""
+        attempts.append(Attempt(started["t"], end, workers, gpus, price, claim, cause))
     return attempts
 
 
 def _read_workers(
     events: Sequence[dict[str, Any]], attempt_end: float, *, is_open: bool
-) -> list[_Worker]:
-    workers: list[_Worker] = []
+) -> list[Worker]:
+    workers: list[Worker] = []
     for event in events:
         kind = event["kind"]
         if kind == "worker-started":
             phase, stage = str(event.get("phase")), str(event.get("stage"))
-            workers.append(_Worker(phase, stage, event["t"], attempt_end, is_running=is_open))
+            workers.append(Worker(phase, stage, event["t"], attempt_end, is_running=is_open))
         elif workers and kind in ("progress", "time") and event.get("who") == "rank0":
             _take_progress(workers[-1], event)
         elif workers and kind == "worker-ended":
@@ -134,14 +140,14 @@ def _read_workers(
     return workers
 
 
-def _take_progress(worker: _Worker, event: dict[str, Any]) -> None:
+def _take_progress(worker: Worker, event: dict[str, Any]) -> None:
     worker.parts = {k: float(v) for k, v in event.get("parts", {}).items() if k in PARTS}
     worker.told_at = float(event["t"])
     worker.first_step = int(event.get("from_step", 0))
     worker.last_step = int(event.get("step", 0))
 
 
-def _mark_recomputed(trained: Sequence[_Worker]) -> None:
+def mark_recomputed(trained: Sequence[Worker]) -> None:
     """Steps that any later attempt did again were not worth their time."""
     for number, worker in enumerate(trained):
         later = [
@@ -174,13 +180,13 @@ def _add_attempt(parts: dict[str, float], attempt: Attempt) -> None:
     parts["other"] += left
 
 
-def _before_its_last_word(worker: _Worker) -> str:
+def _before_its_last_word(worker: Worker) -> str:
     if worker.told_at is not None:
         return "other"
     return "evaluate" if worker.phase == "evaluate" else "start"
 
 
-def _after_its_last_word(worker: _Worker) -> str:
+def _after_its_last_word(worker: Worker) -> str:
     if worker.phase != "train" or worker.ended_well:
         return "other"
     return "step" if worker.is_running else "recomputed"

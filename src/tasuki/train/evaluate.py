@@ -35,6 +35,7 @@ from tasuki.train.engine import to_device
 from tasuki.train.losses import read_loss
 from tasuki.train.precision import apply_precision, autocast
 from tasuki.train.recipe import build_dataset, build_model, load_recipe, optional
+from tasuki.train.remember import remember_evaluation
 from tasuki.train.roomier import NOTHING_LESS, BatchTooLarge, Decisions, Most, evaluate_in_room
 from tasuki.train.task import Task
 
@@ -69,6 +70,7 @@ def run_evaluation(task: Task) -> None:
             most=decisions.at(0),
             decide=lambda halving: decisions.add(halving, step=0),
         )
+    sha256 = read_json(folder.metrics)["sha256"]
     write_json(
         folder.evaluation,
         {
@@ -77,10 +79,12 @@ def run_evaluation(task: Task) -> None:
             "data": source if isinstance(source, str) else str(source),
             "split": split,
             "metrics": spelled(metrics),
-            "sha256": read_json(folder.metrics)["sha256"],
+            "sha256": sha256,
             "evaluated_at": utc(task.clock.wall()),
         },
     )
+    samples = None if is_loader(dataset) else len(dataset)
+    remember_evaluation(task, sha256=sha256, samples=samples)
     told = ", ".join(f"{name} {value:.6g}" for name, value in metrics.items())
     task.say(f"Evaluated stage {stage.name} on {source}: {told}")
     task.event("time", lived_s=task.stopwatch.lived_s, parts=task.stopwatch.rounded())

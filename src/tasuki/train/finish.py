@@ -11,15 +11,15 @@ from torch import Tensor
 from tasuki.checkpoint.export import is_exported, pack
 from tasuki.checkpoint.weights import read_weights, write_weights
 from tasuki.clock import utc
-from tasuki.estimate.facts import stage_key
 from tasuki.estimate.scaling import Scaling, find_baseline
 from tasuki.failpoints import failpoint
 from tasuki.spec.export import Export, parse_export
 from tasuki.store.atomic import FORMAT, make_folder, write_bytes, write_json
-from tasuki.store.history import append_history, read_history
+from tasuki.store.history import read_history
 from tasuki.telemetry.lines import spelled
 from tasuki.train.best import Best
 from tasuki.train.prepare import Setup
+from tasuki.train.remember import Ran, remember_stage
 from tasuki.train.snapshot import Progress
 from tasuki.train.task import Task
 
@@ -29,8 +29,8 @@ def finish_stage(
     setup: Setup,
     progress: Progress,
     last_row: dict[str, Any],
+    ran: Ran,
     *,
-    start_s: float,
     exchange_s: float | None = None,
 ) -> None:
     """Idempotent: repeated by the next attempt when this one is killed in here."""
@@ -66,7 +66,7 @@ def finish_stage(
     )
     for path in folder.path.glob("best-*.safetensors"):
         path.unlink(missing_ok=True)
-    _remember(task, setup, start_s)
+    remember_stage(task, setup, progress, ran, sha256=sha256)
     if scaling is not None:
         task.say(f"Scaling: {scaling.in_words()}")
         task.event("scaling", stage=task.stage.name, **scaling.as_json())
@@ -113,24 +113,3 @@ def _export(task: Task, wanted: Export, weights: Mapping[str, Tensor], *, step: 
     make_folder(path.parent)
     write_bytes(path, data)
     task.say(f"Exported the weights of stage {name} to {path}")
-
-
-def _remember(task: Task, setup: Setup, start_s: float) -> None:
-    """What was measured, for the next plan."""
-    watch = task.watch
-    if not watch.step_s:
-        return
-    append_history(
-        task.run.path.parent,
-        f"{task.run.name}.{task.orders.claim}",
-        {
-            "format": FORMAT,
-            "key": stage_key(task.stage, device=task.device.type, ranks=task.ranks.world),
-            "at": task.clock.wall(),
-            "step_s": median(watch.step_s),
-            "steps_per_epoch": setup.order.steps_per_epoch,
-            "effective_batch": setup.order.effective_batch,
-            "start_s": start_s,
-            "save_s": median(watch.save_s) if watch.save_s else None,
-        },
-    )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from tasuki.data.foreign import ForeignLoader
 from tasuki.data.loader import Loader, MicroBatch
 from tasuki.errors import EXIT_RESUME_ME, NotFinite, RunError, StoreError
+from tasuki.estimate.intervals import next_multiple, period_in_steps
 from tasuki.failpoints import failpoint
 from tasuki.relay.values import Cause, Ending
 from tasuki.runtime.agreement import Agreement, Decision, SoloAgreement, StoreAgreement
@@ -27,11 +28,12 @@ from tasuki.train.data import make_loader
 from tasuki.train.engine import StepEngine
 from tasuki.train.finish import finish_stage
 from tasuki.train.fitting import Fitting
+from tasuki.train.forecast import Forecasts
 from tasuki.train.memory import FirstSteps
 from tasuki.train.onlookers import Onlooker
 from tasuki.train.pace import Pace, first_settings
 from tasuki.train.prepare import Setup, build_engine, prepare
-from tasuki.train.rhythm import next_multiple, period_in_steps
+from tasuki.train.remember import Ran
 from tasuki.train.rows import named, numbers
 from tasuki.train.saving import NAN_HINT, Saving
 from tasuki.train.snapshot import Progress
@@ -179,6 +181,7 @@ class Training:
         self._born_at = now - task.stopwatch.lived_s
         self._tell_at = now
         self._logged_at, self._logged_samples = now, begin.progress.samples
+        self._forecasts = Forecasts(task, setup, first_step=self._first_step, began_at=now)
 
     def _find_onlookers(self, saver: Saver, *, is_again: bool) -> list[Onlooker]:
         task, setup, step = self.task, self.setup, self.progress.step
@@ -316,6 +319,8 @@ class Training:
         step = self.progress.step
         periods = (self._log_period, self._validation.period, self.saving.rhythm.period)
         due = [next_multiple(step, period) for period in periods]
+        if self.task.is_first:
+            due.append(self._forecasts.due)
         self._boundary = min([*due, self.setup.total_steps])
 
     def _at_boundary(self, now: float, agreement: Agreement) -> None:
@@ -332,6 +337,8 @@ class Training:
             self.saving.save()
         elif self.task.is_first:
             self.saving.ask_if_due(agreement, now)
+        if self.task.is_first and step >= self._forecasts.due:
+            self._forecasts.look(step)
         self._set_boundary()
 
     # -- what is due at a boundary ------------------------------------------------------------
@@ -438,14 +445,19 @@ class Training:
         if self._profile is not None:
             self._profile.finish(self.progress, self.last_row)
         if self.task.is_first:
-            start_s = self._began_at - self._born_at
+            ran = Ran(
+                start_s=self._began_at - self._born_at,
+                first_step=self._first_step,
+                split=self._fitting.split,
+                files=self.begin.data.get("files"),
+            )
             when_there_is_room(
                 lambda: finish_stage(
                     self.task,
                     self.setup,
                     self.progress,
                     self.last_row,
-                    start_s=start_s,
+                    ran,
                     exchange_s=self.engine.exchange_s,
                 ),
                 say=self.task.say,
