@@ -27,6 +27,7 @@ from tasuki.actions.drill import DrillRequest, run_drill
 from tasuki.actions.evaluate import Asked, evaluate_weights, of_run, of_spec
 from tasuki.actions.export import Wanted, export_run
 from tasuki.actions.extend import extend_run
+from tasuki.actions.history import Filter, list_history
 from tasuki.actions.inspect import Asking, inspect_files, inspect_spec, which_spec
 from tasuki.actions.logs import read_logs
 from tasuki.actions.machine import look_around
@@ -179,6 +180,19 @@ def status(*names: str, runs: str | Path = "runs") -> dict[str, Any]:
         asked = _slurm()
         known = look_or_say(asked.slurm, folder, user=asked.user, clock=_CLOCK)
     return read_status(chosen, now=_CLOCK.wall(), known=known)
+
+
+def history(
+    *,
+    runs: str | Path = "runs",
+    experiments: Sequence[str] = (),
+    recipe: str | None = None,
+    gpu: str | None = None,
+    since: str | None = None,
+) -> dict[str, Any]:
+    """What past stages took, newest first; `since` is a span (`7d`) or a day (`2026-11-17`)."""
+    wanted = Filter.read(experiments, recipe=recipe, gpu=gpu, since=since, now=_CLOCK.wall())
+    return list_history(Path(runs), wanted)
 
 
 def cancel(run: str, *, runs: str | Path = "runs") -> dict[str, Any]:

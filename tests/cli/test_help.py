@@ -26,6 +26,7 @@ VERBS = [
         "doctor",
         "evaluate",
         "export",
+        "history",
         "drill",
         "checkpoint",
         "audit",
@@ -133,6 +134,7 @@ TORCH_FREE = [
     ("--help",),
     ("status",),
     ("logs", "exp"),
+    ("history",),
     ("plan", "--no-measure"),
     ("run",),
 ]

@@ -26,6 +26,7 @@ VERBS = {
     "evaluate",
     "export",
     "extend",
+    "history",
     "inspect",
     "logs",
     "new",

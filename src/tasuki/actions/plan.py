@@ -31,7 +31,7 @@ from tasuki.spec.resolved import (
 )
 from tasuki.store.atomic import read_json, read_json_or_none
 from tasuki.store.find import latest_run
-from tasuki.store.history import read_history
+from tasuki.store.history import look_at_history
 from tasuki.store.runs import RunFolder
 from tasuki.telemetry.events import read_events
 
@@ -221,7 +221,9 @@ def _estimate(
 ) -> dict[str, StageTimes]:
     device = device_for(request.spec.cluster, request.machine)
     events = read_events(run)
-    history = list(read_history(Path(request.spec.runs)))
+    history = look_at_history(Path(request.spec.runs))
+    left_out = [f"history: {one.in_words()}, left out" for one in history.left_out]
+    warnings += [words for words in left_out if words not in warnings]
 
     def estimate(stage: ResolvedStage, measured: dict[str, Any] | None) -> StageTimes:
         return estimate_stage(
@@ -229,8 +231,9 @@ def _estimate(
             device=device,
             ranks=ranks_of(request),
             own_events=events,
-            history=history,
+            history=history.facts,
             measured=measured,
+            gpu=request.spec.cluster.gpu,
         )
 
     times = {stage.name: estimate(stage, None) for stage in stages}

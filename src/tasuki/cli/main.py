@@ -31,6 +31,7 @@ GROUPS: dict[str, dict[str, str]] = {
     "After": {
         "evaluate": "Evaluate any weights on any data; benchmark the model.",
         "export": "Write a stage's weights to a file.",
+        "history": "What past stages took: steps, memory, waits; estimates learn from it.",
     },
     "Proof": {
         "drill": "Interrupt your own run in the worst places; compare it bit for bit.",
