@@ -55,6 +55,15 @@ class MatrixGNN:
         ratio = model(squares(batch["matrix"])) / batch["answer"]
         return nn.functional.huber_loss(ratio, torch.ones_like(ratio))
 
+    def example_batch(self, size: int, batch: int) -> Batch:
+        """A batch as `loss` gets it, for `tasuki estimate` before there are data: only its shapes
+        count."""
+        return {
+            "n": torch.full((batch,), size),
+            "matrix": torch.zeros(batch, size * size),
+            "answer": torch.ones(batch),
+        }
+
     def evaluate(self, model: nn.Module, dataset: Hdf5Dataset) -> dict[str, float]:
         """Mean relative errors in percent: of all samples, of each of several sizes, and `guess`,
         that of always answering the mean of a size's answers: what learning has to beat."""

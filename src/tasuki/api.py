@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tasuki.actions.asking import Asking
 from tasuki.actions.audit import audit_run
 from tasuki.actions.cancel import Controller, cancel_run
 from tasuki.actions.checkpoint import (
@@ -24,11 +25,13 @@ from tasuki.actions.data import DataWork, check_files, merge_files, split_files,
 from tasuki.actions.discover import look_with
 from tasuki.actions.doctor import DoctorRequest, examine
 from tasuki.actions.drill import DrillRequest, run_drill
+from tasuki.actions.estimate import EstimateRequest
+from tasuki.actions.estimate import estimate as estimate_stages
 from tasuki.actions.evaluate import Asked, evaluate_weights, of_run, of_spec
 from tasuki.actions.export import Wanted, export_run
 from tasuki.actions.extend import extend_run
 from tasuki.actions.history import Filter, list_history
-from tasuki.actions.inspect import Asking, inspect_files, inspect_spec, which_spec
+from tasuki.actions.inspect import inspect_files, inspect_spec, which_spec
 from tasuki.actions.logs import read_logs
 from tasuki.actions.machine import look_around
 from tasuki.actions.new import new_project
@@ -75,6 +78,33 @@ def inspect(
         return inspect_files(words, check=check, asking=asking)
     loaded = _load(spec, settings, config)
     return inspect_spec(loaded, experiments, stages, check=check, asking=asking)
+
+
+def estimate(
+    spec: str | Path = "tasuki.yaml",
+    *,
+    gpus: Sequence[str] = (),
+    compares: bool = False,
+    experiments: Sequence[str] = (),
+    stages: Sequence[str] = (),
+    settings: Sequence[str] = (),
+    config: str | None = None,
+) -> dict[str, Any]:
+    """Batch, memory and time of every stage on a card (default: the spec's), without a GPU."""
+    environment = dict(os.environ)
+    return estimate_stages(
+        EstimateRequest(
+            spec=_load(spec, settings, config),
+            machine=look_around(environment),
+            asking=Asking(python=sys.executable, environment=environment),
+            site=load_site(environ=environment),
+            experiments=tuple(experiments),
+            stages=tuple(stages),
+            gpus=tuple(gpus),
+            compares=compares,
+            words=(str(spec),) if str(spec) != "tasuki.yaml" else (),
+        )
+    )
 
 
 def plan(

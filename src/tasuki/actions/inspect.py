@@ -13,23 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tasuki.actions.asking import Asking
 from tasuki.actions.data import DataWork, check_files
 from tasuki.actions.plan import choose_experiments
-from tasuki.answers import OnProgress, ask
+from tasuki.answers import ask
 from tasuki.errors import UsageError
 from tasuki.spec.resolved import ResolvedExperiment, ResolvedSpec, ResolvedStage
 from tasuki.store.atomic import FORMAT, read_json
 
 _NUM_LARGEST = 10
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asking:
-    """How children are started, and who hears how far they are."""
-
-    python: str
-    environment: Mapping[str, str]
-    on_progress: OnProgress = lambda _: None
 
 
 def which_spec(sources: Sequence[str]) -> str | None:

@@ -39,3 +39,17 @@ def device_for(cluster: ResolvedCluster, machine: Machine) -> str:
 
 def cpus_for(cluster: ResolvedCluster, machine: Machine) -> int:
     return cluster.cpus or machine.cpus
+
+
+def memory_here() -> int:
+    """Bytes of this machine."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def gpu_here(*, root: Path = Path("/proc/driver/nvidia/gpus")) -> str | None:
+    """What the driver calls the first GPU of this machine; None: no driver tells."""
+    for file in sorted(root.glob("*/information")):
+        for line in file.read_text(errors="replace").splitlines():
+            if line.startswith("Model:"):
+                return line.partition(":")[2].strip() or None
+    return None

@@ -24,6 +24,7 @@ GROUPS: dict[str, dict[str, str]] = {
     },
     "Before": {
         "inspect": "What data hold: sizes, bytes, padding, and stages to begin with.",
+        "estimate": "Batch, memory and time of every stage, without a GPU; what to ask for.",
         "plan": "Show jobs, times and commands; change nothing.",
         "tune": "Measure what each switch buys on your own recipe; keep what wins.",
         "doctor": "What this machine and its Slurm give a job, and what to change first.",

@@ -23,7 +23,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 class ManyValues(click.Command):
     """Lets `--stages a b` and `--experiment a b` take several words."""
 
-    several = ("--stages", "--experiment")
+    several: tuple[str, ...] = ("--stages", "--experiment")
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, list(self._spread(args)))

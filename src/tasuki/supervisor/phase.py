@@ -27,6 +27,9 @@ from tasuki.telemetry.wire import Wire
 PEERS_LEAVE_S = 4.0
 """How long the other ranks may take to notice that one is gone (gloo: 0.34 s) before they are
 killed."""
+SILENTLY_KILLED = "was killed by {} without a word"
+"""How `end.json` tells of a rank that somebody else ended; whoever asks for more memory after a
+SIGKILL looks for these words."""
 _LAST_LEAVES_S = 60.0
 """How long a rank may stay when another has handed over: rank 0 may have checkpoints to prune."""
 _STACKS_WITHIN_S = 1.0
@@ -292,7 +295,7 @@ class Phase:
         if rank.status < 0:
             name = _signal_name(-rank.status)
             return (
-                f"rank {rank.number} was killed by {name} without a word "
+                f"rank {rank.number} {SILENTLY_KILLED.format(name)} "
                 "(SIGKILL: often the node's memory was full)"
             )
         return f"rank {rank.number} ended with exit code {rank.status} without a word"

@@ -1,0 +1,15 @@
+"""How children are started, and who hears how far they are. Handed to verbs that ask some."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tasuki.answers import OnProgress
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asking:
+    python: str
+    environment: Mapping[str, str]
+    on_progress: OnProgress = lambda _: None

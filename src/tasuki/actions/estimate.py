@@ -1,0 +1,373 @@
+"""`tasuki estimate`: what stages need and how long they take, before anything waits in a queue.
+
+Reads the spec, looks at data and recipe in a child (outlook.py), puts beside it what is given and
+what past runs taught, and says for each bucket of each stage what to ask for. Writes nothing but
+what `runs/.probes` keeps of the child's answers.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tasuki.actions.asking import Asking
+from tasuki.actions.killed import killed_for_memory
+from tasuki.actions.machine import Machine, device_for
+from tasuki.actions.outlook import Outlook, Prospect, gpu_name
+from tasuki.actions.plan import choose_experiments
+from tasuki.data.tempo import share_cpus
+from tasuki.estimate.fitted import BucketFit, limit_to_ask_for
+from tasuki.estimate.gpus import CPU, TABLE
+from tasuki.estimate.host import (
+    GIB,
+    Asked,
+    HostFacts,
+    HostNeeds,
+    host_needs,
+    next_memory,
+    to_ask_for,
+)
+from tasuki.estimate.times import StageTimes, estimate_stage
+from tasuki.spec.resolved import ResolvedExperiment, ResolvedSpec, ResolvedStage
+from tasuki.spec.site import Site
+from tasuki.store.atomic import FORMAT
+from tasuki.store.find import latest_run
+from tasuki.store.history import read_history
+from tasuki.telemetry.events import read_events
+from tasuki.units import format_seconds
+
+_CPUS_PER_GPU = 4
+"""What `submit` asks for where the spec does not say."""
+_LONGER = 1.1
+"""What is asked for over what nine of ten runs take: nodes differ."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EstimateRequest:
+    spec: ResolvedSpec
+    machine: Machine
+    asking: Asking
+    site: Site
+    experiments: tuple[str, ...] = ()
+    stages: tuple[str, ...] = ()
+    """Only these; empty: all."""
+    gpus: tuple[str, ...] = ()
+    """Empty: the spec's own, or with `compares` all that are known."""
+    compares: bool = False
+    words: tuple[str, ...] = ()
+    """Of the command line that chose the spec: `submit` needs them too."""
+
+
+def estimate(request: EstimateRequest) -> dict[str, Any]:
+    """The values of `--json`."""
+    spec = request.spec
+    wanted = request.stages or spec.only_stages
+    experiments = choose_experiments(spec, request.experiments, wanted)
+    pairs = [
+        (experiment, stage)
+        for experiment in experiments
+        for stage in experiment.stages
+        if not wanted or stage.name in wanted
+    ]
+    prospect = Prospect(
+        spec=spec,
+        ranks=spec.cluster.gpus * spec.cluster.nodes,
+        site=request.site,
+        asking=request.asking,
+    )
+    cards = [prospect.card(name) for name in _names(request)]
+    looked = prospect.look([stage for _, stage in pairs], cards)
+    past = _Past(request)
+    rows = [
+        row
+        for number, (experiment, _) in enumerate(pairs)
+        for outlooks in looked
+        for row in _Rows(request, experiment, outlooks[number], past).rows()
+    ]
+    return {
+        "format": FORMAT,
+        "spec": spec.file,
+        "compares": request.compares,
+        "stages": rows,
+        "notes": prospect.notes,
+        "warnings": list(spec.warnings),
+    }
+
+
+def _names(request: EstimateRequest) -> tuple[str, ...]:
+    if request.gpus:
+        return tuple(dict.fromkeys(request.gpus))
+    if request.compares:
+        return (*(name for name in TABLE if name != CPU),)
+    return (gpu_name(request.spec.cluster, request.machine),)
+
+
+class _Past:
+    """What this and earlier runs measured, read once."""
+
+    def __init__(self, request: EstimateRequest) -> None:
+        self._spec, self._machine = request.spec, request.machine
+        self._runs = Path(request.spec.runs)
+        self._history = list(read_history(self._runs))
+        self._events: dict[str, list[dict[str, Any]]] = {}
+        self._killed: dict[str, list[int | None]] = {}
+
+    def times(self, experiment: str, stage: ResolvedStage, *, is_own_card: bool) -> StageTimes:
+        """Of other cards than the spec's own nothing was measured: what is given is left."""
+        cluster = self._spec.cluster
+        return estimate_stage(
+            stage,
+            device=device_for(cluster, self._machine),
+            ranks=cluster.gpus * cluster.nodes,
+            own_events=self._events_of(experiment) if is_own_card else (),
+            history=self._history if is_own_card else (),
+            measured=None,
+        )
+
+    def killed(self, experiment: str) -> list[int | None]:
+        if experiment not in self._killed:
+            self._killed[experiment] = killed_for_memory(latest_run(self._runs, experiment))
+        return self._killed[experiment]
+
+    def _events_of(self, experiment: str) -> list[dict[str, Any]]:
+        if experiment not in self._events:
+            run = latest_run(self._runs, experiment)
+            self._events[experiment] = list(read_events(run)) if run.spec.exists() else []
+        return self._events[experiment]
+
+
+class _Rows:
+    """One stage on one card: a row for each of its buckets."""
+
+    def __init__(
+        self,
+        request: EstimateRequest,
+        experiment: ResolvedExperiment,
+        outlook: Outlook,
+        past: _Past,
+    ) -> None:
+        self._request, self._experiment, self._outlook = request, experiment, outlook
+        self._stage, self._card = outlook.stage, outlook.card
+        own = not request.gpus and not request.compares
+        is_own = own or self._card.gpu.name == request.spec.cluster.gpu
+        self._known = past.times(experiment.name, outlook.stage, is_own_card=is_own)
+        self._times = outlook.times(self._known)
+        self._host = _host(request, outlook)
+        self._memory = next_memory(request.spec.cluster.memory_bytes, past.killed(experiment.name))
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        fits = self._outlook.fits or (None,)
+        shares = _shares(self._outlook.fits, self._times)
+        for fit, (step_s, wall_s) in zip(fits, shares, strict=True):
+            yield self._row(fit, step_s, wall_s)
+
+    def _row(
+        self, fit: BucketFit | None, step_s: float | None, wall_s: float | None
+    ) -> dict[str, Any]:
+        stage, times, card = self._stage, self._times, self._card
+        needs = fit.needs if fit is not None else None
+        peak = stage.expect_peak_bytes or (needs.peak_bytes if needs is not None else None)
+        has_room = peak is not None and card.capacity is not None
+        p90 = times.wall_s_p90
+        share = wall_s / times.wall_s if wall_s is not None and times.wall_s else None
+        foretold = self._outlook.foretold
+        return {
+            "experiment": self._experiment.name,
+            "stage": stage.name,
+            "bucket": fit.size if fit is not None else None,
+            "gpu": card.gpu.name,
+            "samples": fit.samples if fit is not None else None,
+            "micro_batch": fit.micro_batch if fit is not None else None,
+            "accumulation": fit.accumulation if fit is not None else None,
+            "max_micro_batch": fit.max_micro_batch if fit is not None else None,
+            "cost_budget": stage.buckets.budget or self._outlook.cost_budget,
+            "tensor_peak_bytes": needs.tensors.bytes if needs is not None else None,
+            "peak_bytes": peak,
+            "capacity_bytes": card.capacity,
+            "headroom_bytes": (card.capacity or 0) - (peak or 0) if has_room else None,
+            "breakdown": {
+                "device": needs.breakdown if needs is not None else {},
+                "host": self._host.breakdown if self._host is not None else {},
+            },
+            "step_s": step_s,
+            "wall_s": wall_s,
+            "wall_s_p90": p90 * share if p90 is not None and share is not None else None,
+            "stage_wall_s": times.wall_s,
+            "stage_wall_s_p90": p90,
+            "limit_s": self._limit_s(),
+            "jobs": self._jobs(),
+            "host_bytes": self._host_bytes(),
+            "source": times.source,
+            "error": times.error,
+            "submit_command": self._command(),
+            "sources": self._sources(fit),
+            "used": list(times.used),
+            "untraced": foretold.untraced if foretold is not None else None,
+            "no_data": foretold.facts["no_data"] if foretold is not None else None,
+            "remedies": list(self._outlook.remedies),
+            "notes": list(self._notes()),
+        }
+
+    def _whole_s(self) -> float | None:
+        """What nine of ten runs take from the start of their job to its end."""
+        times, evaluate = self._times, self._stage.evaluate
+        wall = times.wall_s_p90 or times.wall_s
+        if wall is None:
+            return None
+        evaluation = (evaluate.reserve_s if evaluate else None) or times.evaluate_s or 0.0
+        return times.start_s + wall + times.save_s + evaluation
+
+    def _limit_s(self) -> float | None:
+        given = self._request.spec.cluster.time_limit_s
+        whole = self._whole_s()
+        if given is not None or whole is None:
+            return given
+        return limit_to_ask_for(_LONGER * whole)
+
+    def _jobs(self) -> int | None:
+        """How many jobs of that length it takes."""
+        whole, limit = self._whole_s(), self._limit_s()
+        return None if whole is None or not limit else max(1, -int(-whole // limit))
+
+    def _host_bytes(self) -> int | None:
+        if self._memory.bytes is not None:
+            return self._memory.bytes
+        return None if self._host is None else to_ask_for(self._host.total)
+
+    def _command(self) -> str:
+        request, stage = self._request, self._stage
+        words = ["tasuki", "submit", *request.words]
+        if len(request.spec.experiments) > 1:
+            words += ["--experiment", self._experiment.name]
+        if len(self._experiment.stages) > 1:
+            words += ["--stages", stage.name]
+        gpu = self._card.gpu.name
+        if gpu != (request.spec.cluster.gpu or gpu):
+            words += ["--set", f"cluster.gpu={gpu}"]
+        cluster = request.spec.cluster
+        limit, memory = self._limit_s(), self._host_bytes()
+        if cluster.time_limit_s is None and limit is not None:
+            words += ["--time", format_seconds(limit)]
+        if memory is not None and memory != cluster.memory_bytes:
+            words += ["--memory", f"{-(-memory // GIB)}G"]
+        return shlex.join(words)
+
+    def _sources(self, fit: BucketFit | None) -> dict[str, str]:
+        """Number → where it comes from."""
+        cluster, stage = self._request.spec.cluster, self._stage
+        told = {"wall": self._times.source}
+        if fit is not None:
+            told["micro_batch"] = "given" if fit.is_given else _why(fit, stage)
+            if fit.step is not None:
+                is_known = self._known.step_s is not None
+                told["step"] = self._times.source if is_known else fit.step.source
+            if fit.needs is not None:
+                told |= fit.needs.sources
+        if stage.expect_peak_bytes is not None:
+            told["peak"] = "given"
+        told["limit"] = "given" if cluster.time_limit_s is not None else "recommended"
+        told["host"] = _host_source(cluster.memory_bytes, self._memory)
+        return {name: words for name, words in told.items() if words}
+
+    def _notes(self) -> Iterator[str]:
+        foretold, stage = self._outlook.foretold, self._stage
+        if self._memory.reason:
+            yield self._memory.reason
+        if stage.recipe is None:
+            yield "a command: nothing of it can be foretold; `expect` gives time and memory"
+        if foretold is None:
+            return
+        if foretold.facts["no_data"] is not None:
+            why = foretold.facts["no_data"].partition("; ")[0]
+            yield f"how many samples there are is not known: {why}"
+        if foretold.untraced is not None:
+            yield (
+                f"its memory cannot be traced: {foretold.untraced['op']}: "
+                f"{foretold.untraced['reason']}; only a measured probe tells, on the card itself"
+            )
+        if foretold.probe is not None:
+            yield from foretold.probe.notes
+        if self._host is not None and self._host.unknown:
+            yield f"not in the host's memory, as nobody can know: {', '.join(self._host.unknown)}"
+
+
+def _why(fit: BucketFit, stage: ResolvedStage) -> str:
+    if fit.max_micro_batch is None:
+        return "a rank's share of the effective batch"
+    if fit.accumulation == 1:
+        return "a rank's share of the effective batch, which fits"
+    return f"{fit.max_micro_batch} × safety_factor {stage.safety_factor:g}"
+
+
+def _host_source(given: int | None, memory: Asked) -> str:
+    if memory.reason:
+        return memory.reason
+    return "given" if given is not None else "measured in a child, recommended"
+
+
+def _host(request: EstimateRequest, outlook: Outlook) -> HostNeeds | None:
+    foretold, stage, cluster = outlook.foretold, outlook.stage, request.spec.cluster
+    if foretold is None:
+        return None
+    is_gpu = not outlook.card.gpu.is_cpu
+    cpus = cluster.cpus or (_CPUS_PER_GPU * cluster.gpus if is_gpu else request.machine.cpus)
+    wanted = stage.loader.workers if isinstance(stage.loader.workers, int) else None
+    _, workers = share_cpus(cpus // cluster.gpus, is_gpu=is_gpu, workers=wanted)
+    facts, probe = foretold.facts, foretold.probe
+    batches = [
+        (fit.micro_batch or 1) * bucket["sample_bytes"]
+        for fit, bucket in zip(outlook.fits, facts["buckets"], strict=True)
+        if bucket["sample_bytes"] is not None
+    ]
+    state = None
+    if probe is not None:
+        kept = [probe.kept_of(kind, batch=1, size=0) for kind in ("weights", "optimizer")]
+        state = sum(kept)
+    return host_needs(
+        HostFacts(
+            import_bytes=facts["import_bytes"],
+            data_bytes=facts["data_bytes"],
+            batch_bytes=max(batches, default=None),
+            state_bytes=state,
+            workers=workers,
+            prefetch=stage.loader.prefetch,
+            is_spawned=stage.loader.context == "spawn",
+            device_bytes=0 if is_gpu else _tensors(outlook.fits),
+            is_gpu=is_gpu,
+            ranks=cluster.gpus,
+        )
+    )
+
+
+def _tensors(fits: Sequence[BucketFit]) -> int:
+    return max((fit.needs.tensors.bytes for fit in fits if fit.needs is not None), default=0)
+
+
+def _shares(
+    fits: Sequence[BucketFit], times: StageTimes
+) -> list[tuple[float | None, float | None]]:
+    """(step, wall) of each bucket: as the steps are predicted to lie to each other, and together
+    what is known of the stage."""
+    if len(fits) < 2:
+        fit = fits[0] if fits else None
+        predicted = fit.step.seconds if fit is not None and fit.step is not None else None
+        return [(times.step_s or predicted, times.wall_s)]
+    weights = [(fit.steps or 0) * (fit.step.seconds if fit.step else 1.0) for fit in fits]
+    steps, weight = sum(fit.steps or 0 for fit in fits), sum(weights)
+    found: list[tuple[float | None, float | None]] = []
+    for fit, own in zip(fits, weights, strict=True):
+        predicted = fit.step.seconds if fit.step is not None else None
+        if times.wall_s is None or not weight or not times.total_steps or not fit.steps:
+            found.append((predicted, None))
+            continue
+        wall = times.wall_s * own / weight
+        found.append((wall / (times.total_steps * fit.steps / steps), wall))
+    return found
+
+
+def does_fit(found: dict[str, Any]) -> bool:
+    """Every stage on its card."""
+    return not any(row["remedies"] for row in found["stages"])

@@ -1,0 +1,207 @@
+"""Stages on a card before they run: batches, memory, times. Shared by estimate, plan and inspect.
+
+Asks the oracle (predict.py) once for all stages, and once more where the answer raises a question:
+a step that must be split into micro-batches keeps gradients meanwhile, and a stage that does not
+fit may fit with gradient checkpointing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from tasuki.actions.asking import Asking
+from tasuki.actions.machine import Machine, device_for, gpu_here, memory_here
+from tasuki.actions.predict import Foretold, Oracle
+from tasuki.errors import UsageError
+from tasuki.estimate.fitted import (
+    BucketFit,
+    Card,
+    budget_of,
+    fit_bucket,
+    is_split,
+    predicted_times,
+    smallest_card,
+)
+from tasuki.estimate.gpus import CPU, find_gpu
+from tasuki.estimate.times import StageTimes
+from tasuki.estimate.works import accumulating, checkpointing
+from tasuki.spec.allocator import GROWING_SEGMENTS, parse_allocator
+from tasuki.spec.resolved import ResolvedCluster, ResolvedSpec, ResolvedStage
+from tasuki.spec.site import Site
+from tasuki.units import format_bytes
+
+_Change = Callable[[ResolvedStage], ResolvedStage]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """A stage on a card."""
+
+    stage: ResolvedStage
+    card: Card
+    foretold: Foretold | None
+    """None: nothing is known of it."""
+    fits: tuple[BucketFit, ...] = ()
+    cost_budget: int | None = None
+    remedies: tuple[str, ...] = ()
+    """Where it does not fit: by how much, and what would help."""
+
+    @property
+    def does_fit(self) -> bool:
+        return all(fit.fits for fit in self.fits)
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """Of the bucket that needs most."""
+        return max((f.needs.peak_bytes for f in self.fits if f.needs is not None), default=None)
+
+    @property
+    def micro_batch(self) -> int | None:
+        """Of the bucket that has the smallest."""
+        known = [fit.micro_batch for fit in self.fits if fit.micro_batch is not None]
+        return min(known, default=None)
+
+    def times(self, known: StageTimes) -> StageTimes:
+        """What is known, else what is predicted."""
+        if known.source != "unknown" or self.foretold is None:
+            return known
+        return predicted_times(self.foretold.facts, self.fits, known)
+
+
+@dataclass(slots=True)
+class Prospect:
+    """Looks at the stages of one spec; remembers what it was told."""
+
+    spec: ResolvedSpec
+    ranks: int
+    """Of a job."""
+    site: Site
+    asking: Asking | None
+    """None: only what is kept counts."""
+    notes: list[str] = field(default_factory=list)
+    _oracles: dict[str, Oracle] = field(default_factory=dict)
+
+    def card(self, name: str) -> Card:
+        found = find_gpu(name, site=self.site.gpus)
+        if found.note and found.note not in self.notes:
+            self.notes.append(found.note)
+        gpu, cluster = found.gpu, self.spec.cluster
+        capacity = gpu.memory_bytes
+        if gpu.is_cpu:
+            capacity = (cluster.memory_bytes or memory_here()) // cluster.gpus
+        return Card(gpu=gpu, capacity=capacity, ranks=self.ranks)
+
+    def look(self, stages: Sequence[ResolvedStage], cards: Sequence[Card]) -> list[list[Outlook]]:
+        """For each card the stages in their order."""
+        found = [self._first(stages, card) for card in cards]
+        second = [one for row in found for one in row if is_split(one.fits)]
+        self._ask(second, accumulating)
+        found = [[self._split(one) for one in row] for row in found]
+        too_large = [one for row in found for one in row if not one.does_fit and _can_check(one)]
+        self._ask(too_large, checkpointing)
+        return [[replace(one, remedies=self._remedies(one)) for one in row] for row in found]
+
+    def _first(self, stages: Sequence[ResolvedStage], card: Card) -> list[Outlook]:
+        traced = [stage for stage in stages if stage.recipe is not None]
+        answers = iter(self._oracle(card).foretell(traced))
+        return [
+            _outlook(stage, card, next(answers) if stage.recipe is not None else None)
+            for stage in stages
+        ]
+
+    def _ask(
+        self, outlooks: Sequence[Outlook], change: Callable[[ResolvedStage], ResolvedStage]
+    ) -> None:
+        """All at once: one child for each kind of device."""
+        for device in {_device(one.card) for one in outlooks}:
+            own = [one for one in outlooks if _device(one.card) == device]
+            self._oracle(own[0].card).foretell([change(one.stage) for one in own])
+
+    def _split(self, one: Outlook) -> Outlook:
+        if not is_split(one.fits):
+            return one
+        [foretold] = self._oracle(one.card).foretell([accumulating(one.stage)])
+        return one if foretold is None else _outlook(one.stage, one.card, foretold)
+
+    def _remedies(self, one: Outlook) -> tuple[str, ...]:
+        if one.does_fit:
+            return ()
+        worst = max(one.fits, key=lambda fit: fit.missing_bytes)
+        needs, gpu = worst.needs, one.card.gpu
+        assert needs is not None
+        batch = "one sample" if needs.batch == 1 else f"a micro-batch of {needs.batch}"
+        where = f" of size {worst.size}" if worst.size else ""
+        peak, missing = format_bytes(needs.peak_bytes), format_bytes(worst.missing_bytes)
+        told = [f"{batch}{where} needs {peak}: {missing} more than a {gpu.name} has"]
+        if needs.batch > 1 and worst.max_micro_batch:
+            told.append(f"`micro_batch: {worst.max_micro_batch}` is the largest that fits")
+        if _can_check(one):
+            told += self._with_checkpointing(one)
+        card = None if gpu.is_cpu else smallest_card(needs)
+        if card is not None:
+            told.append(f"a {card.name} ({format_bytes(card.memory_bytes or 0)}) would hold it")
+        elif not gpu.is_cpu:
+            told.append("no card that is known would hold it")
+        return tuple(told)
+
+    def _with_checkpointing(self, one: Outlook) -> list[str]:
+        changed = checkpointing(one.stage)
+        [foretold] = self._oracle(one.card).foretell([changed])
+        if foretold is None or foretold.probe is None:
+            return []
+        other = _outlook(changed, one.card, foretold)
+        peak = format_bytes(other.peak_bytes or 0)
+        if other.does_fit:
+            return [f"with `gradient_checkpointing: true` it needs {peak}, which fits"]
+        missing = format_bytes(max(fit.missing_bytes for fit in other.fits))
+        return [f"with `gradient_checkpointing: true` it needs {peak}, still {missing} too much"]
+
+    def _oracle(self, card: Card) -> Oracle:
+        device = _device(card)
+        if device not in self._oracles:
+            self._oracles[device] = Oracle(
+                folder=self.spec.folder,
+                runs=Path(self.spec.runs),
+                device=device,
+                ranks=self.ranks,
+                asking=self.asking,
+                notes=self.notes,
+            )
+        return self._oracles[device]
+
+
+def gpu_name(cluster: ResolvedCluster, machine: Machine) -> str:
+    """The card that a spec means: its own word, else what is here."""
+    if device_for(cluster, machine) == CPU:
+        return CPU
+    name = cluster.gpu or gpu_here()
+    if name is None:
+        raise UsageError(
+            "which GPU is meant is not known",
+            hint="name it: `--gpu a100-40gb`, or `cluster.gpu` in the spec",
+        )
+    return name
+
+
+def _outlook(stage: ResolvedStage, card: Card, foretold: Foretold | None) -> Outlook:
+    if foretold is None:
+        return Outlook(stage=stage, card=card, foretold=None)
+    written = stage.allocator
+    grows = written is None or GROWING_SEGMENTS in (parse_allocator(written) or "")
+    card = replace(card, grows=grows)
+    buckets = foretold.facts["buckets"]
+    fits = tuple(fit_bucket(stage, bucket, foretold.probe, card) for bucket in buckets)
+    budget = None
+    if stage.buckets.kind == "cost":
+        budget = budget_of(fits, [bucket["cost"] for bucket in buckets])
+    return Outlook(stage=stage, card=card, foretold=foretold, fits=fits, cost_budget=budget)
+
+
+def _device(card: Card) -> str:
+    return CPU if card.gpu.is_cpu else "cuda"
+
+
+def _can_check(one: Outlook) -> bool:
+    return one.stage.gradient_checkpointing in (False, "auto")

@@ -1,0 +1,245 @@
+"""What is known of stages before they run: asked of a child once, and kept under `runs/.probes`.
+
+An answer is found again by a key of the stage's plain values (estimate/works.py) and holds while
+the files of code that the child named, the stage's data (names, sizes, times) and torch's version
+are as they were; so neither torch nor the recipe is imported to find it. Called by estimate, plan,
+submit (which only looks) and inspect.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from tasuki.actions.asking import Asking
+from tasuki.answers import ask
+from tasuki.errors import StoreError
+from tasuki.estimate.probes import Probe, read_probe
+from tasuki.estimate.works import covers, facts_key, probe_work, sizes_in
+from tasuki.spec.resolved import ResolvedStage, to_plain
+from tasuki.store.probes import keep, read_kept
+
+_MOST_FILES = 5000
+"""Of a stage's data that are looked at; beyond them a change may go unnoticed, if all of these are
+as they were."""
+_NO_FILES = "no files"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Foretold:
+    """Of one stage."""
+
+    facts: dict[str, Any]
+    """Of its data, as train/survey.py tells them."""
+    probe: Probe | None
+    untraced: dict[str, str] | None = None
+    """What stands in the way of a probe: {"op", "reason"}."""
+    is_kept: bool = False
+    """It was known before."""
+
+
+@dataclass(slots=True)
+class Oracle:
+    """Asks about the stages of one spec."""
+
+    folder: str
+    runs: Path
+    device: str
+    """cuda or cpu."""
+    ranks: int
+    asking: Asking | None
+    """None: only what is kept counts."""
+    notes: list[str] = field(default_factory=list)
+    """About what was kept and does not count."""
+    _facts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _probes: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _looked: set[str] = field(default_factory=set)
+
+    def foretell(self, stages: Sequence[ResolvedStage]) -> list[Foretold | None]:
+        """In the order of the stages; None: not known, and nobody may be asked. Stages without a
+        recipe are nobody's business here."""
+        were_known = [self._known(stage) is not None for stage in stages]
+        missing = {
+            str({**to_plain(stage), "name": ""}): stage
+            for stage, is_known in zip(stages, were_known, strict=True)
+            if not is_known
+        }
+        if missing and self.asking is not None:
+            self._ask(list(missing.values()), self.asking)
+        found = [self._known(stage) for stage in stages]
+        assert self.asking is None or None not in found, "the child has answered"
+        return [
+            None if one is None else Foretold(**one, is_kept=was_known)
+            for one, was_known in zip(found, were_known, strict=True)
+        ]
+
+    def _known(self, stage: ResolvedStage) -> dict[str, Any] | None:
+        facts = self._facts_of(stage)
+        if facts is None:
+            return None
+        kept = self._probe_of(stage, facts)
+        if kept is None or not _tells_of(kept, facts):
+            return None
+        return {"facts": facts, "probe": kept["read"], "untraced": kept["untraced"]}
+
+    def _facts_of(self, stage: ResolvedStage) -> dict[str, Any] | None:
+        key = self._facts_key(stage)
+        if key not in self._facts and key not in self._looked:
+            self._looked.add(key)
+            kept = self._read(key, stamps=_stamps(stage, self.folder))
+            if kept is not None:
+                self._facts[key] = kept["value"]
+        return self._facts.get(key)
+
+    def _probe_of(self, stage: ResolvedStage, facts: Mapping[str, Any]) -> dict[str, Any] | None:
+        key = self._probe_key(stage, facts)
+        if key not in self._probes and key not in self._looked:
+            self._looked.add(key)
+            stamps = _NO_FILES if facts["has_example"] else _stamps(stage, self.folder)
+            kept = self._read(key, stamps=stamps)
+            if kept is not None:
+                self._take(key, kept["value"])
+        return self._probes.get(key)
+
+    def _take(self, key: str, value: dict[str, Any]) -> None:
+        """A probe's value, read once; a damaged one is as good as none."""
+        try:
+            plain = value["probe"]
+            read = None if plain is None else read_probe(plain, source=f"the probe {key}")
+            self._probes[key] = {**value, "read": read}
+        except StoreError as error:
+            self.notes.append(f"{error.message}: it is made anew")
+
+    def _read(self, key: str, *, stamps: str) -> dict[str, Any] | None:
+        """What is kept, if it still holds."""
+        kept, trouble = read_kept(self.runs, key)
+        if trouble:
+            self.notes.append(f"{trouble}: it is made anew")
+        if kept is None:
+            return None
+        if not _is_ours(kept, key):
+            self.notes.append(f"{self.runs}/.probes/{key}.json holds something else: made anew")
+            return None
+        same = kept["versions"] == _versions() and kept["data"] == stamps
+        same = same and all(_digest(file) == digest for file, digest in kept["code"].items())
+        return kept if same else None
+
+    def _ask(self, stages: Sequence[ResolvedStage], asking: Asking) -> None:
+        stamps = [_stamps(stage, self.folder) for stage in stages]
+        known = [self._facts_of(stage) for stage in stages]
+        found = ask(
+            "tasuki.train.survey",
+            {
+                "folder": self.folder,
+                "device": self.device,
+                "ranks": self.ranks,
+                "have": self._have(),
+                "stages": [
+                    {"stage": to_plain(stage), "facts": facts}
+                    for stage, facts in zip(stages, known, strict=True)
+                ],
+            },
+            python=asking.python,
+            environment=asking.environment,
+            folder=self.folder,
+            on_progress=asking.on_progress,
+        )
+        said = set()
+        for stage, facts, stamp in zip(stages, found["facts"], stamps, strict=True):
+            key = self._facts_key(stage)
+            if key not in self._facts:
+                self._facts[key] = facts
+                said.add(self._keep(key, facts, found["code"], stamp))
+            key = self._probe_key(stage, facts)
+            if (value := found["probes"].pop(key, None)) is not None:
+                self._take(key, value)
+                data = _NO_FILES if facts["has_example"] else stamp
+                said.add(self._keep(key, value, found["code"], data))
+        self.notes += [f"nothing is kept for the next time: {why}" for why in said - {""}]
+
+    def _have(self) -> dict[str, Any]:
+        return {
+            key: {
+                "sizes": value["sizes"],
+                "is_exact": value["read"] is None or value["read"].is_exact,
+            }
+            for key, value in self._probes.items()
+        }
+
+    def _keep(self, key: str, value: dict[str, Any], code: Mapping[str, str], data: str) -> str:
+        facts = {"key": key, "versions": _versions(), "code": dict(code), "data": data}
+        return keep(self.runs, key, {**facts, "value": value})
+
+    def _facts_key(self, stage: ResolvedStage) -> str:
+        return facts_key(stage, folder=self.folder, ranks=self.ranks)
+
+    def _probe_key(self, stage: ResolvedStage, facts: Mapping[str, Any]) -> str:
+        return probe_work(stage, facts, folder=self.folder, device=self.device, ranks=self.ranks)
+
+
+def _tells_of(kept: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
+    if not facts["has_example"]:
+        return True  # made of these data, with all their sizes
+    probe = kept["read"]
+    is_exact = probe is None or probe.is_exact
+    return covers(kept["sizes"], sizes_in(facts), is_exact=is_exact)
+
+
+def _is_ours(kept: Mapping[str, Any], key: str) -> bool:
+    shapes = {"versions": dict, "code": dict, "data": str, "value": dict}
+    return kept.get("key") == key and all(isinstance(kept.get(n), t) for n, t in shapes.items())
+
+
+@cache
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in ("tasuki", "torch", "numpy"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+@cache
+def _digest(file: str) -> str:
+    try:
+        return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    except OSError:
+        return "not there"
+
+
+def _stamps(stage: ResolvedStage, folder: str) -> str:
+    """Names, sizes and times of the files that a stage's data are, in one digest. Data that are no
+    files (a name that only the recipe knows) always look the same."""
+    named = [stage.data] if isinstance(stage.data, str) else stage.data or []
+    digest = hashlib.sha256()
+    num = 0
+    for path in sorted(file for name in named for file in _files(Path(folder, str(name)))):
+        if (num := num + 1) > _MOST_FILES:
+            break
+        try:
+            found = Path(path).stat()
+        except OSError:
+            continue
+        digest.update(f"{path}\0{found.st_size}\0{found.st_mtime_ns}\n".encode(errors="replace"))
+    return digest.hexdigest() if num else _NO_FILES
+
+
+def _files(path: Path) -> Iterator[str]:
+    """Of a folder all, whatever their depth; of a pattern those that fit."""
+    named = [str(path)] if path.exists() else glob.glob(str(path))  # noqa: PTH207 (absolute ones)
+    for name in named:
+        if not os.path.isdir(name):  # noqa: PTH112
+            yield name
+            continue
+        for place, folders, files in os.walk(name):
+            folders.sort()
+            yield from (os.path.join(place, file) for file in files)  # noqa: PTH118

@@ -1,0 +1,197 @@
+"""A stage on a card: the micro-batch of each bucket, what it needs, and how long its steps take.
+
+Pure: from the data's facts and a probe (train/survey.py), a card, and the stage's own keys. What is
+given wins and is checked; else the micro-batch is the largest that fits, times the safety factor,
+and never more than a rank's share of the effective batch. Called by actions/estimate.py and plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tasuki.data.split import resolve_batch
+from tasuki.estimate.gpus import TABLE, Gpu
+from tasuki.estimate.memory import (
+    Beside,
+    Largest,
+    Needs,
+    beside_on,
+    largest_batch,
+    needs_of,
+)
+from tasuki.estimate.probes import Probe
+from tasuki.estimate.roofline import Calibration, StepTime, probed_step_time
+from tasuki.estimate.times import StageTimes
+from tasuki.spec.resolved import ResolvedStage
+
+PREDICTED = "predicted"
+GIVEN = "given"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """Where a stage is to run."""
+
+    gpu: Gpu
+    capacity: int | None
+    """Bytes of one rank; None: not known."""
+    ranks: int = 1
+    """Of the whole job."""
+    grows: bool = True
+    """The allocator's segments."""
+    calibration: Calibration | None = None
+
+    @property
+    def beside(self) -> Beside:
+        return beside_on(self.gpu, ranks=self.ranks, grows=self.grows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketFit:
+    """A bucket of a stage on a card; None: not known."""
+
+    size: int | None
+    samples: int | None
+    steps: int | None
+    """Of an epoch."""
+    micro_batch: int | None
+    accumulation: int | None
+    is_given: bool
+    max_micro_batch: int | None
+    needs: Needs | None
+    """Of `micro_batch`; of one sample where not even that fits."""
+    missing_bytes: int = 0
+    """How much larger the card would have to be."""
+    step: StepTime | None = None
+
+    @property
+    def fits(self) -> bool:
+        return not self.missing_bytes
+
+
+def fit_bucket(
+    stage: ResolvedStage, bucket: Mapping[str, Any], probe: Probe | None, card: Card
+) -> BucketFit:
+    share, given = share_of(stage, card.ranks)
+    size = bucket["largest"] or 0
+    largest = _largest(probe, size, card)
+    micro = given
+    if micro is None:
+        micro = share
+        if largest is not None:
+            micro = max(1, min(share, int(largest.batch * stage.safety_factor)))
+    needs = missing = None
+    if probe is not None:
+        needs = needs_of(probe, batch=micro, size=size, beside=card.beside)
+        missing = None if card.capacity is None else -needs.headroom(card.capacity)
+    return BucketFit(
+        size=bucket["size"],
+        samples=bucket["samples"],
+        steps=bucket["steps"],
+        micro_batch=micro,
+        accumulation=-(-share // micro),
+        is_given=given is not None,
+        max_micro_batch=None if largest is None else largest.batch,
+        needs=needs,
+        missing_bytes=max(0, missing or 0),
+        step=_step(probe, stage, card, micro=micro, share=share, size=size),
+    )
+
+
+def share_of(stage: ResolvedStage, ranks: int) -> tuple[int, int | None]:
+    """(a rank's samples of a step, its micro-batch where the spec decides about it)."""
+    micro = None if stage.micro_batch == "auto" else stage.micro_batch
+    batch = resolve_batch(stage.effective_batch, micro, stage.accumulation, ranks)
+    share = -(-batch.effective_batch // ranks)
+    is_given = micro is not None or stage.accumulation is not None
+    return share, batch.micro_batch if is_given else None
+
+
+def is_split(fits: Sequence[BucketFit]) -> bool:
+    """A step becomes several micro-batches, which the spec did not say: the gradients of the first
+    lie there during the others, so that another probe is needed."""
+    return any(not fit.is_given and (fit.accumulation or 1) > 1 for fit in fits)
+
+
+def _largest(probe: Probe | None, size: int, card: Card) -> Largest | None:
+    if probe is None or card.capacity is None:
+        return None
+    return largest_batch(probe, capacity=card.capacity, size=size, beside=card.beside)
+
+
+def _step(
+    probe: Probe | None, stage: ResolvedStage, card: Card, *, micro: int, share: int, size: int
+) -> StepTime | None:
+    if probe is None:
+        return None
+    return probed_step_time(
+        probe,
+        batch=micro,
+        size=size,
+        accumulation=-(-share // micro),
+        gpu=card.gpu,
+        precision=stage.precision,
+        calibration=card.calibration,
+    )
+
+
+def budget_of(fits: Sequence[BucketFit], costs: Sequence[int | None]) -> int | None:
+    """The largest cost of a micro-batch that fits: so many of the dearest samples of a bucket."""
+    found = [
+        fit.max_micro_batch * cost
+        for fit, cost in zip(fits, costs, strict=True)
+        if fit.max_micro_batch and cost
+    ]
+    return min(found, default=None)
+
+
+def predicted_times(
+    facts: Mapping[str, Any], fits: Sequence[BucketFit], known: StageTimes
+) -> StageTimes:
+    """Steps by data sheet, where nothing better is known. Without the number of samples only the
+    time of a step is."""
+    steps = [fit.steps for fit in fits if fit.steps is not None]
+    times = [fit.step for fit in fits if fit.step is not None]
+    if len(times) < len(fits):
+        return known
+    error = max(time.error for time in times)
+    total = facts["total_steps"]
+    if len(steps) < len(fits):
+        if total is None or len(fits) > 1:
+            mean = times[0].seconds if len(times) == 1 else None
+            return _predicted(known, step_s=mean, total=total, wall=None, error=error)
+        steps = [1]
+    epoch_s = sum(num * time.seconds for num, time in zip(steps, times, strict=True))
+    step_s = epoch_s / sum(steps)
+    wall = None if total is None else step_s * total
+    return _predicted(known, step_s=step_s, total=total, wall=wall, error=error)
+
+
+def _predicted(
+    known: StageTimes, *, step_s: float | None, total: int | None, wall: float | None, error: float
+) -> StageTimes:
+    return StageTimes(
+        wall_s=wall,
+        step_s=step_s,
+        total_steps=total,
+        start_s=known.start_s,
+        save_s=known.save_s,
+        evaluate_s=known.evaluate_s,
+        source=PREDICTED if wall is not None or step_s is not None else known.source,
+        wall_s_p90=None if wall is None else wall * (1 + error),
+        error=error,
+    )
+
+
+def smallest_card(needs: Needs) -> Gpu | None:
+    """That holds so much."""
+    fitting = [gpu for gpu in TABLE.values() if (gpu.memory_bytes or 0) >= needs.peak_bytes]
+    return min(fitting, key=lambda gpu: (gpu.memory_bytes or 0, gpu.bandwidth or 0), default=None)
+
+
+def limit_to_ask_for(seconds: float) -> float:
+    """Rounded up to what people ask a scheduler for: 10 minutes, half hours, hours."""
+    step = 600.0 if seconds <= 7200 else 1800.0 if seconds <= 8 * 3600 else 3600.0
+    return -(-seconds // step) * step

@@ -1,0 +1,93 @@
+"""When are two stages the same work to whoever foretells them? While their keys are the same.
+
+Pure, and free of torch: keys are made of a stage's plain values, so that what was found out once is
+found again without importing anything. What a key cannot hold (code, data, torch's version) is kept
+beside the answer and compared (actions/predict.py). Used there and by train/survey.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import msgspec
+
+from tasuki.data.split import resolve_batch
+from tasuki.spec.resolved import ResolvedStage, to_plain
+
+_VERSION = 1
+"""Of what is kept: another one makes all of it untrue."""
+_OF_STEP = (
+    "recipe",
+    "params",
+    "precision",
+    "gradient_checkpointing",
+    "offload",
+    "fused",
+    "clip",
+    "exact",
+    "compile",
+)
+"""Keys of a stage on which the memory of a step hangs, beside batch and size."""
+_OF_DATA = ("data", "size", "split", "buckets")
+
+
+def facts_key(stage: ResolvedStage, *, folder: str, ranks: int) -> str:
+    """Of what the data of a stage hold."""
+    plain = to_plain(stage)
+    told = {name: plain[name] for name in ("recipe", "params", "length", *_OF_DATA)}
+    micro = None if stage.micro_batch == "auto" else stage.micro_batch
+    batch = resolve_batch(stage.effective_batch, micro, stage.accumulation, ranks)
+    return _digest("facts", told, folder, ranks, batch.effective_batch)
+
+
+def probe_work(
+    stage: ResolvedStage, facts: Mapping[str, Any], *, folder: str, device: str, ranks: int
+) -> str:
+    """Of the memory of a step. Batches that the recipe makes up do not hang on the data, but on
+    whether they have a size."""
+    plain = to_plain(stage)
+    has_example, has_sizes = bool(facts["has_example"]), bool(sizes_in(facts))
+    names = _OF_STEP if has_example else (*_OF_STEP, *_OF_DATA)
+    told = {name: plain[name] for name in names}
+    kind = [ranks > 1, accumulates(stage, ranks), has_example, has_sizes]
+    return _digest("probe", told, folder, device, kind)
+
+
+def sizes_in(facts: Mapping[str, Any]) -> list[int]:
+    """That a probe must tell of: of each bucket the largest; none where batches have no size."""
+    return [b["largest"] for b in facts["buckets"] if b["largest"] is not None]
+
+
+def accumulates(stage: ResolvedStage, ranks: int) -> bool:
+    """Gradients of earlier micro-batches lie there during the later ones."""
+    if (stage.accumulation or 1) > 1:
+        return True
+    if stage.micro_batch == "auto" or stage.effective_batch is None:
+        return False
+    return stage.effective_batch > stage.micro_batch * ranks
+
+
+def accumulating(stage: ResolvedStage) -> ResolvedStage:
+    """The same step in several micro-batches: the third takes what the second takes."""
+    return msgspec.structs.replace(stage, accumulation=2, micro_batch="auto")
+
+
+def checkpointing(stage: ResolvedStage) -> ResolvedStage:
+    return msgspec.structs.replace(stage, gradient_checkpointing=True)
+
+
+def covers(traced: Collection[int], wanted: Collection[int], *, is_exact: bool) -> bool:
+    """Do traces of these sizes tell of those? Between three of them every size is told exactly."""
+    if set(wanted) <= set(traced):
+        return True
+    if not is_exact or len(set(traced)) < 3:
+        return False
+    return min(traced) <= min(wanted) and max(wanted) <= max(traced)
+
+
+def _digest(*facts: Any) -> str:
+    text = json.dumps([_VERSION, *facts], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
