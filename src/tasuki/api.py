@@ -69,15 +69,17 @@ def inspect(
     settings: Sequence[str] = (),
     config: str | None = None,
     check: bool = False,
+    gpu: str | None = None,
 ) -> dict[str, Any]:
-    """What HDF5 files hold, or the data of a spec (default tasuki.yaml), opened by its recipes."""
+    """What HDF5 files hold, or the data of a spec (default tasuki.yaml), opened by its recipes;
+    with a `gpu` also which micro-batch of each size fits it."""
     words = [str(source) for source in sources]
     asking = Asking(python=sys.executable, environment=dict(os.environ))
     spec = which_spec(words)
     if spec is None:
         return inspect_files(words, check=check, asking=asking)
     loaded = _load(spec, settings, config)
-    return inspect_spec(loaded, experiments, stages, check=check, asking=asking)
+    return inspect_spec(loaded, experiments, stages, check=check, asking=asking, gpu=gpu)
 
 
 def estimate(

@@ -15,6 +15,7 @@ from typing import Any
 
 from tasuki.actions.asking import Asking
 from tasuki.actions.data import DataWork, check_files
+from tasuki.actions.inspect_batches import add_batches
 from tasuki.actions.plan import choose_experiments
 from tasuki.answers import ask
 from tasuki.errors import UsageError
@@ -81,8 +82,10 @@ def inspect_spec(
     *,
     check: bool,
     asking: Asking,
+    gpu: str | None = None,
 ) -> dict[str, Any]:
-    """What the data of a spec's stages hold, as its recipes open them."""
+    """What the data of a spec's stages hold, as its recipes open them; on a GPU with this name (or
+    the spec's own, if that is known already) also which micro-batch fits."""
     chosen = choose_experiments(spec, experiments, tuple(stages) or spec.only_stages)
     parts = list(_parts_of(chosen, tuple(stages) or spec.only_stages))
     order = {"folder": spec.folder, "parts": [part.order() for part in parts]}
@@ -94,12 +97,13 @@ def inspect_spec(
             hint="name the data instead: `tasuki inspect FILE…`",
         )
     described = _merge_equal(pairs)
+    about_batches = list(add_batches(described, spec, gpu=gpu, asking=asking))
     answer = {
         "format": FORMAT,
         "source": spec.file,
         **_all_together(described),
         "parts": described,
-        "warnings": [*spec.warnings, *_not_looked_at(parts, answers)],
+        "warnings": [*spec.warnings, *_not_looked_at(parts, answers), *about_batches],
     }
     if check:
         files = dict.fromkeys(
@@ -200,6 +204,10 @@ def _all_together(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
         one = buckets.setdefault(bucket["size"], {"size": bucket["size"], "samples": 0, "bytes": 0})
         one["samples"] += bucket["samples"]
         one["bytes"] += bucket["bytes"]
+        if (micro := bucket.get("micro_batch")) is not None and micro <= one.get(
+            "micro_batch", micro
+        ):
+            one |= {name: bucket[name] for name in ("gpu", "micro_batch", "peak_bytes")}
     largest = [sample for part in counted for sample in part["largest"]]
     return {
         "samples": sum(part["samples"] for part in counted),

@@ -13,11 +13,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tasuki.actions.foreseen import Foreseen, Foresight, foresee, predicted_in_words
+from tasuki.actions.killed import killed_for_memory
 from tasuki.actions.machine import Machine, cpus_for, device_for, look_around
 from tasuki.actions.measure import measure_stages
 from tasuki.answers import ChildFailed
 from tasuki.data.split import resolve_batch
 from tasuki.errors import UsageError
+from tasuki.estimate.host import next_memory
 from tasuki.estimate.times import StageTimes, estimate_stage, needs_measuring
 from tasuki.plan.cut import JobDraft, cut_into_jobs
 from tasuki.plan.values import Job, Lane, Plan, StageWork
@@ -93,9 +96,14 @@ def make_plan(request: PlanRequest) -> Plan:
         work = _work_of(experiment, request, warnings)
         drafts = cut_into_jobs(work, limit_s=spec.cluster.time_limit_s, cut=spec.cut)
         after = _experiments_before(experiment, last_job_of)
+        memory = next_memory(
+            spec.cluster.memory_bytes, killed_for_memory(_run_of(experiment, request))
+        )
+        if drafts and memory.reason:
+            warnings.append(f"run `{experiment.name}` was {memory.reason}")
         for draft in drafts:
             name = f"{plan_id}-{len(jobs) + 1:02d}"
-            job = _make_job(name, after, draft, request)
+            job = _make_job(name, after, draft, request, host_bytes=memory.bytes)
             jobs.append(job)
             reasons.append(f"{name}: {draft.reason.split(': ', 1)[1]}")
             after = (name,)
@@ -166,29 +174,36 @@ def _work_of(
     experiment: ResolvedExperiment, request: PlanRequest, warnings: list[str]
 ) -> list[StageWork]:
     """What is left of an experiment, with its times."""
-    run = request.folders.get(experiment.name) or latest_run(
-        Path(request.spec.runs), experiment.name
-    )
-    if request.is_new or not run.spec.exists():
-        run = RunFolder(Path(request.spec.runs) / ".none")
+    run = _run_of(experiment, request)
     wanted = _wanted(experiment, request.stages)
     if run.spec.exists():
         warnings += _changes(experiment, run)
     if run.is_complete():
         return []
     left = [stage for stage in wanted if not run.stage(stage.name).metrics.exists()]
-    times = _estimate(experiment, left, run, request, warnings)
+    times, foreseen = _estimate(experiment, left, run, request, warnings)
     state = read_json_or_none(run.training_state) or {}
     work = []
     for stage in wanted:
         if stage in left:
             done = int(state.get("step") or 0) if state.get("stage") == stage.name else 0
-            work.append(_stage_work(experiment, stage, times[stage.name], done, request))
+            peak = foreseen.peak_bytes(stage)
+            work.append(_stage_work(experiment, stage, times[stage.name], done, request, peak))
         elif _evaluates(experiment, stage) and not run.stage(stage.name).evaluation.exists():
             work.append(_evaluation_work(experiment, stage, request))
     if not work and len(wanted) == len(experiment.stages):
         work.append(_evaluation_work(experiment, wanted[-1], request))  # only the marker is missing
     return work
+
+
+def _run_of(experiment: ResolvedExperiment, request: PlanRequest) -> RunFolder:
+    """The run that is gone on with; one that is not there, if a new one is begun."""
+    run = request.folders.get(experiment.name) or latest_run(
+        Path(request.spec.runs), experiment.name
+    )
+    if request.is_new or not run.spec.exists():
+        return RunFolder(Path(request.spec.runs) / ".none")
+    return run
 
 
 def _changes(experiment: ResolvedExperiment, run: RunFolder) -> Iterator[str]:
@@ -218,7 +233,7 @@ def _estimate(
     run: RunFolder,
     request: PlanRequest,
     warnings: list[str],
-) -> dict[str, StageTimes]:
+) -> tuple[dict[str, StageTimes], Foreseen]:
     device = device_for(request.spec.cluster, request.machine)
     events = read_events(run)
     history = look_at_history(Path(request.spec.runs))
@@ -238,17 +253,39 @@ def _estimate(
 
     times = {stage.name: estimate(stage, None) for stage in stages}
     unknown = [stage for stage in stages if needs_measuring(times[stage.name])]
-    measured = _measure(experiment, unknown, device, request, warnings)
+    measured = _measure(experiment, unknown, device, request)
     for stage in unknown:
         times[stage.name] = estimate(stage, measured.get(stage.name))
-        if times[stage.name].wall_s is None and (
-            request.measure or request.spec.cluster.time_limit_s
-        ):
-            warnings.append(
-                f"how long stage `{stage.name}` takes is not known: it runs until it is done, "
-                "from job to job; `expect: {wall: 4h}` would tell"
-            )
-    return times
+    unknown = [stage for stage in unknown if times[stage.name].wall_s is None]
+    foreseen = foresee(stages, unknown, _foresight(request))
+    warnings += foreseen.warnings
+    for stage in unknown:
+        times[stage.name] = foreseen.times(stage, times[stage.name])
+        warnings += _about_time(stage, times[stage.name], request)
+    return times, foreseen
+
+
+def _foresight(request: PlanRequest) -> Foresight:
+    return Foresight(
+        spec=request.spec,
+        machine=request.machine,
+        ranks=ranks_of(request),
+        python=request.python,
+        environment=request.environment,
+        may_ask=request.measure,
+        on_progress=request.on_progress,
+    )
+
+
+def _about_time(stage: ResolvedStage, times: StageTimes, request: PlanRequest) -> Iterator[str]:
+    cluster = request.spec.cluster
+    if times.wall_s is not None:
+        yield predicted_in_words(stage.name, times, cluster.gpu or "")
+    elif request.measure or cluster.time_limit_s:
+        yield (
+            f"how long stage `{stage.name}` takes is not known: it runs until it is done, "
+            "from job to job; `expect: {wall: 4h}` would tell"
+        )
 
 
 def _measure(
@@ -256,7 +293,6 @@ def _measure(
     unknown: Sequence[ResolvedStage],
     device: str,
     request: PlanRequest,
-    warnings: list[str],
 ) -> dict[str, dict[str, Any]]:
     if request.measured is not None:
         return request.measured.get(experiment.name, {})
@@ -264,8 +300,7 @@ def _measure(
     if not stages or not request.measure:
         return {}
     if device == "cuda" and request.machine.gpus == 0:
-        warnings.append("there is no GPU here to measure steps on")
-        return {}
+        return {}  # predicted instead
     request.on_progress(f"measuring some steps of {', '.join(s.name for s in stages)}")
     try:
         return measure_stages(
@@ -289,6 +324,7 @@ def _stage_work(
     times: StageTimes,
     done: int,
     request: PlanRequest,
+    peak_bytes: int | None = None,
 ) -> StageWork:
     ranks = ranks_of(request)
     micro = None if stage.micro_batch == "auto" else stage.micro_batch
@@ -316,7 +352,7 @@ def _stage_work(
             "accumulation": None if stage.buckets.kind == "cost" else batch.accumulation,
             "effective_batch": batch.effective_batch,
             "gradient_checkpointing": stage.gradient_checkpointing,
-            "peak_bytes": stage.expect_peak_bytes,
+            "peak_bytes": peak_bytes,
         },
     )
 
@@ -326,11 +362,18 @@ def _evaluation_work(
 ) -> StageWork:
     """A trained stage that is not evaluated yet."""
     unknown = StageTimes(wall_s=0.0, step_s=None, total_steps=None, source="history")
-    work = _stage_work(experiment, stage, unknown, 0, request)
+    work = _stage_work(experiment, stage, unknown, 0, request, stage.expect_peak_bytes)
     return replace(work, trains=False, evaluates=True)
 
 
-def _make_job(name: str, after: tuple[str, ...], draft: JobDraft, request: PlanRequest) -> Job:
+def _make_job(
+    name: str,
+    after: tuple[str, ...],
+    draft: JobDraft,
+    request: PlanRequest,
+    *,
+    host_bytes: int | None,
+) -> Job:
     cluster = request.spec.cluster
     return Job(
         name=name,
@@ -340,7 +383,7 @@ def _make_job(name: str, after: tuple[str, ...], draft: JobDraft, request: PlanR
         reserve_s=draft.reserve_s,
         gpus=cluster.gpus,
         cpus=cpus_for(cluster, request.machine),
-        host_bytes=cluster.memory_bytes,
+        host_bytes=host_bytes,
         lanes=(Lane(gpus=tuple(range(cluster.gpus)), stages=draft.pieces),),
         cost=_cost(draft.expected_s, request),
     )

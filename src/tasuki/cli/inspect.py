@@ -20,11 +20,12 @@ if TYPE_CHECKING:
     epilog="""\b
 Example:  tasuki inspect data/small.h5
           tasuki inspect data/train data/more.h5 --check
-          tasuki inspect tasuki.yaml --stages small_512
+          tasuki inspect tasuki.yaml --stages small_512 --gpu a100-40gb
 """,
 )
 @click.argument("sources", nargs=-1, metavar="[SOURCE…|SPEC]")
 @click.option("--check", is_flag=True, help="Look for duplicates, NaN, Inf and damage (HDF5).")
+@click.option("--gpu", metavar="NAME", help="Micro-batches that fit this card, by a spec's recipe.")
 @click.option("--experiment", "experiments", multiple=True, help="Only these experiments.")
 @click.option("--config", help="A named overlay of the spec's `configs`.")
 @click.option("--stages", multiple=True, help="Only these stages.")
@@ -33,6 +34,7 @@ Example:  tasuki inspect data/small.h5
 def command(
     sources: tuple[str, ...],
     check: bool,
+    gpu: str | None,
     experiments: tuple[str, ...],
     config: str | None,
     stages: tuple[str, ...],
@@ -49,7 +51,13 @@ def command(
     from tasuki.clock import SystemClock
     from tasuki.views.data import Hearing
 
-    chosen = {"experiments": experiments, "stages": stages, "settings": settings, "config": config}
+    chosen = {
+        "experiments": experiments,
+        "stages": stages,
+        "settings": settings,
+        "config": config,
+        "gpu": gpu,
+    }
     with Hearing(clock=SystemClock()) as hearing:
         found = _inspect(sources, chosen, check=check, on_progress=hearing)
     if as_json:
@@ -74,7 +82,14 @@ def _inspect(
         _refuse_spec_options(chosen)
         return inspect_files(sources, check=check, asking=asking)
     spec = read_spec(source, chosen["settings"], chosen["config"])
-    return inspect_spec(spec, chosen["experiments"], chosen["stages"], check=check, asking=asking)
+    return inspect_spec(
+        spec,
+        chosen["experiments"],
+        chosen["stages"],
+        check=check,
+        asking=asking,
+        gpu=chosen["gpu"],
+    )
 
 
 def _refuse_spec_options(chosen: dict[str, Any]) -> None:

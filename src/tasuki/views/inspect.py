@@ -127,13 +127,19 @@ def _sizes(part: dict[str, Any], width: int) -> Table:
     most = max(one["samples"] for one in bins)
     names = ["size>", "samples>", "share>", "bytes>", "per sample>"]
     rows = [_size_row(one, part["samples"]) for one in bins]
+    if fitted := {b["size"]: b for b in part["buckets"] if b.get("micro_batch") is not None}:
+        names += ["batch>", "needs>"]
+        rows = [
+            [*row, *_fitted(fitted.get(one["high"]))] for row, one in zip(rows, bins, strict=True)
+        ]
     cells = [[name.removesuffix(">") for name in names], *rows]
     taken = sum(max(len(cell) for cell in column) for column in zip(*cells, strict=True))
     room = min(_WIDEST_BAR, width - taken - _GAP * len(names))
     if room < _NARROWEST_BAR:
-        table = _table(*names[:4])
+        shown = [*range(4), *range(5, len(names))]
+        table = _table(*(names[at] for at in shown))
         for row in rows:
-            table.add_row(*row[:4])
+            table.add_row(*(row[at] for at in shown))
         return table
     table = _table(*names[:3], "", *names[3:])
     for row, one in zip(rows, bins, strict=True):
@@ -146,6 +152,14 @@ def _size_row(one: dict[str, int], num_samples: int) -> list[str]:
     each = format_bytes(num_bytes / samples) if samples else ""
     share = _percent(samples / num_samples)
     return [_range(one), count(samples), share, format_bytes(num_bytes), each]
+
+
+def _fitted(bucket: dict[str, Any] | None) -> list[str]:
+    """A micro-batch, and what a card must hold for it."""
+    if bucket is None:
+        return ["–", "–"]
+    micro = "too large" if not bucket["micro_batch"] else count(bucket["micro_batch"])
+    return [micro, format_bytes(bucket["peak_bytes"] or 0)]
 
 
 def _range(one: dict[str, int]) -> str:
