@@ -2,7 +2,7 @@
 
 Everything else is the real thing: the same `main` functions, real signals, real process groups,
 real files. Only `exec` and the import of torch are left out: 20 ms instead of 3 s.
-Run as `python -m tests.harness.warm SOCKET`.
+Run as `python -m tests.harness.warm SOCKET [MODULE …]`; the modules are imported beforehand, too.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 
 from tasuki.clock import SystemClock
@@ -79,7 +80,7 @@ def fork_rank(launch) -> ForkedProcess:
         os._exit(1)
 
 
-def serve(path: str) -> None:
+def serve(path: str, modules: list[str]) -> None:
     import torch._dynamo  # torch's optimizers import it when the first one is made: 1.4 s
     import torch._inductor.config  # noqa: F401
 
@@ -89,6 +90,8 @@ def serve(path: str) -> None:
     import tasuki.train.training
     import tasuki.train.worker  # noqa: F401
 
+    for module in modules:
+        import_module(module)
     gc.collect()
     gc.freeze()  # a collection in a child would write to, and so copy, all that it shares with us
     listener = socket.socket(socket.AF_UNIX)
@@ -172,11 +175,11 @@ class Warm:
 
 
 @contextmanager
-def warm_server(folder: Path):
+def warm_server(folder: Path, *modules: str):
     path = str(folder / "warm")
     environment = {**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
     server = subprocess.Popen(
-        [sys.executable, "-m", "tests.harness.warm", path],
+        [sys.executable, "-m", "tests.harness.warm", path, *modules],
         cwd=ROOT,
         env=environment,
         stdin=subprocess.PIPE,
@@ -192,4 +195,4 @@ def warm_server(folder: Path):
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1])
+    serve(sys.argv[1], sys.argv[2:])

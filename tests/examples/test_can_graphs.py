@@ -1,0 +1,466 @@
+"""examples/can_graphs, used as a person would use a copy of it."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import click
+import h5py
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.cli.person import Project, kill_leftovers, person_environment
+from tests.cli.warm_python import write_warm_python
+from tests.harness.faulty import used
+from tests.harness.warm import warm_server
+
+from tasuki.actions.compare import compare_runs
+from tasuki.cli.main import tasuki
+from tasuki.spec.load import load_spec
+from tasuki.spec.resolved import ResolvedStage, to_plain
+from tasuki.store.runs import RunFolder
+from tasuki.telemetry.events import read_events
+from tasuki.telemetry.metrics import read_metrics
+from tasuki.train.data import prepare_data
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "can_graphs"
+SETS = {
+    "hcrl_ch": 45_000,
+    "hcrl_sa": 50_000,
+    "set_01": 200_000,
+    "set_02": 203_000,
+    "set_03": 195_000,
+    "set_04": 190_000,
+}
+NAMES = [f"{kind}_{name}" for name in SETS for kind in ("vgae", "gat")]
+FREE = "buckets.budget=1000000"
+"""All graphs of a step at once."""
+CAP = {"TASUKI_MEMORY_CAP": "7M"}
+"""Room for the largest graph of all, not for a whole step with it."""
+
+
+def generate(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(EXAMPLE / "generate.py"), *words],
+        cwd=folder,
+        env=person_environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"can_graphs_{name}", EXAMPLE / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look for themselves there
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def recipe() -> ModuleType:
+    return load("recipe")
+
+
+@pytest.fixture(scope="module")
+def generator() -> ModuleType:
+    return load("generate")
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory) -> Path:
+    """A copy elsewhere, with the data of one set."""
+    folder = tmp_path_factory.mktemp("can_graphs") / "original"
+    copy_example(folder)
+    done = generate(folder, "--sets", "hcrl_ch")
+    assert done.returncode == 0, done
+    return folder
+
+
+def copy_example(folder: Path) -> Project:
+    shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns("data*", "runs*", "__pycache__"))
+    return Project(folder, person_environment())
+
+
+@pytest.fixture
+def example(original, tmp_path) -> Iterator[Project]:
+    folder = tmp_path / "elsewhere"
+    shutil.copytree(original, folder)
+    yield Project(folder, person_environment())
+    kill_leftovers(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def warm_graphs(tmp_path_factory) -> Iterator[str]:
+    """A Python that has torch_geometric imported: it takes longer than all the training here."""
+    folder = tmp_path_factory.mktemp("warm")
+    with warm_server(folder, "torch_geometric.nn") as server:
+        yield write_warm_python(folder / "python", socket=server._path)
+
+
+@pytest.fixture
+def quickly(warm_graphs) -> tuple[str, ...]:
+    """Nothing is imported or measured before the first step."""
+    return ("--json", "--set", f"cluster.python={warm_graphs}", "--set", "expect.wall=30s")
+
+
+# -- it learns ------------------------------------------------------------------------------------
+
+
+def test_the_quick_spec_learns_what_follows_what_and_then_finds_attacks(example, quickly):
+    said = example.type("run", "spec.py:quick", *quickly)
+    assert said.code == 0, f"{said}\n{example.logs()}"
+    assert said.run["state"] == "complete"
+    metrics = said.run["stages"][-1]["metrics"]
+    assert metrics["auc"] > 0.8 and metrics["by_size"] < 0.65
+    assert metrics["accuracy"] > metrics["guess"] + 0.1 and metrics["guess"] < 0.65
+    assert metrics["caught_dos"] > 0.7 and metrics["false_alarms"] < 0.2
+    run = RunFolder(example.folder / "runs-quick" / "quick")
+    (found,) = [row for row in validations(run) if row["stage"] == "vgae" and row["step"] == 120]
+    assert found["auc"] > 0.8 and found["by_frequency"] < 0.65
+
+
+def validations(run: RunFolder) -> list[dict[str, Any]]:
+    return [row for row in read_metrics(run) if row["split"] == "val"]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(500)
+def test_each_gat_begins_with_the_encoder_of_its_vgae_and_finds_nine_attacks_of_ten(
+    example, quickly
+):
+    words = ("spec.py:make", "--experiment", "gat_hcrl_ch")
+    said = example.type("run", *words, *quickly, within_s=400)  # half a minute when idle
+    assert said.code == 0, f"{said}\n{example.logs()}"
+    runs = {run["experiment"]: run for run in said.json()["runs"]}
+    assert runs.keys() == {"vgae_hcrl_ch", "gat_hcrl_ch"}, "what it needs is trained first"
+    assert runs["vgae_hcrl_ch"]["stages"][-1]["metrics"]["auc"] > 0.92
+    metrics = runs["gat_hcrl_ch"]["stages"][-1]["metrics"]
+    assert metrics["auc"] > 0.88 and metrics["accuracy"] > 0.85
+    assert metrics["caught_dos"] > 0.9 and metrics["caught_spoofing"] > 0.85
+    assert "from the weights of `vgae_hcrl_ch/train`" in example.logs()
+
+
+# -- it survives ----------------------------------------------------------------------------------
+
+
+def test_preempted_in_mid_epoch_it_ends_with_the_bits_of_an_undisturbed_run(example, quickly):
+    words = ("run", "spec.py:quick", *quickly, "--set", "steps=10")
+    notices = [{"at": "step.forward", "do": "term", "count": 5, "claim": 1}]
+    disturbed = example.type(*words, TASUKI_FAILPOINTS=json.dumps(notices))
+    if disturbed.code == 75:
+        disturbed = example.type(*words)
+    assert disturbed.code == 0, f"{disturbed}\n{example.logs()}"
+    assert disturbed.run["state"] == "complete" and disturbed.run["attempts"] == 2
+    whole = example.type(*words, "--set", "runs=undisturbed")
+    assert whole.code == 0 and whole.run["attempts"] == 1, whole
+    one, other = (
+        RunFolder(example.folder / runs / "quick") for runs in ("runs-quick", "undisturbed")
+    )
+    compared = compare_runs(one, other, ["vgae", "easy"])
+    assert compared.is_equal, compared
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("stage", ["vgae", "easy"])
+def test_it_passes_a_drill(example, quickly, stage):
+    words = ("spec.py:quick", "--stage", stage, "--scenarios", "term,twice,border")
+    said = example.type("drill", *words, *quickly, within_s=500)
+    assert said.code == 0, f"{said}\n{example.logs()}"
+    report = said.json()
+    assert report["equal"] and all(one["each_sample_once"] for one in report["scenarios"])
+
+
+@pytest.mark.parametrize("kind", ["gat", pytest.param("vgae", marks=pytest.mark.long)])
+def test_without_room_for_a_whole_step_the_same_is_learnt_from_the_same_samples(
+    example, quickly, kind
+):
+    """An epoch, with the largest graph in it; it has neither dropout nor BatchNorm."""
+    name = f"{kind}_hcrl_ch"
+    words = ("run", "--experiment", name, "--set", "epochs=1", "--set", FREE, *quickly)
+    stages = [stage["name"] for stage in plain_stages("tasuki.yaml", name)]
+    free = example.type(*words, "--set", "runs=free")
+    capped = example.type(*words, **CAP)
+    assert free.code == capped.code == 0, f"{free}\n{capped}\n{example.logs()}"
+    one, other = RunFolder(example.folder / "free" / name), example.run(name)
+    assert told_to_split(other) and not told_to_split(one)
+    assert used(one) == used(other), "the same samples"
+    audit = example.type("audit", name, "--json")
+    assert audit.code == 0 and audit.json()["is_proven"], audit
+    for stage in stages:
+        weights = load_file(one.stage(stage).weights)
+        assert all(torch.isfinite(tensor).all() for tensor in weights.values())
+        torch.testing.assert_close(
+            load_file(other.stage(stage).weights), weights, rtol=1e-3, atol=1e-5
+        )
+
+
+def told_to_split(run: RunFolder) -> bool:
+    """Was any micro-batch made smaller for lack of memory?"""
+    return any(event["kind"] in ("micro-batch", "batch-tuned") for event in read_events(run))
+
+
+# -- specs ----------------------------------------------------------------------------------------
+
+
+def plain_stages(spec: str, name: str, *settings: str) -> list[dict[str, Any]]:
+    found = load_spec(str(EXAMPLE / spec), settings=settings, environ=person_environment())
+    (experiment,) = [one for one in found.experiments if one.name == name]
+    return [to_plain(stage) for stage in experiment.stages]
+
+
+def test_python_and_yaml_say_the_same_but_for_the_start_that_only_python_can_say():
+    environ = person_environment()
+    python, yaml = (
+        load_spec(str(EXAMPLE / name), environ=environ) for name in ("spec.py:make", "tasuki.yaml")
+    )
+    assert [experiment.name for experiment in python.experiments] == NAMES
+    by_name = {experiment.name: experiment for experiment in yaml.experiments}
+    assert sorted(by_name) == sorted(NAMES)
+    for experiment in python.experiments:
+        for stage, same in zip(experiment.stages, by_name[experiment.name].stages, strict=True):
+            one, other = to_plain(stage), to_plain(same)
+            if stage.name == "easy":
+                data = experiment.name.removeprefix("gat_")
+                assert one["init_from"] == f"vgae_{data}/train" and not one["strict"]
+                one |= {"init_from": other["init_from"], "strict": other["strict"]}
+            assert one == other
+
+
+def test_what_is_set_on_the_command_line_wins_over_python_values():
+    settings = ("lr=0.5", "params.width=64", "buckets.budget=123", "safety_factor=0.7", "epochs=2")
+    for stage in plain_stages("spec.py:make", "gat_set_02", *settings):
+        assert stage["lr"] == 0.5 and stage["length"]["count"] == 2
+        assert stage["params"] == {"width": 64, "heads": 4, "layers": 2, "dropout": 0.0}
+        assert stage["buckets"]["budget"] == 123 and stage["safety_factor"] == 0.7
+
+
+def test_the_params_of_the_spec_are_the_arguments_of_the_recipes(recipe):
+    encoder = inspect.signature(recipe.CanGraphs.__init__).parameters
+    defaults = {n: p.default for n, p in encoder.items() if p.kind is p.KEYWORD_ONLY}
+    for name in NAMES[:2]:
+        for stage in plain_stages("spec.py:make", name):
+            assert stage["params"] == defaults
+            getattr(recipe, stage["recipe"].partition(":")[2])(**stage["params"]).build_model()
+
+
+def test_all_graphs_are_planned_without_gpu_and_data(tmp_path):
+    project = copy_example(tmp_path / "laptop")
+    before = project.tree()
+    said = project.type("plan", "spec.py:full", "--json")
+    assert said.code == 0, said
+    jobs = said.json()["jobs"]
+    assert all(job["expected_s"] <= job["limit_s"] == 8 * 3600 for job in jobs)
+    pieces = [piece for job in jobs for lane in job["lanes"] for piece in lane["stages"]]
+    assert {piece["source"] for piece in pieces} == {"given"}
+    assert {piece["experiment"] for piece in pieces} == set(NAMES)
+    # Longer than a job: what was killed at its limit goes on in the next one.
+    of_set_02 = [p for p in pieces if p["experiment"] == "vgae_set_02" and p["kind"] == "train"]
+    assert len(of_set_02) == 2
+    assert project.tree() == before
+
+
+def words_of_readme() -> list[list[str]]:
+    """Commands that look at the data and change nothing, of verbs that there are."""
+    words = [
+        ["inspect", "spec.py:make", "--experiment", "gat_hcrl_ch"],
+        ["plan", "spec.py:make", "--experiment", "gat_hcrl_ch", "--no-measure"],
+        ["status"],
+        ["estimate", "spec.py:make", "--experiment", "gat_hcrl_ch"],
+        ["estimate", "spec.py:make", "--compare", "--experiment", "vgae_hcrl_ch", "gat_hcrl_ch"],
+        ["history"],
+        ["tune", "spec.py:make", "--batch", "--experiment", "vgae_hcrl_ch"],
+    ]
+    context = click.Context(tasuki)
+    options = {
+        name: {option for one in command.params for option in one.opts}
+        for name in tasuki.list_commands(context)
+        if (command := tasuki.get_command(context, name)) is not None
+    }
+    return [
+        line
+        for line in words
+        if line[0] in options and {w for w in line if w.startswith("--")} <= options[line[0]]
+    ]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("words", words_of_readme(), ids=" ".join)
+def test_what_the_readme_types_works(example, warm_graphs, words):
+    said = example.type(*words, "--json", within_s=280)
+    assert said.code == 0 and said.json(), said
+
+
+# -- easy windows first ---------------------------------------------------------------------------
+
+
+def test_the_first_stage_of_a_gat_goes_from_easy_windows_to_hard_ones(recipe, original):
+    easy, shuffled = (read_stage(original, stage) for stage in ("easy", "all"))
+    gat = recipe.GAT()
+    shares, sizes, mixes = zip(*look_at_steps(gat, easy), strict=True)
+    num = len(shares) // 2
+    assert np.mean(shares[:num]) > 2 * np.mean(shares[num:]), "the attacker does less and less"
+    assert np.mean(sizes[:num]) < np.mean(sizes[num:]) / 2, "and hides in more and more"
+    assert all(0.2 < mix < 0.6 for mix in mixes[:-1]), "there are both in every step"
+    assert list(look_at_steps(gat, easy, epoch=1)) == list(look_at_steps(gat, easy))
+    assert list(look_at_steps(gat, shuffled, epoch=1)) != list(look_at_steps(gat, shuffled))
+
+
+def read_stage(folder: Path, name: str) -> ResolvedStage:
+    spec = load_spec(f"{folder}/spec.py:make", environ=person_environment())
+    (gat,) = [one for one in spec.experiments if one.name == "gat_hcrl_ch"]
+    (stage,) = [one for one in gat.stages if one.name == name]
+    assert isinstance(stage.data, str)
+    return type(stage)(**{**_fields(stage), "data": str(folder / stage.data)})
+
+
+def _fields(stage: ResolvedStage) -> dict[str, Any]:
+    return {name: getattr(stage, name) for name in stage.__struct_fields__}
+
+
+def look_at_steps(
+    gat: Any, stage: ResolvedStage, epoch: int = 0
+) -> Iterator[tuple[float, float, float]]:
+    """Of each step: the attackers' share of messages, the size of quiet windows, attacks."""
+    data = prepare_data(gat, stage, rank=0, world=1)
+    attack, messages, injected = (
+        data.dataset.counts(name) for name in ("attack", "messages", "injected")
+    )
+    sizes = gat.sample_sizes(data.dataset)
+    for number in range(data.order.steps_per_epoch):
+        taken = data.order.step(epoch, number).indices
+        hit, quiet = taken[attack[taken] > 0], taken[attack[taken] == 0]
+        share = float(np.mean(injected[hit] / messages[hit]))
+        yield share, float(np.mean(sizes[quiet])), len(hit) / len(taken)
+
+
+# -- graphs ---------------------------------------------------------------------------------------
+
+
+def test_a_made_up_batch_looks_like_one_of_the_data(recipe, original):
+    for kind in (recipe.VGAE(), recipe.GAT()):
+        dataset = kind.build_dataset(str(original / "data" / "hcrl_ch"), "train")
+        real = kind.collate([dataset[0], dataset[1]])
+        for made in (kind.example_batch(None, 2), kind.example_batch(300, 2)):
+            assert sorted(made.keys()) == sorted(real.keys())
+            for key in real.keys():  # noqa: SIM118 - a batch is no mapping
+                assert made[key].dtype == real[key].dtype and made[key].dim() == real[key].dim()
+        assert made.num_nodes + made.num_edges == 600
+        total, weight = kind.loss(kind.build_model(), real)
+        assert weight == 2 and torch.isfinite(total)
+
+
+def test_a_loss_does_not_hang_on_how_graphs_are_put_together(recipe, original):
+    for kind in (recipe.VGAE(), recipe.GAT()):
+        dataset = kind.build_dataset(str(original / "data" / "hcrl_ch"), "train")
+        torch.manual_seed(1)
+        model, graphs = kind.build_model(), [dataset[i] for i in range(12)]
+        whole, _ = kind.loss(model, kind.collate(graphs))
+        parts = [graphs[:1], graphs[1:9], graphs[9:]]
+        pieces = [kind.loss(model, kind.collate(part))[0] for part in parts]
+        torch.testing.assert_close(sum(pieces), whole)
+
+
+def test_no_pair_beside_the_edges_is_an_edge_and_evaluations_take_the_same_ones(recipe, original):
+    vgae = recipe.VGAE()
+    source = str(original / "data" / "hcrl_ch")
+    test, train = (vgae.build_dataset(source, split) for split in ("test", "train"))
+    for number in range(len(test)):
+        graph = test[number]
+        edges, others = (
+            set(map(tuple, p.t().tolist())) for p in (graph.edge_index, graph.other_index)
+        )
+        assert not edges & others and graph.other_index.shape[1] <= graph.num_edges
+    assert torch.equal(test[3].other_index, test[3].other_index)
+    assert not torch.equal(train[3].noise, train[3].noise)
+
+
+def test_the_area_under_the_curve_is_the_share_of_pairs_in_order(recipe):
+    found = torch.tensor([3.0, 1.0, 2.0, 2.0, 0.0, 5.0])
+    labels = torch.tensor([1, 0, 1, 0, 0, 0])
+    pairs = [(p, n) for p in found[labels == 1] for n in found[labels == 0]]
+    wanted = np.mean([float(p > n) + 0.5 * float(p == n) for p, n in pairs])
+    assert recipe.area(found, labels) == pytest.approx(wanted)
+
+
+# -- data -----------------------------------------------------------------------------------------
+
+
+def test_the_largest_windows_are_fifty_times_the_usual_one_and_attacks_are_of_three_kinds(original):
+    with h5py.File(original / "data" / "hcrl_ch" / "train.h5") as file:
+        nodes, edges = (np.diff(file[f"{name}_offsets"][:]) for name in ("nodes", "edges"))
+        attack, injected = file["attack"][:], file["injected"][:]
+        assert (file["n"][:] == nodes).all() and len(nodes) == round(0.02 * 0.7 * 45_000)
+        counts = np.add.reduceat(file["edges"][:, 2], file["edges_offsets"][:-1])
+        assert (counts == file["messages"][:] - 1).all(), "one step from message to message"
+    sizes = nodes + edges
+    assert sizes.max() > 50 * np.median(sizes)
+    assert ((injected > 0) == (attack > 0)).all() and 0.3 < np.mean(attack > 0) < 0.5
+    assert np.unique(attack).tolist() == [0, 1, 2, 3]
+    with h5py.File(original / "data" / "hcrl_ch" / "train.h5") as file:
+        for number in range(len(nodes)):
+            ids = file["nodes"][
+                file["nodes_offsets"][number] : file["nodes_offsets"][number + 1], 0
+            ]
+            assert len(np.unique(ids)) == len(ids)
+            assert (attack[number] == 1) <= (0 in ids), "a flood of ID 0"
+
+
+def test_the_data_sets_have_their_true_counts_and_a_graph_hangs_on_nothing_else(
+    generator, tmp_path
+):
+    assert {name: one.graphs for name, one in generator.SETS.items()} == SETS
+    for name, graphs in SETS.items():
+        made = [generator.num_graphs(name, split, 1.0) for split in generator.SPLITS]
+        assert sum(made) == graphs
+    car = generator.make_car(1, "set_01")
+    one, same = (generator.make_window(car, np.random.default_rng([1, 2, 0, 5])) for _ in "ab")
+    assert np.array_equal(one.nodes, same.nodes) and np.array_equal(one.edges, same.edges)
+    words = ("--sets", "hcrl_sa", "--scale", "0.001")
+    for out in ("one", "two"):
+        assert generate(tmp_path, "--out", out, *words).returncode == 0
+    one, two = (tmp_path / out / "hcrl_sa" / "val.h5" for out in ("one", "two"))
+    assert one.read_bytes() == two.read_bytes()
+
+
+def test_files_made_otherwise_are_replaced_only_by_force(tmp_path):
+    small = ("--sets", "hcrl_ch", "--scale", "0.001")
+    assert generate(tmp_path, *small).returncode == 0
+    path = tmp_path / "data" / "hcrl_ch" / "train.h5"
+    before = path.read_bytes()
+    again = generate(tmp_path, *small)
+    assert again.returncode == 0 and again.stdout.count("there already") == 3
+    refused = generate(tmp_path, *small[:3], "0.002")
+    assert refused.returncode == 1 and "--force" in refused.stderr
+    assert path.read_bytes() == before
+    assert generate(tmp_path, *small, "--seed", "2", "--force").returncode == 0
+    assert path.read_bytes() != before
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--scale", "2"), "up to 1"),
+        (("--scale", "all"), "up to 1"),
+        (("--sets", "set_9"), "set_01"),
+    ],
+)
+def test_the_generator_says_what_is_wrong_with_its_arguments(tmp_path, words, told):
+    done = generate(tmp_path, *words)
+    assert done.returncode != 0 and told in done.stderr and "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
