@@ -29,12 +29,12 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from safetensors.torch import load_file
 from tests.harness.faulty import armed, used
@@ -46,6 +46,7 @@ from _measure import print_table
 from tasuki.checkpoint.lineage import list_checkpoints
 from tasuki.telemetry.events import read_events
 
+ROOT = Path(__file__).resolve().parent.parent
 CAPS_EACH = 8
 """Caps under one setting: it is run freely and in single samples once."""
 FREE = {"TASUKI_MEMORY_CAP": "1T"}
@@ -146,7 +147,9 @@ class Bench:
         with contextlib.redirect_stdout(sys.stderr):
             generate.write_file(self._data / "train.h5", {6: 12, 12: 9, 24: 6}, "train", 1, "caps")
 
-    def run(self, setting: Setting, told: list[dict[str, Any]] = (), **environment: str) -> Project:  # type: ignore[assignment]
+    def run(
+        self, setting: Setting, told: Sequence[dict[str, Any]] = (), **environment: str
+    ) -> Project:
         """To its end; `told` are decisions that it knows beforehand."""
         self._count += 1
         with contextlib.redirect_stdout(sys.stderr):
@@ -199,6 +202,13 @@ def decisions(project: Project) -> list[dict[str, Any]]:
     return [event for event in read_events(project.run) if event["kind"] == "micro-batch"]
 
 
+def _account(project: Project) -> dict[int, str]:
+    """Of used samples, at the steps of saves that are due: restarts may make others."""
+    steps = {step: told for (_, step), told in used(project.run).items()}
+    last = max(steps)
+    return {step: told for step, told in steps.items() if step % _EVERY == 0 or step == last}
+
+
 def _split(project: Project) -> list[tuple[int, int, int]]:
     return [(e["bucket"], e["from_step"], e["most"]) for e in decisions(project)]
 
@@ -232,12 +242,10 @@ class Subject:
         limit = {"TASUKI_MEMORY_CAP": f"{cap}B"}
         capped = self.bench.run(self.setting, **limit)
         wrong, told = [], decisions(capped)
-        found = Found(
-            setting=self.setting, cap=cap, halvings=len(told), attempts=attempts(capped)
-        )
+        found = Found(setting=self.setting, cap=cap, halvings=len(told), attempts=attempts(capped))
         if not capped.run.is_complete():
             return replace(found, wrong=["not done", capped.logs()[-3000:]])
-        if used(capped.run) != {k: v for k, v in used(self.free.run).items() if k in used(capped.run)}:
+        if _account(capped) != _account(self.free):
             wrong.append("samples")
         if not self.setting.noise:
             apart = distance(weights_of(capped), weights_of(self.free), self.begin)
@@ -307,7 +315,17 @@ def summarise(found: list[Found]) -> dict[str, Any]:
 
 
 def _sum_up(own: list[Found]) -> dict[str, Any]:
-    apart = [one.distance for one in own if one.distance is not None]
+    apart = {
+        name: max(
+            (
+                one.distance
+                for one in own
+                if one.distance is not None and one.setting.precision == name
+            ),
+            default=None,
+        )
+        for name in ("fp32", "bf16")
+    }
     return {
         "cases": len(own),
         "with_halvings": sum(one.halvings > 0 for one in own),
@@ -317,7 +335,7 @@ def _sum_up(own: list[Found]) -> dict[str, Any]:
         "known": sum(one.is_known for one in own),
         "killed": sum(one.is_killed for one in own),
         "wrong": sum(bool(one.wrong) for one in own),
-        "farthest": max(apart, default=None),
+        "farthest": apart,
     }
 
 
@@ -325,8 +343,10 @@ def show(result: dict[str, Any]) -> None:
     rows = {**result["rows"], "all": result["all"]}
     print_table(
         f"Random caps on the memory of tensors ({result['seconds']:.0f} s)",
-        ["example", "cases", "hit", "halvings", "restarts", "crashes", "as told", "killed", "wrong",
-         "farthest"],  # fmt: skip
+        [
+            *("example", "cases", "hit", "halvings", "restarts", "crashes"),
+            *("as told", "killed", "wrong", "farthest, fp32", "bf16"),
+        ],
         [
             [
                 name,
@@ -337,7 +357,7 @@ def show(result: dict[str, Any]) -> None:
                         *("known", "killed", "wrong"),
                     )
                 ),
-                "–" if row["farthest"] is None else f"{row['farthest']:.1e}",
+                *("–" if far is None else f"{far:.1e}" for far in row["farthest"].values()),
             ]
             for name, row in rows.items()
         ],

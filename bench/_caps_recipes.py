@@ -88,14 +88,14 @@ class Matrices(Common, load("matrix_gnn", "recipe").MatrixGNN):  # type: ignore[
             model.leave = Noisy(model.leave, self.width)
         return model
 
-    def build_dataset(self, source: str, split: str) -> Any:
+    def build_dataset(self, source: str, split: str) -> Any:  # noqa: ARG002
         return super().build_dataset(self.data, split)
 
 
 class Tokens(Common, load("token_lm", "recipe").TokenLM):  # type: ignore[misc]
     """examples/token_lm."""
 
-    def __init__(self, data: str, optimizer: str, noise: bool) -> None:
+    def __init__(self, data: str, optimizer: str, noise: bool) -> None:  # noqa: ARG002
         super().__init__(d_model=16, layers=2, heads=2, context=64)
         self.optimizer, self.noise = optimizer, noise
 
@@ -106,7 +106,7 @@ class Tokens(Common, load("token_lm", "recipe").TokenLM):  # type: ignore[misc]
                 block.thought.narrow = AlongTokens(block.thought.narrow)
         return model
 
-    def build_dataset(self, source: str, split: str) -> list[Tensor]:
+    def build_dataset(self, source: str, split: str) -> list[Tensor]:  # noqa: ARG002
         """The texts of the example's generator, cut to the context."""
         generate = load("token_lm", "generate")
         shape = generate.Shape(keys=2, lines=3)
@@ -133,13 +133,13 @@ class AlongTokens(nn.Module):
 class Graphs(Common):
     """Message passing over graphs of very different sizes; a step may hold any of them."""
 
-    def __init__(self, data: str, optimizer: str, noise: bool) -> None:
+    def __init__(self, data: str, optimizer: str, noise: bool) -> None:  # noqa: ARG002
         self.optimizer, self.noise = optimizer, noise
 
     def build_model(self) -> nn.Module:
         return Passing(width=16, rounds=2, noise=self.noise)
 
-    def build_dataset(self, source: str, split: str) -> list[dict[str, Tensor]]:
+    def build_dataset(self, source: str, split: str) -> list[dict[str, Tensor]]:  # noqa: ARG002
         return [make_graph(number) for number in range(30)]
 
     def sample_costs(self, dataset: list[dict[str, Tensor]]) -> dict[str, list[int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from tests.cli.person import Project
 from tests.plan.test_cut import HOUR, work
+from torch import nn
 
 from tasuki.data.split import resolve_batch
 from tasuki.errors import PlanError
@@ -19,7 +21,13 @@ from tasuki.spec.buckets import Buckets
 from tasuki.spec.resolved import ResolvedStage
 from tasuki.store.claims import list_claims
 from tasuki.store.control import last_said
-from tasuki.train.advice import explain_memory, explain_missing_data, is_out_of_memory
+from tasuki.train.advice import (
+    OutOfMemory,
+    explain_memory,
+    explain_missing_data,
+    is_out_of_memory,
+)
+from tasuki.train.shortage import find_shortage
 
 HUNGRY = '''
 import os
@@ -115,10 +123,11 @@ def test_an_evaluation_that_runs_out_of_memory_says_so(project, here):
     path.write_text(path.read_text().replace("> self.room", "> self.room or not model.training"))
     said = here(made.folder, "run", "--json")
     assert said.run["state"] == "failed", said
-    assert said.run["reason"].startswith(
-        "evaluating stage `one` ran out of memory with a micro-batch of 4 samples"
+    assert said.run["reason"] == (
+        "evaluating stage `one` ran out of memory with a batch of 1 sample of size 512 (it asked "
+        "for 4,000 TB more)"
     )
-    assert "`micro_batch: 2`" in said.run["hint"]
+    assert "more memory" in said.run["hint"] and "checkpointing" not in said.run["hint"]
 
 
 @pytest.mark.parametrize(
@@ -128,6 +137,9 @@ def test_an_evaluation_that_runs_out_of_memory_says_so(project, here):
         CPU,
         RuntimeError("CUDA error: out of memory"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: you tried"),
+        RuntimeError("std::bad_alloc"),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
     ],
 )
 def test_every_way_to_say_out_of_memory_is_understood(error):
@@ -136,7 +148,45 @@ def test_every_way_to_say_out_of_memory_is_understood(error):
         with pytest.raises((RuntimeError, MemoryError)) as caught:
             raised()
         assert is_out_of_memory(caught.value)
-    assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    assert is_out_of_memory(raised_from(error))
+    for other in (
+        RuntimeError("mat1 and mat2 shapes cannot be multiplied"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed "
+                     "in a non-contiguous input."),
+        OSError(errno.ENOSPC, "No space left on device"),
+        OutOfMemory("explained already", hint="x"),
+        ValueError("out of memory of what I wanted to say"),
+    ):  # fmt: skip
+        assert not is_out_of_memory(other)
+
+
+def raised_from(cause: BaseException) -> ValueError:
+    error = ValueError("the loss failed")
+    error.__cause__ = cause
+    return error
+
+
+def test_where_one_sample_does_not_fit_a_card_it_says_what_is_held_and_which_card_is_larger():
+    """As torch words it on a GPU."""
+    model = nn.Module()
+    model.blocks = nn.ModuleList(nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(12))
+    optimizer = torch.optim.AdamW(model.parameters())
+    error = torch.cuda.OutOfMemoryError(
+        "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 23.68 GiB "
+        "of which 1.50 GiB is free. Including non-PyTorch memory, this process has 22.10 GiB"
+    )
+    found = find_shortage(model, optimizer, error)
+    held = 2 * 12 * (64 * 64 + 64) * 4
+    assert (found.held, found.blocks, found.over) == (held, 12, 1 << 30)
+    assert found.in_words() == (
+        "weights and gradients take 399 kB of 25.4 GB, and the sample needs more than the other "
+        "25.4 GB; the optimizer's states come on top"
+    )
+    assert "inputs of the model's 12 blocks" in found.of_checkpointing()
+    assert found.of_a_card() == " (more than 26.5 GB: rtx-5090 has 33.7 GB)"
+    silent = find_shortage(model, optimizer, MemoryError())
+    assert silent.in_words().startswith("weights and gradients take 399 kB;")
+    assert silent.of_a_card() == ""
 
 
 def test_a_written_accumulation_is_named_with_the_micro_batch_so_that_both_agree():

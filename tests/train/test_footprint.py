@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import traceback
+import weakref
 from dataclasses import asdict
 from types import SimpleNamespace
 
@@ -170,6 +173,24 @@ def test_what_a_step_takes_is_what_its_tensors_have():
     # the model's output; and some small ones.
     wide = 16 * 32 * 4
     assert found.activations is not None and 3 * wide <= found.activations <= 5 * wide
+
+
+def test_a_measured_step_that_fails_lets_go_of_what_its_passes_made():
+    """An operation that saves its own result must not hold itself through who looks."""
+    model = make_model()
+    footprint = Footprint(model, torch.optim.SGD(model.parameters()), device=torch.device("cpu"))
+    made = []
+
+    def failing() -> None:
+        result = torch.sigmoid(model(torch.ones(4, 8)))
+        made.append(weakref.ref(result.untyped_storage()))
+        raise MemoryError
+
+    with footprint.measured(), pytest.raises(MemoryError) as caught:
+        failing()
+    traceback.clear_frames(caught.value.__traceback__)
+    gc.collect()
+    assert made[0]() is None
 
 
 def test_later_steps_are_looked_at_by_nobody():

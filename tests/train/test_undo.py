@@ -13,6 +13,8 @@ from torch import nn
 from tasuki.data.loader import MicroBatch
 from tasuki.testing import memory_cap
 from tasuki.train.engine import LossModule, StepEngine
+from tasuki.train.offload import OffloadedOptimizer
+from tasuki.train.recompute import recompute
 from tasuki.train.undo import DoesNotFit, Undo
 
 
@@ -129,6 +131,155 @@ def test_what_cannot_be_undone_for_certain_is_not_called_undone(change):
     assert run_out(engine).is_undone
     change(model)
     assert not run_out(engine).is_undone
+
+
+def test_a_first_step_may_run_out_of_memory_again_and_again():
+    """What a step that was undone has not moved is not taken for what no step moves."""
+    engine, model, _ = make()
+    for _ in range(3):
+        assert run_out(engine).is_undone
+    for _ in range(3):
+        steps(engine, [64])
+    assert run_out(engine).is_undone
+    other, twin, _ = make()
+    for _ in range(3):
+        steps(other, [64])
+    pairs = zip(model.state_dict().values(), twin.state_dict().values(), strict=True)
+    assert all(torch.equal(x, y) for x, y in pairs)
+
+
+def follow(model: nn.Module) -> None:
+    """A teacher, without a version counter."""
+    model.teacher.weight.data.mul_(0.9).add_(model.head.weight.data, alpha=0.1)
+
+
+@pytest.mark.parametrize("is_moved", [True, False])
+@pytest.mark.parametrize("num_before", [0, 3])
+def test_a_frozen_parameter_that_a_pass_moves_is_not_called_undone(num_before, is_moved):
+    engine, model, _ = make()
+    model.teacher = nn.Linear(64, 1).requires_grad_(False)
+    engine.undo = Undo(model, torch.device("cpu"))
+    for _ in range(num_before):
+        steps(engine, [64])
+    if is_moved:
+        model.register_forward_pre_hook(lambda model, _: follow(model))
+    assert run_out(engine).is_undone is not is_moved
+
+
+@pytest.mark.parametrize("kind", [ValueError, RuntimeError, OSError])
+def test_what_a_loss_makes_of_out_of_memory_is_still_out_of_memory(kind):
+    engine, model, optimizer = make()
+    before, random_before = all_state(model, optimizer), states()
+
+    def complaining(batch):
+        try:
+            return mean(model, batch), torch.empty(10**15)
+        except RuntimeError as error:
+            raise kind("the loss failed") from error
+
+    engine._call = complaining
+    with pytest.raises(DoesNotFit) as caught:
+        engine.step(iter([MicroBatch(torch.ones(8, 4), 8)]), 8)
+    assert caught.value.is_undone and states() == random_before
+    pairs = zip(before, all_state(model, optimizer), strict=True)
+    assert all(torch.equal(x, y) for x, y in pairs)
+
+
+def test_a_loss_that_fails_otherwise_is_not_out_of_memory():
+    engine, _, _ = make()
+
+    def failing(batch):
+        try:
+            torch.empty(10**15)
+        except RuntimeError:
+            raise KeyError("label") from None
+
+    engine._call = failing
+    with pytest.raises(KeyError):
+        engine.step(iter([MicroBatch(torch.ones(8, 4), 8)]), 8)
+
+
+def test_a_pass_that_is_made_again_may_run_out_of_memory_in_the_backward_pass():
+    """Gradient checkpointing: buffers and random numbers are those of the first pass just then."""
+    engine, model, optimizer = make()
+    recompute(model, ["body"])
+    steps(engine, [64])
+    before, random_before = all_state(model, optimizer), states()
+    calls = []
+
+    def in_second(*_):
+        calls.append(torch.is_grad_enabled())
+        if len(calls) == 2:
+            torch.empty(10**15)
+
+    handle = model.body[1].register_forward_hook(in_second)
+    with pytest.raises(DoesNotFit) as caught:
+        steps(engine, [64])
+    handle.remove()
+    assert len(calls) == 2 and caught.value.is_undone
+    assert states() == random_before
+    pairs = zip(before, all_state(model, optimizer), strict=True)
+    assert all(torch.equal(x, y) for x, y in pairs)
+
+
+@pytest.mark.parametrize("is_checked", [True, False])
+def test_in_fp16_scale_and_growth_are_as_they_were(is_checked):
+    def fresh() -> tuple[StepEngine, nn.Module]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.Linear(16, 1))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        device = torch.device("cpu")
+        engine = StepEngine(
+            LossModule(model, mean), optimizer, device=device, clip=1.0, world=1, precision="fp16"
+        )
+        engine.undo = Undo(model, device)
+        return engine, model
+
+    def step(engine: StepEngine) -> None:
+        batch = MicroBatch(torch.linspace(-1, 1, 32).reshape(8, 4), 8)
+        engine.step(iter([batch]), 8, is_checked=is_checked)
+
+    (engine, model), (other, twin) = fresh(), fresh()
+    step(engine)
+    step(other)
+    kept = engine.scaling.state()
+    handle = model[0].register_full_backward_hook(lambda *_: torch.empty(10**15))
+    with pytest.raises(DoesNotFit) as caught:
+        step(engine)
+    handle.remove()
+    assert caught.value.is_undone and engine.scaling.state() == kept
+    for one in (engine, other):
+        step(one)
+    assert engine.scaling.state() == other.scaling.state()
+    pairs = zip(model.state_dict().values(), twin.state_dict().values(), strict=True)
+    assert all(torch.equal(x, y) for x, y in pairs)
+
+
+def test_an_offloaded_optimizer_is_left_alone():
+    torch.manual_seed(0)
+    model = Drawing()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    engine = StepEngine(
+        LossModule(model, mean),
+        OffloadedOptimizer(optimizer),
+        device=torch.device("cpu"),
+        clip=1.0,
+        world=1,
+    )
+    engine.undo = Undo(model, torch.device("cpu"))
+    steps(engine, [32, 32])
+    before = all_state(model, optimizer)
+    assert run_out(engine).is_undone
+    pairs = zip(before, all_state(model, optimizer), strict=True)
+    assert all(torch.equal(x, y) for x, y in pairs)
+
+
+def test_in_the_optimizers_step_nothing_is_called_undone():
+    engine, _, optimizer = make()
+    optimizer.register_step_pre_hook(lambda *_: torch.empty(10**15))
+    with pytest.raises(DoesNotFit) as caught:
+        steps(engine, [64])
+    assert not caught.value.is_undone and not caught.value.is_in_passes
 
 
 def test_buffers_larger_than_64_mb_are_not_copied_and_not_called_undone():

@@ -63,6 +63,8 @@ class OutOfMemory(RunError):
         super().__init__(message, hint=hint)
         self.is_mistake = is_mistake
         """Trying again meets the same wall: a person must change something."""
+        self.is_peer = False
+        """It happened to another rank, which knows more about it."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -236,6 +238,16 @@ def explain_memory(
         f"{doing}{told}{asked_for(error)}{f'; {shortage.in_words()}' if shortage else ''}",
         hint=hint or _TOO_LARGE,
         is_mistake=is_mistake,
+    )
+
+
+def explain_lonely(stage: ResolvedStage, step: int) -> OutOfMemory:
+    """Larger micro-batches ran out of memory, and of smaller ones BatchNorm learns nothing."""
+    return OutOfMemory(
+        f"stage `{stage.name}` ran out of memory, and at step {step} its smaller micro-batches "
+        "have a single sample, from which BatchNorm cannot learn",
+        hint="use GroupNorm or LayerNorm, which look at single samples; or write "
+        "`gradient_checkpointing: true`, or use a GPU (or a node) with more memory",
     )
 
 

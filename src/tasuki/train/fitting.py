@@ -35,6 +35,7 @@ from tasuki.train.advice import (
     OutOfMemory,
     Place,
     asked_for,
+    explain_lonely,
     explain_memory,
     is_out_of_memory,
     let_go,
@@ -44,9 +45,12 @@ from tasuki.train.prepare import Setup
 from tasuki.train.shortage import find_shortage
 from tasuki.train.snapshot import Progress
 from tasuki.train.task import Task
+from tasuki.train.together import OutOfMemoryElsewhere
 from tasuki.train.undo import DoesNotFit, Undo
 
 EVENT = "micro-batch"
+_IS_LONELY = "Expected more than 1 value per channel when training"
+"""What BatchNorm says of a single sample."""
 _IN_OPTIMIZER = " in the optimizer's step"
 _PROVEN_AFTER = 20
 """Steps; then DDP may add up gradients while the backward pass still runs."""
@@ -122,6 +126,8 @@ class Fitting:
         is_undone = isinstance(error, DoesNotFit) and error.is_undone
         cause = error.error if isinstance(error, DoesNotFit) else error
         order = self._setup.order
+        if isinstance(order, Order) and split.limits and _IS_LONELY in str(error):
+            raise explain_lonely(self._task.stage, step) from error
         if not isinstance(order, Order) or (cause is not None and not is_out_of_memory(cause)):
             raise error
         largest, limit = halve(order, step, split)
@@ -131,7 +137,9 @@ class Fitting:
                 raise self._optimizer_too_large(step, error) from cause
             told = f"{_IN_OPTIMIZER}{told}"
         if limit is None:
-            raise self._nothing_smaller(step, cause) from cause
+            found = self._nothing_smaller(step, cause)
+            found.is_peer = cause is None or isinstance(cause, OutOfMemoryElsewhere)
+            raise found from cause
         self._decide(limit, largest, told, is_undone=is_undone)
         if is_undone:
             self._say(limit, largest, told)

@@ -202,7 +202,14 @@ def _fail(watch: Watch, error: BaseException, *, world: int) -> None:
         sys.stderr.write(f"error: {error.message}{hint}\n")
         if error.__cause__ is not None:
             traceback.print_exception(error.__cause__)
-        leave(watch, ending=ending, status=EXIT_FAILED, message=error.message, hint=error.hint)
+        leave(
+            watch,
+            ending=ending,
+            status=EXIT_FAILED,
+            message=error.message,
+            hint=error.hint,
+            is_peer=getattr(error, "is_peer", False),
+        )
     traceback.print_exception(error)
     words = f"{type(error).__name__}: {error}{place_of(error)}"
     is_peer = world > 1 and any(word in str(error) for word in _LOST_PEER)
