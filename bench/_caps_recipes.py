@@ -85,7 +85,7 @@ class Matrices(Common, load("matrix_gnn", "recipe").MatrixGNN):  # type: ignore[
         model = super().build_model()
         model.drop.p = 0.1 if self.noise else 0.0
         if self.noise:
-            model.leave = Noisy(model.leave, self.width)
+            model.own[1] = Along(model.own[1])
         return model
 
     def build_dataset(self, source: str, split: str) -> Any:  # noqa: ARG002
@@ -103,7 +103,7 @@ class Tokens(Common, load("token_lm", "recipe").TokenLM):  # type: ignore[misc]
         model = super().build_model()
         if self.noise:
             for block in model.blocks:
-                block.thought.narrow = AlongTokens(block.thought.narrow)
+                block.thought.narrow = Along(block.thought.narrow)
         return model
 
     def build_dataset(self, source: str, split: str) -> list[Tensor]:  # noqa: ARG002
@@ -119,8 +119,9 @@ class Tokens(Common, load("token_lm", "recipe").TokenLM):  # type: ignore[misc]
         return torch.tensor(found)
 
 
-class AlongTokens(nn.Module):
-    """A layer behind noise, for (batch, tokens, channels)."""
+class Along(nn.Module):
+    """A layer behind noise, for (batch, tokens or nodes, channels): BatchNorm has more than one
+    value of each channel even in a single sample."""
 
     def __init__(self, inner: nn.Linear) -> None:
         super().__init__()

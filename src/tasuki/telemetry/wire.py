@@ -2,9 +2,10 @@
 
 Down: `deadline` {remaining_s, grace_s}, `notice` {cause, remaining_s, is_guess}, `publish`. Up:
 `hello`, `phase` {phase, limit_s}, `step` {step, total, samples, at, limit_s}, `signalled`,
-`publishing`, `saved` {checkpoint, is_start}, `decided`, `done` {ending, cause, message, hint, is_peer}.
-`limit_s`: how long the rank may be silent from then on. `samples`: of the stage so far, at the time
-`at` of the rank's monotonic clock. End of file means that the other side is dead.
+`publishing`, `saved` {checkpoint, is_start}, `decided` (the next attempt goes another way), `done`
+{ending, cause, message, hint, is_peer}. `limit_s`: how long the rank may be silent from then on.
+`samples`: of the stage so far, at the time `at` of the rank's monotonic clock. End of file means
+that the other side is dead.
 """
 
 from __future__ import annotations

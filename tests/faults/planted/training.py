@@ -23,6 +23,8 @@ BOUNDARY = (
 )
 NO_BYTE = f"{FULL}::test_on_a_disk_without_a_single_free_byte_no_line_of_events_and_metrics_is_lost"
 UNDONE = ("tests/train/test_undo.py::test_a_step_that_does_not_fit_is_as_if_it_had_never_begun",)
+FOOTPRINT = "tests/train/test_footprint.py"
+UNDO, ELSEWHERE = "tests/train/test_undo.py", "tests/faults/test_out_of_memory_elsewhere.py"
 MEMORY = "tests/faults/test_out_of_memory.py"
 DECIDED = (f"{MEMORY}::test_a_decision_outlives_a_kill_and_holds_from_the_same_step",)
 SKIP = (f"{NAN}::test_skip_leaves_bad_steps_out_counts_them_and_says_so",)
@@ -260,6 +262,48 @@ BUGS = [
         "            if limit.bucket == bucket and limit.from_step <= step\n",
         "            if limit.bucket == bucket\n",
         DECIDED,
+    ),
+    Planted(
+        "a first step that was undone counts as one in which no buffer moved",
+        "train/undo.py",
+        "            self._num_begun, self._moving = 0, []\n",
+        "            pass\n",
+        (f"{UNDO}::test_a_first_step_may_run_out_of_memory_again_and_again",),
+    ),
+    Planted(
+        "a teacher that a pass moved is called undone",
+        "train/undo.py",
+        "            return False  # by this step or by an earlier one, nobody knows\n",
+        "            pass\n",
+        (f"{UNDO}::test_a_frozen_parameter_that_a_pass_moves_is_not_called_undone",),
+    ),
+    Planted(
+        "out of memory that a loss has wrapped is not seen",
+        "train/advice.py",
+        "        found = found.__cause__\n",
+        "        found = None\n",
+        (f"{UNDO}::test_what_a_loss_makes_of_out_of_memory_is_still_out_of_memory",),
+    ),
+    Planted(
+        "a step that is measured and fails holds its tensors",
+        "train/footprint.py",
+        "            return _Kept(tensor.detach(), self, kept)\n",
+        "            return _Kept(tensor, self, kept)\n",
+        (f"{FOOTPRINT}::test_a_measured_step_that_fails_lets_go_of_what_its_passes_made",),
+    ),
+    Planted(
+        "a halved micro-batch is no progress",
+        "supervisor/phase.py",
+        "                self.has_progressed = True\n",
+        "                pass\n",
+        (f"{ELSEWHERE}::test_as_many_restarts_as_there_are_halvings_do_not_hold_a_run",),
+    ),
+    Planted(
+        "a smaller batch of an evaluation is forgotten at a resume",
+        "train/roomier.py",
+        '            if event["kind"] == EVENT\n',
+        '            if event["kind"] == EVENT and False\n',
+        (f"{ELSEWHERE}::test_who_resumes_validates_in_the_batches_that_were_found_before",),
     ),
     Planted(
         "gradients are added up in other groups than DDP's",
