@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
+from tasuki.clock import SystemClock
+from tasuki.store.attempts import write_holder
+from tasuki.store.claims import take_claim
 from tasuki.store.control import Word, say
+from tasuki.telemetry.events import EventLog
 from tests.cli.person import make_project
 
 PLAN = {
@@ -130,6 +135,31 @@ def test_the_states_of_status_are_those_of_the_contract(here, tmp_path, word, st
     assert run["state"] == state in STATES and run["reason"] == "so [it] is"
     # Words of others are no markup.
     assert "exp: so [it] is" in here(project.folder, "status").out
+
+
+@pytest.mark.parametrize(
+    ("forecast", "eta"),
+    [
+        (None, (40.0, None)),
+        ({"stage": "one", "step": 20, "left_s": 160.0, "left_s_p90": 200.0}, (80.0, 100.0)),
+        ({"stage": "before", "step": 20, "left_s": 160.0, "left_s_p90": 200.0}, (40.0, None)),
+    ],
+)
+def test_what_is_left_is_as_the_stage_forecast_it_else_by_its_steps(here, tmp_path, forecast, eta):
+    project = make_project(tmp_path / "p")
+    run = project.run()
+    run.path.mkdir(parents=True)
+    run.spec.write_text(json.dumps({"experiment": "exp", "stages": []}))
+    claim = take_claim(run)
+    write_holder(run, claim, job="j", start=1, at=time.time())
+    told = {"stage": "one", "step": 60, "total_steps": 100, "step_s": 1.0}
+    log = EventLog(run, claim=claim, node=0, who="rank0", clock=SystemClock())
+    log.add("progress", **told)
+    if forecast:
+        log.beside("forecast").add("forecast", total_steps=100, **forecast)
+    shown = here(project.folder, "status", "--json").run
+    assert shown["state"] == "running"
+    assert (shown["eta_s"], shown["eta_s_p90"]) == eta
 
 
 def test_status_finds_runs_by_the_runs_option_from_anywhere(here, finished, tmp_path):

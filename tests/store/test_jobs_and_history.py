@@ -139,6 +139,7 @@ def test_a_history_that_is_no_folder_is_named(tmp_path: Path) -> None:
         {"step_s": float("inf")},
         {"step_s": -1.0},
         {"step_s": 1e12},
+        {"step_s": 5e-324},
         {"step_s": True},
         {"steps": 1.5},
         {"key": 7},

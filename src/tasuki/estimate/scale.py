@@ -34,6 +34,10 @@ class Shape:
     """Size and number of samples of each; None: sizes are unknown or do not matter."""
     effective_batch: int
 
+    def __post_init__(self) -> None:
+        assert self.effective_batch > 0, self
+        assert all(samples > 0 for _, samples in self.buckets), self
+
     @property
     def samples(self) -> int:
         return sum(samples for _, samples in self.buckets)

@@ -71,7 +71,8 @@ class StageTimes:
         validation, and the evaluation, which is a process of its own."""
         if self.wall_s is None:
             return None
-        whole = self.start_s + self.wall_s + self.saves_s + self.validate_s + self.other_s
+        saves_s = self.saves_s or self.save_s  # how many is not known, but the last is waited for
+        whole = self.start_s + self.wall_s + saves_s + self.validate_s + self.other_s
         return whole + (self.start_s + (self.evaluate_s or 0.0) if evaluates else 0.0)
 
     def whole_s_p90(self, *, evaluates: bool) -> float | None:

@@ -34,6 +34,8 @@ _LARGEST = 64 << 20
 """Larger files are not ours: a line has some kilobytes, a file the stages of one attempt."""
 _MOST_SECONDS = 3.2e7
 """Of anything that is measured: a year."""
+_LEAST_SECONDS = 1e-9
+"""Of anything that is not 0: no clock tells less."""
 _MOST_BYTES = 1e15
 _MOST = 2.0**53
 _TEXTS = {
@@ -180,7 +182,8 @@ def _wrong_number(name: str, value: object, most: float | None) -> str | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
         return f"`{name}` is no number"
-    if not 0 <= value <= most:  # nor is NaN
+    is_too_small = most == _MOST_SECONDS and 0 < value < _LEAST_SECONDS
+    if not 0 <= value <= most or is_too_small:  # nor is NaN
         return f"`{name}` is {value!r:.20}, which cannot be"
     if name in _COUNTS and value != int(value):
         return f"`{name}` is no whole number"

@@ -22,16 +22,22 @@ from hypothesis import strategies as st
 from tests.faults.storage.damage import make, memory
 from tests.faults.storage.forge import MANIFEST, TENSORS, TREE, newest
 
+from tasuki.actions.history import Filter, list_history
 from tasuki.checkpoint.lineage import find_latest, lineage
 from tasuki.checkpoint.manifest import parse_manifest, parse_name
 from tasuki.checkpoint.parts import read_part
 from tasuki.checkpoint.records import FileRecord
 from tasuki.checkpoint.weights import read_weights
 from tasuki.errors import DamagedCheckpoint, NewerFormat, StoreError, UsageError, WeightsError
+from tasuki.estimate.facts import family_key, stage_key
+from tasuki.estimate.learnt import learn_calibration, learn_margin
+from tasuki.estimate.scale import Shape
+from tasuki.estimate.times import estimate_stage
 from tasuki.spec.load import load_spec
+from tasuki.spec.resolved import ResolvedStage
 from tasuki.store.attempts import live_runner, read_attempt_ends, read_holder
 from tasuki.store.control import everything_said
-from tasuki.store.history import read_history
+from tasuki.store.history import look_at_history
 from tasuki.store.jobs import JobFolder, read_outcome
 from tasuki.store.runs import RunFolder
 from tasuki.supervisor.job import read_job
@@ -222,8 +228,8 @@ class Fuzz:
         self._file(
             "history",
             history,
-            st.one_of(st.binary(max_size=100), ANY.map(_dump)),
-            lambda: list(read_history(run.path.parent)),
+            st.one_of(st.binary(max_size=100), ANY.map(_dump), _inputs(_PAST).map(_dump)),
+            lambda: _learn(run.path.parent),
             (),
         )
 
@@ -248,6 +254,30 @@ class Fuzz:
         self._file("weights", weights, inputs, lambda: read_weights(weights), (WeightsError,))
 
 
+def _learn(runs: Path) -> None:
+    """All that is made of a history, whatever it holds."""
+    facts = look_at_history(runs).facts
+    list_history(runs, Filter(recipe="R", gpu="a100", since=1.0))
+    learn_calibration(facts, gpu="a100")
+    learn_margin(facts, gpu="a100")
+    stage = ResolvedStage(name="one", recipe="r:R")
+    for shape in (None, Shape(buckets=((8, 30), (16, 5)), effective_batch=4)):
+        times = estimate_stage(
+            stage, device="cpu", ranks=1, own_events=(), history=facts, measured=None, shape=shape
+        )
+        assert times.wall_s is None or 0 <= times.wall_s < float("inf"), times
+
+
+_PAST = {
+    "format": 1, "kind": "stage", "at": 5.0, "run": "exp", "stage": "one", "gpu": "a100",
+    "key": stage_key(ResolvedStage(name="one", recipe="r:R"), device="cpu", ranks=1),
+    "family": family_key(ResolvedStage(name="one", recipe="r:R"), device="cpu", ranks=1),
+    "step_s": 0.5, "train_s": 9.0, "steps": 16, "steps_per_epoch": 8, "effective_batch": 4,
+    "samples": 32, "parts": {"step": 8.0, "data_wait": 1.0}, "start_s": 1.0, "save_s": 0.1,
+    "buckets": [{"size": 8, "samples": 32, "mean_s": 0.5}, {"size": None, "samples": 0}],
+    "memory": {"reserved_bytes": 9, "tensor_bytes": 5},
+    "predicted": {"bare_step_s": 0.4, "reserved_bytes": 8},
+}  # fmt: skip
 _SPEC = {
     "format": 1,
     "experiment": "exp",
