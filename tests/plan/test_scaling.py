@@ -45,6 +45,20 @@ def test_other_work_another_device_and_lines_without_figures_do_not_count():
     assert find_baseline([fact(stage, 1, step_s=1.0)], stage, device="cuda", ranks=4) is None
 
 
+def test_another_model_of_gpu_does_not_count_where_its_line_tells_it():
+    mine, foreign = ({**fact(STAGE, 1, step_s=1.0), "device_model": model} for model in "ab")
+    find = {"device": "cpu", "ranks": 4, "device_model": "a"}
+    assert find_baseline([foreign], STAGE, **find) is None
+    assert find_baseline([foreign, mine], STAGE, **find) is not None
+    assert find_baseline([fact(STAGE, 1, step_s=1.0)], STAGE, **find) is not None
+
+
+@pytest.mark.parametrize("wrong", [{"step_s": "1"}, {"step_s": -1.0}, {"effective_batch": [8]}])
+def test_a_line_that_cannot_be_does_not_count(wrong):
+    line = {**fact(STAGE, 1, step_s=1.0), **wrong}
+    assert find_baseline([line], STAGE, device="cpu", ranks=4) is None
+
+
 def test_without_history_the_share_of_the_exchange_is_told_alone():
     scaling = Scaling(ranks=2, samples_per_sec=100.0, exchange=0.25)
     assert scaling.in_words() == (

@@ -76,9 +76,15 @@ def _rounded(value: float | None) -> float | None:
 
 
 def find_baseline(
-    history: Iterable[Mapping[str, Any]], stage: ResolvedStage, *, device: str, ranks: int
+    history: Iterable[Mapping[str, Any]],
+    stage: ResolvedStage,
+    *,
+    device: str,
+    ranks: int,
+    device_model: str | None = None,
 ) -> Baseline | None:
-    """Of the fewest ranks that history knows with the same work; their newest line counts."""
+    """Of the fewest ranks that history knows with the same work; their newest line counts. Lines
+    of another `device_model` do not, where they tell theirs."""
     fewer = range(1, min(ranks, _MOST_RANKS))
     ranks_of = {stage_key(stage, device=device, ranks=number): number for number in fewer}
     newest: dict[int, Mapping[str, Any]] = {}
@@ -87,6 +93,8 @@ def find_baseline(
         if number is None or wrong_in(fact) is not None:
             continue
         if not fact.get("step_s") or not fact.get("effective_batch"):
+            continue
+        if None not in (device_model, told := fact.get("device_model")) and told != device_model:
             continue
         if number not in newest or (fact.get("at") or 0) >= (newest[number].get("at") or 0):
             newest[number] = fact

@@ -18,6 +18,7 @@ from tasuki.store.atomic import FORMAT, make_folder, write_bytes, write_json
 from tasuki.store.history import read_history
 from tasuki.telemetry.lines import spelled
 from tasuki.train.best import Best
+from tasuki.train.exact import describe
 from tasuki.train.prepare import Setup
 from tasuki.train.remember import Ran, remember_stage
 from tasuki.train.snapshot import Progress
@@ -91,11 +92,18 @@ def _find_scaling(task: Task, setup: Setup, exchange_s: float | None) -> Scaling
         return None
     step_s = median(task.watch.step_s)
     history = read_history(task.run.path.parent)
+    hardware = describe(threads=task.threads, world=world, device=task.device)
     return Scaling(
         ranks=world,
         samples_per_sec=setup.order.effective_batch / step_s,
         exchange=min(1.0, exchange_s / step_s) if exchange_s is not None else None,
-        baseline=find_baseline(history, stage, device=task.device.type, ranks=world),
+        baseline=find_baseline(
+            history,
+            stage,
+            device=task.device.type,
+            ranks=world,
+            device_model=hardware["device_model"],
+        ),
     )
 
 
