@@ -101,6 +101,12 @@ def test_one_step_alone_does_not_tell_how_much_of_it_is_fixed():
     assert times.wall_s_p90 is not None and times.wall_s_p90 >= high
 
 
+def test_steps_of_known_sizes_say_nothing_where_sizes_are_not_known():
+    known = past(sizes={512: (80, 2.0), 1024: (80, 4.0)})
+    assert foretell(known, of=shape((None, 80))).source == "unknown"
+    assert foretell(past(), of=shape((512, 80))).source == "unknown"
+
+
 def test_a_measurement_is_better_than_history_that_must_be_stretched():
     measured = {"step_s": 1.0, "total_steps": 50, "start_s": 5.0, "save_s": 0.1}
     stretched = foretell(past(), of=shape((None, 800), batch=64), measured=measured)

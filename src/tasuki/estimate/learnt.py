@@ -57,7 +57,7 @@ def learn_margin(history: Iterable[Mapping[str, Any]], *, gpu: str) -> Margin | 
 
 
 def _on(history: Iterable[Mapping[str, Any]], gpu: str) -> list[Past]:
-    return [past for past in read_pasts(history) if past.gpu == gpu]
+    return [past for past in read_pasts(history) if past.gpu and past.may_be_of(gpu)]
 
 
 def _excess(past: Past) -> float | None:

@@ -63,6 +63,10 @@ class Past:
     def name(self) -> str:
         return f"{self.run}/{self.stage}" if self.run else "an earlier run"
 
+    def may_be_of(self, gpu: str | None) -> bool:
+        """On this card, as specs name it; nobody who does not tell is left out."""
+        return gpu is None or self.gpu is None or self.gpu.lower() == gpu.lower()
+
     @property
     def mean_step_s(self) -> float:
         """With what a median does not see: slow steps, waits for data."""

@@ -99,7 +99,8 @@ def points_of(past: Past) -> list[Point]:
 
 def scale_steps(pasts: Sequence[Past], shape: Shape) -> Scaled | None:
     """The mean step of a stage of this shape, as pasts of its family (newest first) tell."""
-    points = [point for past in pasts for point in points_of(past)]
+    alike = [past for past in pasts if _has_sizes(shape_of(past)) is _has_sizes(shape)]
+    points = [point for past in alike for point in points_of(past)]
     if not points or not shape.steps_per_epoch:
         return None
     seconds = errors = 0.0
@@ -109,6 +110,11 @@ def scale_steps(pasts: Sequence[Past], shape: Shape) -> Scaled | None:
         seconds += steps * step_s
         errors += steps * step_s * error
     return Scaled(step_s=seconds / shape.steps_per_epoch, error=errors / seconds)
+
+
+def _has_sizes(shape: Shape | None) -> bool:
+    """Steps whose sizes are known say nothing of steps whose sizes are not."""
+    return shape is not None and all(size is not None for size, _ in shape.buckets)
 
 
 def _mean_step(shape: Shape) -> tuple[float, float]:

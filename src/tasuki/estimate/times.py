@@ -100,7 +100,7 @@ def estimate_stage(
     """The best known times of one stage. `shape`: of its data, where somebody looked; `predicted`:
     one of its steps; `gpu`: the card as the spec names it, and history of another does not count.
     """
-    pasts = [past for past in read_pasts(history) if gpu in (None, past.gpu) or past.gpu is None]
+    pasts = [past for past in read_pasts(history) if past.may_be_of(gpu)]
     same, family = _relatives(stage, pasts, device=device, ranks=ranks)
     shape = shape or _shape_from(stage, measured)
     steps = _total_steps(stage, shape, measured)

@@ -59,7 +59,9 @@ class Forecasts:
         task, total = self._task, self._setup.total_steps
         planned = self._planned(total - step)
         epochs = (step - self._first_step) / self._setup.order.steps_per_epoch
-        by = "the first epoch" if epochs <= 1 else f"the last {epochs:.4g} epochs"
+        by = "the last epoch" if epochs <= 1 else f"the last {epochs:.3g} epochs"
+        if step == self._setup.order.steps_per_epoch:
+            by = "the first epoch"
         said = f"; the plan said {format_seconds(planned)}" if planned is not None else ""
         task.say(
             f"Forecast: stage {task.stage.name} ends in about {format_seconds(ahead.left_s)} "
