@@ -176,6 +176,7 @@ def test_the_whole_is_start_steps_saves_validation_and_evaluation():
         "sha256": "w",
         "at": 2.0,
         "evaluate_s": 7.0,
+        "start_s": 2.5,
     }
     times = foretell(known, evaluation, of=shape((None, 1600)), stage=stage)
     assert times.wall_s == pytest.approx(200.0)
@@ -184,7 +185,7 @@ def test_the_whole_is_start_steps_saves_validation_and_evaluation():
     assert times.evaluate_s == 7.0, "its own data stay the same"
     trained = 6.0 + 200.0 + 1.9 + 18.0 + 0.1
     assert times.whole_s(evaluates=False) == pytest.approx(trained)
-    assert times.whole_s(evaluates=True) == pytest.approx(trained + 6.0 + 7.0)
+    assert times.whole_s(evaluates=True) == pytest.approx(trained + 2.5 + 7.0)
 
 
 # -- how sure -------------------------------------------------------------------------------------

@@ -65,6 +65,8 @@ class StageTimes:
     """All validations."""
     other_s: float = 0.0
     """The end of the process."""
+    evaluate_start_s: float | None = None
+    """Of the evaluation's process; None: as the training's."""
 
     def whole_s(self, *, evaluates: bool) -> float | None:
         """From the start of the first process to the end of the last: start, steps, saves,
@@ -73,7 +75,10 @@ class StageTimes:
             return None
         saves_s = self.saves_s or self.save_s  # how many is not known, but the last is waited for
         whole = self.start_s + self.wall_s + saves_s + self.validate_s + self.other_s
-        return whole + (self.start_s + (self.evaluate_s or 0.0) if evaluates else 0.0)
+        if not evaluates:
+            return whole
+        start_s = self.start_s if self.evaluate_start_s is None else self.evaluate_start_s
+        return whole + start_s + (self.evaluate_s or 0.0)
 
     def whole_s_p90(self, *, evaluates: bool) -> float | None:
         whole = self.whole_s(evaluates=evaluates)
@@ -312,6 +317,7 @@ def _with_rest(
         save_s=save_s or DEFAULT_SAVE_S,
         other_s=_typical([past.other_s for past in pasts]) or 0.0,
         evaluate_s=_grown(pasts[0].evaluate_s, stage.evaluate, more_samples),
+        evaluate_start_s=_typical([past.evaluate_start_s for past in pasts]),
     )
     if times.wall_s is None or times.total_steps is None or not per_epoch:
         return times
