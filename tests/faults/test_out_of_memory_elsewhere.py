@@ -217,7 +217,12 @@ ASKED = {
 }
 
 
-@pytest.mark.parametrize("case", ASKED)
+QUICK = ("steps that are checked", "passes made again", "a loss that complains otherwise")
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=[] if c in QUICK else pytest.mark.long) for c in ASKED]
+)
 def test_a_step_that_was_undone_twice_leaves_nothing_behind(warm, tmp_path, case):
     """Down to two samples, in the first step and with gradients of earlier micro-batches there:
     bit for bit as with that micro-batch from the start."""
