@@ -97,3 +97,18 @@ def test_samples_of_a_step_that_is_undone_are_not_counted():
             for part in (range(150), range(150, 200), range(200, 300)):
                 told.add(step, part)
     assert told.total() == plain.total()
+
+
+def test_the_last_decision_counts_from_its_step_on_and_steps_before_stay_as_they_were():
+    """Raised at step 10, out of memory at 15, raised again at 20."""
+    split = StepSplit(micro_batch=8)
+    for step, most in ((0, 2), (10, 4), (15, 2), (20, 3)):
+        split = split.with_limit(Limit(bucket=0, from_step=step, most=most))
+    at = [split.most_at(step, 0) for step in (0, 9, 10, 14, 15, 19, 20, 99)]
+    assert at == [2, 2, 4, 4, 2, 2, 3, 3]
+    assert split.at_last().most_at(0, 0) == 2, "the smallest"
+    # An attempt that went back runs out of memory before all that: no raise of before lifts it.
+    back = split.with_limit(Limit(bucket=0, from_step=12, most=1))
+    assert [back.most_at(step, 0) for step in (9, 11, 12, 15, 20)] == [2, 4, 1, 1, 1]
+    # More than a rank has is never taken.
+    assert split.with_limit(Limit(bucket=0, from_step=30, most=99)).most_at(30, 0) == 8

@@ -88,8 +88,10 @@ LATER = {"scratch": [13]}
 DROPOUT = {"dropout": 0.3, "norm": "batch"}
 
 
-def eater(folder: Path, recipe: str = "Eater", **more) -> Project:
-    return make_project(folder, recipe=recipe, code=CODE, **more)
+def eater(folder: Path, recipe: str = "Eater", defaults: dict | None = None, **more) -> Project:
+    """A micro-batch that is given: else the tuner would find one that fits."""
+    defaults = {"micro_batch": 8, **(defaults or {})}
+    return make_project(folder, recipe=recipe, code=CODE, defaults=defaults, **more)
 
 
 def later(folder: Path) -> Project:

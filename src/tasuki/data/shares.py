@@ -5,7 +5,7 @@ Joins the order (which samples a step has) with the split (who works on which of
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ from tasuki.data.split import micro_batches, share_of_rank, split_by_cost
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """From a step on, micro-batches of a bucket are smaller: larger ones ran out of memory."""
+    """A decision: from a step on, micro-batches of a bucket are at most so large."""
 
     bucket: int
     from_step: int
@@ -39,24 +39,33 @@ class StepSplit:
     budget: int = 0
     """The most that a micro-batch may cost, where there are costs."""
     limits: tuple[Limit, ...] = ()
-    """Found on the way; each holds from its step on, so that a step is split in the same way
-    whenever it is done."""
+    """In the order in which they were decided; each holds from its step on, so that a step is
+    split in the same way whenever it is done."""
+    _by_bucket: dict[int, list[Limit]] = field(init=False, repr=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for limit in self.limits:
+            self._by_bucket.setdefault(limit.bucket, []).append(limit)
 
     def most_at(self, step: int, bucket: int) -> int:
-        """Samples of a micro-batch, or its cost."""
-        found = [
-            limit.most
-            for limit in self.limits
-            if limit.bucket == bucket and limit.from_step <= step
-        ]
-        return min([self.micro_batch if self.costs is None else self.budget, *found])
+        """Samples of a micro-batch, or its cost. A decision ends those before it whose steps do not
+        lie behind its own. Where an attempt went back and decided about an earlier step, both hold:
+        the smaller one counts."""
+        holding: list[Limit] = []
+        for limit in self._by_bucket.get(bucket, ()):
+            if limit.from_step <= step:
+                holding = [one for one in holding if one.from_step > limit.from_step]
+                holding.append(limit)
+        most = self.micro_batch if self.costs is None else self.budget
+        return min([most, *(limit.most for limit in holding)])
 
     def with_limit(self, limit: Limit) -> StepSplit:
         return replace(self, limits=(*self.limits, limit))
 
     def at_last(self) -> StepSplit:
-        """All limits from the first step on: for passes that are tried and thrown away."""
-        return replace(self, limits=tuple(replace(limit, from_step=0) for limit in self.limits))
+        """The smallest limits from the first step on: for passes that are tried and thrown away."""
+        largest_first = sorted(self.limits, key=lambda limit: -limit.most)
+        return replace(self, limits=tuple(replace(limit, from_step=0) for limit in largest_first))
 
 
 class Share(NamedTuple):
