@@ -1,0 +1,67 @@
+"""The largest batch that fits is found with four tries, whatever the prediction is worth."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tasuki.estimate.search import MOST_TRIES, Tried, largest_fitting, next_try
+
+
+def search(peak, predict, *, capacity: int, most: int) -> list[Tried]:
+    """As the tuner does it; `peak` is what the device would measure."""
+    tried: list[Tried] = []
+    while (batch := next_try(tried, predict=predict, capacity=capacity, most=most)) is not None:
+        assert 1 <= batch <= most and batch not in [one.batch for one in tried]
+        needed = peak(batch)
+        tried.append(Tried(batch, needed if needed <= capacity else None))
+    assert len(tried) <= MOST_TRIES
+    return tried
+
+
+def bent(batch: int) -> int:
+    """Weights and optimizer first, activations later."""
+    return max(5_000 + 10 * batch, 2_000 + 120 * batch)
+
+
+def test_a_right_prediction_takes_one_try():
+    tried = search(bent, bent, capacity=100_000, most=10_000)
+    assert tried == [Tried(816, bent(816))]
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    offset=st.integers(-500, 3_000),
+    slope=st.floats(0.8, 1.3),
+    capacity=st.integers(12_000, 2_000_000),
+)
+def test_a_prediction_that_is_somewhat_off_is_corrected(offset, slope, capacity):
+    def peak(batch: int) -> int:
+        return int(offset + slope * bent(batch))
+
+    found = largest_fitting(search(peak, bent, capacity=capacity, most=1 << 20))
+    largest = max((n for n in range(1, 25_000) if peak(n) <= capacity), default=0)
+    assert 0.9 * largest - 1 <= found <= largest
+
+
+def test_no_more_is_tried_than_is_of_use():
+    assert search(bent, bent, capacity=10**9, most=16) == [Tried(16, bent(16))]
+
+
+@pytest.mark.parametrize("predict", [bent, None])
+def test_where_not_even_one_sample_fits_nothing_is_found(predict):
+    assert largest_fitting(search(bent, predict, capacity=1_000, most=64)) == 0
+
+
+@settings(deadline=None, max_examples=60)
+@given(capacity=st.integers(6_000, 3_000_000))
+def test_without_a_prediction_peaks_are_joined_by_lines(capacity):
+    """What is found fits, and is a good part of what there is."""
+    found = largest_fitting(search(bent, None, capacity=capacity, most=1 << 20))
+    largest = max((n for n in range(1, 26_000) if bent(n) <= capacity), default=0)
+    assert largest // 4 <= found <= largest
+
+
+def test_a_prediction_that_is_worth_nothing_ends_too():
+    assert len(search(lambda n: 10**9, bent, capacity=100_000, most=5_000)) <= MOST_TRIES
