@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves
 from tasuki.units import format_bytes, parse_bytes
 
 VARIABLE = "TASUKI_MEMORY_CAP"
+_RUNNING: list[Cap] = []
 
 
 class Cap(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -85,4 +86,13 @@ def memory_cap(limit: int | str, *held: nn.Module | Tensor) -> Iterator[Cap]:
         for tensor in tensors:
             cap.count(tensor)
     with cap:
-        yield cap
+        _RUNNING.append(cap)
+        try:
+            yield cap
+        finally:
+            _RUNNING.remove(cap)
+
+
+def running_cap() -> Cap | None:
+    """The innermost that is in force."""
+    return _RUNNING[-1] if _RUNNING else None
