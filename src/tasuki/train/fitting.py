@@ -1,13 +1,14 @@
-"""What follows when a step runs out of memory: smaller micro-batches, for its bucket, from it on.
+"""How the steps of a stage are split: as was decided so far, and smaller where memory runs out.
 
-The effective batch stays, and so do the samples of the step. The decision is an event on disk
-before any step uses it, with the step from which it holds: an attempt that resumes splits every
-step as it was split before (promise 9). Where the step could be undone it is simply done again.
-Where it could not, the attempt ends, and the next one starts from the last checkpoint with the
-smaller micro-batch: in the optimizer's step parameters may be half updated; with several ranks and
-a micro-batch that had fitted before, the others wait for a sum that never comes (together.py). A
-loader of the recipe's own makes its batches itself: nothing here can split them. Called by
-training.py.
+A step that does not fit halves the micro-batch of its bucket, from it on. The effective batch
+stays, and so do the samples of the step. The decision is an event on disk before any step uses it,
+with the step from which it holds: an attempt that resumes splits every step as it was split before
+(promise 9). Where the step could be undone it is simply done again. Where it could not, the attempt
+ends, and the next one starts from the last checkpoint with the smaller micro-batch: in the
+optimizer's step parameters may be half updated; with several ranks and a micro-batch that had
+fitted before, the others wait for a sum that never comes (together.py). A loader of the recipe's
+own makes its batches itself: nothing here can split them. What is decided before the first step and
+at epoch borders is tuned.py's and borders.py's. Called by training.py.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from tasuki.data.foreign import ForeignLoader
 from tasuki.data.loader import Loader
 from tasuki.data.order import Order
 from tasuki.data.shares import Limit, StepSplit, halve, share_of_step
+from tasuki.estimate.factor import is_worth_it
 from tasuki.failpoints import failpoint
 from tasuki.telemetry.events import read_events
 from tasuki.train.advice import (
@@ -40,12 +42,14 @@ from tasuki.train.advice import (
     is_out_of_memory,
     let_go,
 )
+from tasuki.train.borders import Borders, read_state
 from tasuki.train.engine import StepEngine
 from tasuki.train.prepare import Setup
 from tasuki.train.shortage import find_shortage
 from tasuki.train.snapshot import Progress
 from tasuki.train.task import Task
 from tasuki.train.together import OutOfMemoryElsewhere
+from tasuki.train.tuned import is_tuned, read_tuned
 from tasuki.train.undo import DoesNotFit, Undo
 
 EVENT = "micro-batch"
@@ -62,7 +66,10 @@ class Fitting:
 
     def __init__(self, task: Task, setup: Setup, place: Place) -> None:
         self._task, self._setup, self._place = task, setup, place
-        limits = _agree_on_limits(task) if isinstance(setup.order, Order) else ()
+        limits: tuple[Limit, ...] = ()
+        self.borders = Borders(task, steps_per_epoch=1, is_adaptive=False)
+        if isinstance(setup.order, Order):
+            limits, self.borders = _agree(task, setup.order)
         self.split: StepSplit = replace(setup.data.split, limits=limits)
         self.has_to_prove = False
         """With several ranks: steps are asked about before they are done (`is_unproven`)."""
@@ -102,8 +109,9 @@ class Fitting:
         except Exception as error:
             self._shrink(0, error, self.split.at_last())
 
-    def watch(self, engine: StepEngine) -> None:
-        """From now on steps that do not fit are undone."""
+    def watch(self, engine: StepEngine, *, earlier_peak: int = 0) -> None:
+        """From now on steps that do not fit are undone, and peaks count."""
+        self.borders.begin(earlier_peak)
         if isinstance(self._setup.order, Order):
             engine.undo = Undo(self._setup.model, self._task.device)
             self.has_to_prove = self._task.ranks.world > 1 and engine.can_try
@@ -116,6 +124,18 @@ class Fitting:
             return False
         self._fitted[pair] = count + 1  # one that does not fit is never tried again
         return True
+
+    def is_border(self, step: int) -> bool:
+        """So many steps are done, and it is time to look at the peaks."""
+        period = self.borders.period
+        return period is not None and step % period == 0
+
+    def cross(self, step: int) -> bool:
+        """At a border: whether steps are split otherwise from here on."""
+        limits = self.borders.decide(step, self.split)
+        for limit in limits:
+            self.split = self.split.with_limit(limit)
+        return bool(limits)
 
     def shrink(self, progress: Progress, error: Exception) -> None:
         """After a step that failed: returns where it was undone and can be done again; raises
@@ -195,6 +215,7 @@ class Fitting:
             task.watch.tell("decided")
             failpoint("memory.decided")
         self.split = self.split.with_limit(limit)
+        self.borders.note_shrunk(limit.bucket, was)
 
     def _say(self, limit: Limit, was: int, told: str) -> None:
         order = self._setup.order
@@ -241,19 +262,31 @@ def _differing(model: nn.Module) -> str:
     return f" ({' and '.join(found)} than without this)" if found else ""
 
 
-def _agree_on_limits(task: Task) -> tuple[Limit, ...]:
-    """Those of earlier attempts. Rank 0 looks; the others take its word."""
-    key = "tasuki/limits"
-    store = task.ranks.store
+def _agree(task: Task, order: Order) -> tuple[tuple[Limit, ...], Borders]:
+    """What was decided so far. Rank 0 looks; the others take its word."""
+    key, store, name = "tasuki/limits", task.ranks.store, task.stage.name
+    tuned = state = None
     if task.is_first:
-        told = list(_told(read_events(task.run), task.stage.name))
+        events = read_events(task.run)
+        told = list(_told(events, name))
+        tuned = read_tuned(events, name) if is_tuned(task.stage) else None
+        is_adaptive = tuned is not None and is_worth_it(tuned)
+        if tuned is not None:
+            state = read_state(events, name, tuned)
         if store is not None:
-            store.set(key, json.dumps(told))
+            store.set(key, json.dumps([told, is_adaptive]))
     else:
         assert store is not None
         store.wait([key], _TOLD_WITHIN)
-        told = json.loads(store.get(key))
-    return tuple(Limit(bucket=b, from_step=s, most=m) for b, s, m in told)
+        told, is_adaptive = json.loads(store.get(key))
+    borders = Borders(
+        task,
+        steps_per_epoch=order.steps_per_epoch,
+        is_adaptive=is_adaptive,
+        tuned=tuned,
+        state=state,
+    )
+    return tuple(Limit(bucket=b, from_step=s, most=m) for b, s, m in told), borders
 
 
 def _told(events: Iterable[dict[str, Any]], stage: str) -> Iterable[tuple[int, int, int]]:

@@ -88,6 +88,8 @@ class Saving:
         """Of the last save."""
         self._hold_period = 0
         """In steps; 0: no states are held."""
+        self.peak_bytes: Callable[[], int] = int
+        """Of the device, for a resume in the middle of an epoch; 0: nobody asks for it."""
         self._is_validating = False
         self._has_published = False
         saver.before = metrics.sync  # a checkpoint counts on the lines of its steps
@@ -272,6 +274,7 @@ class Saving:
                 "total_steps": self._setup.total_steps,
                 "best": best.as_json() if best else None,
                 "data": self._begin.data,
+                **({"peak_bytes": peak} if (peak := self.peak_bytes()) else {}),
             },
             "used": self.used.total() if self._setup.data.knows_samples else None,
         }

@@ -72,6 +72,8 @@ class Begin:
     """What the stage's data are; rank 0 alone knows."""
     start_cost: SaveCost | None = None
     """Of the stage's first checkpoint, or of the last save of an earlier attempt."""
+    peak_bytes: int = 0
+    """Of the device since the last epoch border, where anybody asks (borders.py)."""
 
     def position_at(
         self, step: int, *, samples: int, is_start: bool = False, is_end: bool = False
@@ -131,6 +133,7 @@ class Restored:
             is_end=self.manifest.position.is_end,
             used=self.used,
             start_cost=start_cost,
+            peak_bytes=int(self.manifest.facts.get("peak_bytes", 0)),
         )
 
 

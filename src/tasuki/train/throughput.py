@@ -50,15 +50,21 @@ class MemoryGauge:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._gb = 0.0
+        self._gb = self._most_gb = 0.0
         self._read_at = -math.inf
 
     def read_gb(self, now: float) -> float:
         """On a GPU the most that tensors have taken so far in this attempt; on the CPU what rank
         0's process takes. In GiB, as the `[GPU Stats]` lines are."""
         if now - self._read_at >= _FRESH_S:
-            self._read_at, self._gb = now, memory_allocated_gb(self._device)
+            self._read_at = now
+            self._gb = max(self._most_gb, memory_allocated_gb(self._device))
         return self._gb
+
+    def keep(self) -> None:
+        """Before the peaks of a GPU are counted anew (borders.py)."""
+        if self._device.type == "cuda":
+            self._most_gb = max(self._most_gb, memory_allocated_gb(self._device))
 
 
 def memory_allocated_gb(device: torch.device) -> float:

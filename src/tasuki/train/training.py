@@ -41,6 +41,7 @@ from tasuki.train.start import Begin, begin_or_resume, restore_checkpoint
 from tasuki.train.task import Task
 from tasuki.train.throughput import MemoryGauge, read_tokens_per_sample, speeds
 from tasuki.train.trace import open_trace
+from tasuki.train.tuned import tune_once
 from tasuki.train.unused import noting_unused
 from tasuki.train.validation import Validation
 
@@ -60,6 +61,7 @@ _MOST_SKIPPED = 10
 def run_training(task: Task) -> None:
     """Returns when the stage is done; leaves the process at a handover."""
     with task.stopwatch.part("start"):
+        tune_once(task)  # before anything is on the device
         setup = prepare(task)
     failpoint("start.prepared")
     saver = Saver(
@@ -76,7 +78,7 @@ def run_training(task: Task) -> None:
         fitting = Fitting(task, setup, place)
         begin = begin_or_resume(task, setup, engine, saver, fitting)
         place.begin(begin.progress)
-        fitting.watch(engine)
+        fitting.watch(engine, earlier_peak=begin.peak_bytes)
         training = Training(task, setup, engine, saver, begin, fitting)
         while not training.run_or_roll_back():
             begin = roll_back(task, setup, engine, saver, training)
@@ -161,6 +163,7 @@ class Training:
             metrics=self.metrics,
             last_row=lambda: self.last_row,
         )
+        self.saving.peak_bytes = fitting.borders.peak_bytes
         self._validation = Validation(
             task,
             setup,
@@ -317,7 +320,9 @@ class Training:
     def _set_boundary(self) -> None:
         """The next step count at which something is due; until then a step costs nothing more."""
         step = self.progress.step
-        periods = (self._log_period, self._validation.period, self.saving.rhythm.period)
+        periods = [self._log_period, self._validation.period, self.saving.rhythm.period]
+        if self._fitting.borders.period is not None:
+            periods.append(self._fitting.borders.period)
         due = [next_multiple(step, period) for period in periods]
         if self.task.is_first:
             due.append(self._forecasts.due)
@@ -325,6 +330,8 @@ class Training:
 
     def _at_boundary(self, now: float, agreement: Agreement) -> None:
         step = self.progress.step
+        if self._fitting.is_border(step) and step < self.setup.total_steps:
+            self._cross_border(step)
         if step % self._log_period == 0 or step == self.setup.total_steps:
             self._log(now)
         self._validation.run_if_due(step)
@@ -340,6 +347,12 @@ class Training:
         if self.task.is_first and step >= self._forecasts.due:
             self._forecasts.look(step)
         self._set_boundary()
+
+    def _cross_border(self, step: int) -> None:
+        """Before anything of this step is saved: who comes by again finds the decision."""
+        self._memory.keep()
+        if self._fitting.cross(step):
+            self._fitting.rewind(self._loader, step)
 
     # -- what is due at a boundary ------------------------------------------------------------
 

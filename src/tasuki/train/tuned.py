@@ -1,0 +1,193 @@
+"""`micro_batch: auto`: the largest micro-batch that fits, asked for once, at a stage's first start.
+
+Rank 0 asks a child process (batch_size.py) before anything of the run is on the device; what comes
+of it is on disk before the stage's first checkpoint, as `micro-batch` events and one `batch-tuned`
+after them, and holds for all ranks and all attempts. A child that fails never ends a run: then a
+rank's whole share is one micro-batch, and running out of memory is survived (fitting.py). A given
+`micro_batch`, `accumulation` or `budget` is left alone. Called by training.py; `tasuki tune
+--batch` asks the same child.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from tasuki.answers import ask
+from tasuki.errors import TasukiError
+from tasuki.estimate.conformal import is_ratio, ratios_in
+from tasuki.estimate.factor import Tuned, TunedBucket
+from tasuki.failpoints import failpoint
+from tasuki.spec.resolved import ResolvedStage, to_plain
+from tasuki.store.history import read_history
+from tasuki.telemetry.events import read_events
+from tasuki.train.gauge import open_gauge
+from tasuki.train.task import Task
+from tasuki.units import format_bytes
+
+EVENT = "batch-tuned"
+DECISION = "micro-batch"
+_CHILD = "tasuki.train.batch_size"
+_WITHIN_S = 1200.0
+_SHOWN = 4
+"""Buckets with lines of their own; the larger ones."""
+
+
+def is_tuned(stage: ResolvedStage) -> bool:
+    """Does the stage leave its micro-batch to us? Where `accumulation` is given, it follows."""
+    is_open = stage.micro_batch == "auto" and stage.accumulation is None
+    return is_open and stage.buckets.kind != "cost"
+
+
+def tune_once(task: Task) -> None:
+    """Nothing, unless this is the stage's first start on a device whose memory has an end."""
+    if not task.is_first or not is_tuned(task.stage) or open_gauge(task.device) is None:
+        return
+    share = -(-(task.stage.effective_batch or 1) // task.ranks.world)
+    if share == 1 or _has_begun(task):
+        return
+    try:
+        answer = _ask(task)
+    except (TasukiError, TimeoutError, OSError) as error:
+        _go_without(task, str(error))
+        return
+    if answer["capacity_bytes"] is None:
+        return
+    _decide(task, answer)
+
+
+def _has_begun(task: Task) -> bool:
+    """A stage that has a decision or a checkpoint is split as it was."""
+    kinds = (EVENT, "committed", "restored")
+    return any(
+        event["kind"] in kinds and event.get("stage") == task.stage.name
+        for event in read_events(task.run)
+    )
+
+
+def _ask(task: Task) -> dict[str, Any]:
+    task.say("Batch size tuner: looking for the largest micro-batch that fits")
+    with tempfile.TemporaryDirectory(prefix="tasuki-batch-") as elsewhere:
+        answer: dict[str, Any] = ask(
+            _CHILD,
+            {
+                "stage": to_plain(task.stage),
+                "paths": [str(task.run.code), str(task.folder)],
+                "device": str(task.device),
+                "ranks": task.ranks.world,
+                "threads": task.threads,
+                "is_bounded": True,
+                "parent": os.getpid(),
+            },
+            python=sys.executable,
+            # What the recipe writes beside its run in a step, it must not write there now.
+            environment={**os.environ, "TASUKI_RUN": elsewhere},
+            folder=str(task.folder),
+            within_s=_WITHIN_S,
+        )
+    return answer
+
+
+def _go_without(task: Task, why: str) -> None:
+    """Decided, too: a later attempt must not split the same steps otherwise."""
+    task.events.add(EVENT, stage=task.stage.name, buckets=[], source="none", error=why)
+    task.events.sync()
+    task.say(
+        f"WARNING: the batch size tuner failed ({why}): a rank's whole share of a step is one "
+        "micro-batch; it is halved where memory runs out"
+    )
+
+
+def _decide(task: Task, answer: Mapping[str, Any]) -> None:
+    """On disk first: `batch-tuned` last, so that what it stands for is there."""
+    factor, name = task.stage.safety_factor, task.stage.name
+    gpu, recipe = answer["device"], str(task.stage.recipe)
+    past = ratios_in(read_history(task.run.path.parent), recipe=recipe, gpu=gpu)
+    ratios = [*past, *_ratios_of(answer["tries"])]
+    rows = [{**row, "micro_batch": _bucket(row).safe(factor)} for row in answer["buckets"]]
+    for row in rows:
+        if row["micro_batch"] < row["share"]:
+            task.events.add(
+                DECISION,
+                stage=name,
+                bucket=row["bucket"],
+                from_step=0,
+                most=row["micro_batch"],
+                was=row["share"],
+                unit="samples",
+                reason=f"tuned: {row['found']} fit, factor {factor:g}",
+                factor=factor,
+            )
+    task.events.add(
+        EVENT,
+        stage=name,
+        buckets=rows,
+        capacity_bytes=answer["capacity_bytes"],
+        factor=factor,
+        probes=len(answer["tries"]),
+        tries=answer["tries"],
+        ratios=ratios,
+        gpu=gpu,
+        source=answer["source"],
+    )
+    task.events.sync()
+    for line in in_words(rows, factor, capacity_bytes=answer["capacity_bytes"]):
+        task.say(line)
+    if answer["untraced"] is not None:
+        reason = answer["untraced"]["reason"]
+        task.say(f"Batch size tuner: not traced ({reason}), found by measuring alone")
+    failpoint("batch.decided")
+
+
+def _ratios_of(tries: Iterable[Mapping[str, Any]]) -> list[float]:
+    pairs = [(one["peak_bytes"], one["predicted_bytes"]) for one in tries]
+    found = [measured / predicted for measured, predicted in pairs if measured and predicted]
+    return [ratio for ratio in found if is_ratio(ratio)]
+
+
+def in_words(rows: list[dict[str, Any]], factor: float, *, capacity_bytes: int) -> Iterator[str]:
+    """Three lines for each bucket, the largest first; people look for their beginnings."""
+    shown = list(reversed(rows))
+    for row in shown[:_SHOWN]:
+        size = f" (size {row['size']})" if row["size"] is not None and len(rows) > 1 else ""
+        found, final = row["found"], row["micro_batch"]
+        if not found:
+            yield (
+                f"WARNING: batch size tuner: not even one sample{size} fits "
+                f"{format_bytes(capacity_bytes)}"
+            )
+        enough = " or more" if row["is_bounded"] else ""
+        whole = ", a rank's whole share of a step" if final == row["share"] else ""
+        yield f"Batch size tuner found: {found}{enough}{size}"
+        yield f"Applied {factor:.0%} safety factor: {found} × {factor:g}"
+        yield f"Final safe batch size: {final}{whole}{size}"
+    if len(shown) > _SHOWN:
+        few, many = shown[-1]["micro_batch"], len(shown) - _SHOWN
+        yield f"Batch sizes of {many} smaller sizes: up to {few}"
+
+
+def read_tuned(events: Iterable[Mapping[str, Any]], stage: str) -> Tuned | None:
+    """The tuner's word, as the events of a run tell it. None: it has not spoken, or had none."""
+    told = [e for e in events if e["kind"] == EVENT and e.get("stage") == stage]
+    if not told or not told[-1].get("buckets"):
+        return None
+    last = told[-1]
+    return Tuned(
+        factor=float(last["factor"]),
+        capacity_bytes=int(last["capacity_bytes"]),
+        buckets=tuple(_bucket(row) for row in last["buckets"]),
+        ratios=tuple(float(ratio) for ratio in last["ratios"]),
+    )
+
+
+def _bucket(row: Mapping[str, Any]) -> TunedBucket:
+    return TunedBucket(
+        bucket=int(row["bucket"]),
+        size=row["size"],
+        share=int(row["share"]),
+        found=int(row["found"]),
+        curve=tuple((int(batch), int(count)) for batch, count in row["curve"]),
+    )
