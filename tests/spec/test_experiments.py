@@ -272,8 +272,6 @@ def test_with_expectations_a_plan_needs_no_recipe(project: Project) -> None:
 WITHOUT_EFFECT = {
     "gradient_checkpointing": "auto",
     "offload": "auto",
-    "safety_factor": "0.5",
-    "micro_batch": "auto",
 }
 WITHOUT_EFFECT_ABOVE = {
     "on": "on: {complete: mail}",
@@ -294,6 +292,32 @@ def test_every_key_without_effect_warns_once_with_its_place(project: Project) ->
     assert len(said) == len(keys)
     assert all(f"{project.folder}/tasuki.yaml:" in warning for warning in said)
     assert {*keys, "command"} == set(NOT_YET)
+
+
+@pytest.mark.parametrize(
+    ("written", "key", "why"),
+    [
+        ("micro_batch: 4, safety_factor: 0.4", "safety_factor", "never touches a given"),
+        ("accumulation: 2, safety_factor: 0.4", "safety_factor", "follows from `accumulation`"),
+        ("accumulation: 2, micro_batch: auto", "micro_batch", "follows from `accumulation`"),
+        ("micro_batch: auto, safety_factor: 0.4", None, ""),
+        ("micro_batch: 4", None, ""),
+    ],
+)
+def test_what_has_no_batch_to_fit_warns(
+    project: Project, written: str, key: str | None, why: str
+) -> None:
+    text = f"recipe: a:B\nexperiments:\n  e:\n    stages: [{{name: s, {written}}}]\n"
+    spec = project.load(f"cluster: {{gpu: a100-40gb}}\n{text}")
+    said = [w for w in spec.warnings if "has no effect on stage `s`" in w]
+    assert len(said) == (key is not None)
+    assert all(f"`{key}: " in w and why in w for w in said)
+
+
+def test_a_batch_left_open_on_a_cpu_warns(project: Project, small: str) -> None:
+    spec = project.load(small, "cluster.gpu=cpu", "micro_batch=auto")
+    assert any("the memory of a CPU has no end" in warning for warning in spec.warnings)
+    assert not any("of a CPU" in w for w in project.load(small, "cluster.gpu=cpu").warnings)
 
 
 @pytest.mark.parametrize(("factor", "warns"), [("0.2", True), ("0.5", False), ("0.9", True)])

@@ -42,7 +42,7 @@ from tasuki.spec.written import Experiment
 
 _HAS_EFFECT: Mapping[str, tuple[object, ...]] = {"share": ("private",)}
 """Values of the keys in NOT_YET that already mean what they say."""
-_ALL_BUT_AUTO = ("micro_batch", "gradient_checkpointing", "offload")
+_ALL_BUT_AUTO = ("gradient_checkpointing", "offload")
 """Of these `auto` alone has no effect so far."""
 
 
@@ -161,12 +161,37 @@ class _Work:
                 f"{entries['safety_factor'].mark}: `safety_factor: {stage.safety_factor}` lies "
                 "outside 0.3 to 0.7: low wastes memory, high risks running out of it",
             )
+        self._note_batch(entries, stage)
         start = entries.get("init_from")
         if start is None or start.content is None:
             return
         self.starts[experiment, stage.name] = start
         if not is_own and start_of(stage.init_from) in ("stage", "experiment", "file"):
             self._note_shared_start(start, experiment)
+
+    def _note_batch(self, entries: Mapping[str, Node], stage: ResolvedStage) -> None:
+        """Nothing is fitted where nothing is open, or where memory has no end of its own."""
+        for key in ("safety_factor", "micro_batch"):
+            node = entries.get(key)
+            if node is None or node.content is None:
+                continue
+            why = self._why_not_fitted(key, stage)
+            if why:
+                what = f"{node.mark}: `{key}: {node.plain()}` has no effect on stage"
+                self.warnings.setdefault(f"{key} idle", f"{what} `{stage.name}`: {why}")
+
+    def _why_not_fitted(self, key: str, stage: ResolvedStage) -> str:
+        if key == "micro_batch" and stage.micro_batch != "auto":
+            return ""
+        if stage.micro_batch != "auto":
+            return "it never touches a given `micro_batch`"
+        if stage.accumulation is not None:
+            return "the micro-batch follows from `accumulation`"
+        if stage.buckets.kind == "cost":
+            return "the `budget` of `buckets` bounds a micro-batch"
+        if self.cluster.gpu == "cpu":
+            return "the memory of a CPU has no end that a batch could be fitted to"
+        return ""
 
     def _note_shared_start(self, start: Node, experiment: str) -> None:
         self.warnings.setdefault(

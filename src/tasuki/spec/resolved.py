@@ -165,8 +165,6 @@ NOT_YET: Mapping[str, str] = MappingProxyType(
     {
         "gradient_checkpointing": "`auto` keeps all activations",
         "offload": "`auto` leaves everything on the device",
-        "safety_factor": "nothing is fitted to the memory",
-        "micro_batch": "`auto` puts the whole effective batch into one micro-batch",
         "on": "nobody is told",
         "share": "folders are private to the user",
         "deadline": "plans do not look at it",
