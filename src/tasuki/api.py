@@ -44,7 +44,7 @@ from tasuki.actions.runs import find_run
 from tasuki.actions.status import read_status
 from tasuki.actions.submit import SubmitRequest
 from tasuki.actions.submit import submit as submit_jobs
-from tasuki.actions.tune import DEFAULT_BUDGET, TuneRequest, read_switches, tune_stage
+from tasuki.actions.tune import DEFAULT_BUDGET, TuneRequest, read_switches, tune_batch, tune_stage
 from tasuki.clock import SystemClock
 from tasuki.scheduler.slurm.client import Slurm
 from tasuki.spec.export import FileFormat
@@ -330,12 +330,15 @@ def tune(
     settings: Sequence[str] = (),
     config: str | None = None,
     is_dry: bool = False,
+    batch: bool = False,
 ) -> dict[str, Any]:
     """What each switch buys on this recipe, measured; `keep` has what is worth keeping. `write`
-    puts it into the spec: all that gives up nothing (True), or these switches."""
+    puts it into the spec: all that gives up nothing (True), or these switches. `batch`: the largest
+    micro-batch that fits this device instead."""
     environment = dict(os.environ)
     wanted = None if write is False else () if write is True else read_switches(",".join(write))
-    return tune_stage(
+    work = tune_batch if batch else tune_stage
+    return work(
         TuneRequest(
             spec=_load(spec, settings, config),
             machine=look_around(environment),

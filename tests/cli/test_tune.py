@@ -17,7 +17,7 @@ from rich.console import Console
 
 import tasuki
 from tasuki.spec.load import load_spec
-from tasuki.views.tune import show_tuning
+from tasuki.views.tune import show_batch, show_tuning
 from tests.cli.person import make_project
 
 pytestmark = pytest.mark.timeout(400)
@@ -243,12 +243,31 @@ def test_a_recipe_that_cannot_train_is_named_as_in_a_run(here, tmp_path):
         (["--budget", "5"], "is not a duration", "8h"),
         (["--budget", "0s"], "longer than 0", "--budget 2m"),
         (["--set", "cluster.gpu=h100"], "no GPU here", "srun"),
+        (["--batch", "--only", "fused"], "`--batch` takes no switches", "tune --batch"),
+        (["--batch"], "memory of a CPU has no end", "where there is a GPU"),
     ],
 )
 def test_a_mistake_is_answered_at_once_with_what_to_do(here, tmp_path, words, error, hint):
     folder = write_project(tmp_path / "p")
     said = here(folder, "tune", *words, CUDA_VISIBLE_DEVICES="")
     assert said.code == 2 and error in said.err and hint in said.err, said
+
+
+def test_the_largest_batch_is_shown_with_its_factor_and_written(tmp_path, monkeypatch):
+    """Under a cap; the stage's own micro-batch plays no part."""
+    folder = write_project(tmp_path / "p")
+    monkeypatch.setenv("TASUKI_MEMORY_CAP", "30K")
+    spec = folder / "tasuki.yaml"
+    found = tasuki.tune(spec, batch=True, write=True)
+    (row,) = found["buckets"]
+    assert row["found"] > 8 and row["micro_batch"] == min(8, row["found"] // 2)
+    assert found["capacity_bytes"] == 30 << 10 and 1 <= len(found["tries"]) <= 4
+    assert found["written"]["changes"] == {"micro_batch": row["micro_batch"]}
+    assert f"micro_batch: {row['micro_batch']}   # too small" in spec.read_text()
+    console = Console(width=80, file=io.StringIO())
+    show_batch(found, console=console)
+    said = console.file.getvalue()  # type: ignore[attr-defined]
+    assert f"{row['found']}" in said and "0.5" in said and "written to" in said
 
 
 def test_write_is_refused_before_measuring_where_the_stage_is_not_written_out(here, tmp_path):

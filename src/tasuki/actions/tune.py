@@ -1,7 +1,8 @@
 """`tasuki tune`: what each switch buys on the user's own recipe, measured by a child process.
 
 Chooses the stage, asks (tasuki.train.tune), and writes the winners into the spec if that is wanted.
-What is tried and what is kept is decided in estimate/tuning.py.
+What is tried and what is kept is decided in estimate/tuning.py. With `--batch`: the largest
+micro-batch that fits this device (tasuki.train.batch_size), as a run's first start looks for it.
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from tasuki.actions.machine import Machine, cpus_for, device_for
 from tasuki.actions.plan import choose_experiments
 from tasuki.answers import OnProgress, ask
 from tasuki.errors import SpecError, UsageError
+from tasuki.estimate.factor import TunedBucket
 from tasuki.estimate.tuning import SWITCHES, WORKERS
 from tasuki.spec.edit import edit_stage, refuse_unwritten
 from tasuki.spec.resolved import ResolvedExperiment, ResolvedSpec, ResolvedStage, to_plain
@@ -25,6 +29,7 @@ from tasuki.store.atomic import FORMAT, write_bytes
 from tasuki.train.kernels import keep_kernels
 
 DEFAULT_BUDGET = "2m"
+_CAP = "TASUKI_MEMORY_CAP"
 _SHORT_NAMES = {"workers": WORKERS, "checkpointing": "gradient_checkpointing"}
 
 
@@ -51,10 +56,7 @@ def tune_stage(request: TuneRequest) -> dict[str, Any]:
     spec = request.spec
     if request.budget_s <= 0:
         raise UsageError("a budget must be longer than 0", hint="write for example --budget 2m")
-    names = [request.experiment] if request.experiment else []
-    stages = [request.stage] if request.stage else []
-    experiments = choose_experiments(spec, names, stages)
-    experiment, stage = _choose_stage(experiments, request.stage)
+    experiment, stage = _chosen(request)
     if request.write is not None:
         refuse_unwritten(Path(spec.file), experiment=experiment.name, stage=stage.name)
     found = _measure(stage, request)
@@ -72,6 +74,95 @@ def tune_stage(request: TuneRequest) -> dict[str, Any]:
     }
     if request.write is not None and not request.is_dry:
         answer["written"] = _write(answer, request)
+    return answer
+
+
+def tune_batch(request: TuneRequest) -> dict[str, Any]:
+    """The values of `tasuki tune --batch --json`."""
+    spec = request.spec
+    experiment, stage = _chosen(request)
+    if request.write is not None:
+        refuse_unwritten(Path(spec.file), experiment=experiment.name, stage=stage.name)
+    found = _ask_for_batch(stage, request)
+    if found["capacity_bytes"] is None:
+        raise _no_batch(found["reason"])
+    rows = [{**row, "micro_batch": _safe(row, stage)} for row in found["buckets"]]
+    answer = {
+        "format": FORMAT,
+        "source": spec.file,
+        "experiment": experiment.name,
+        "stage": stage.name,
+        "ranks": spec.cluster.gpus,
+        "safety_factor": stage.safety_factor,
+        **found,
+        "buckets": rows,
+        "keep": _kept(rows, stage),
+        "together": None,
+        "written": None,
+        "warnings": list(spec.warnings),
+    }
+    if request.write is not None:
+        answer["written"] = _write(answer, request)
+    return answer
+
+
+def _no_batch(reason: str) -> UsageError:
+    return UsageError(
+        f"no largest batch can be found: {reason}",
+        hint="run `tasuki tune --batch` where there is a GPU; on a CPU the variable "
+        f"{_CAP}=2G puts an end to its memory, for a try",
+    )
+
+
+def _kept(rows: Sequence[Mapping[str, Any]], stage: ResolvedStage) -> dict[str, Any]:
+    """One for all sizes: that of the largest."""
+    micro_batch = min(row["micro_batch"] for row in rows)
+    if stage.accumulation is None:
+        return {"micro_batch": micro_batch}
+    share = max(row["share"] for row in rows)
+    return {"micro_batch": micro_batch, "accumulation": -(-share // micro_batch)}
+
+
+def _safe(row: Mapping[str, Any], stage: ResolvedStage) -> int:
+    """Of what was found for a bucket: as a run takes it."""
+    bucket = TunedBucket(
+        bucket=row["bucket"], size=row["size"], share=row["share"], found=row["found"], curve=()
+    )
+    return bucket.safe(stage.safety_factor)
+
+
+def _chosen(request: TuneRequest) -> tuple[ResolvedExperiment, ResolvedStage]:
+    names = [request.experiment] if request.experiment else []
+    stages = [request.stage] if request.stage else []
+    return _choose_stage(choose_experiments(request.spec, names, stages), request.stage)
+
+
+def _ask_for_batch(stage: ResolvedStage, request: TuneRequest) -> dict[str, Any]:
+    spec, device = request.spec, _device(request)
+    if device == "cpu" and not request.environment.get(_CAP):
+        raise _no_batch("the memory of a CPU has no end of its own")
+    open_stage = msgspec.structs.replace(stage, micro_batch="auto", accumulation=None)
+    if stage.buckets.kind == "cost":
+        raise UsageError(
+            f"stage `{stage.name}` bounds its micro-batches by cost: its `budget` is given",
+            hint="`tasuki tune --batch` looks for a number of samples",
+        )
+    answer: dict[str, Any] = ask(
+        "tasuki.train.batch_size",
+        {
+            "stage": to_plain(open_stage),
+            "paths": [spec.folder],
+            "device": "cuda:0" if device == "cuda" else "cpu",
+            "ranks": spec.cluster.gpus,
+            "threads": min(cpus_for(spec.cluster, request.machine), request.machine.cpus),
+            "is_bounded": False,
+            "parent": None,
+        },
+        python=request.python,
+        environment={"CUBLAS_WORKSPACE_CONFIG": ":4096:8", **request.environment},
+        folder=spec.folder,
+        on_progress=request.on_progress,
+    )
     return answer
 
 
@@ -107,14 +198,7 @@ def _choose_stage(
 
 
 def _measure(stage: ResolvedStage, request: TuneRequest) -> dict[str, Any]:
-    spec = request.spec
-    device = device_for(spec.cluster, request.machine)
-    if device == "cuda" and request.machine.gpus == 0:
-        raise UsageError(
-            "there is no GPU here to measure on",
-            hint="run `tasuki tune` where there is one, as `srun --gres=gpu:1 tasuki tune`; or "
-            "measure on the CPU: --set cluster.gpu=cpu",
-        )
+    spec, device = request.spec, _device(request)
     order: dict[str, Any] = {
         "stage": to_plain(stage),
         "folder": spec.folder,
@@ -139,6 +223,17 @@ def _measure(stage: ResolvedStage, request: TuneRequest) -> dict[str, Any]:
             on_progress=request.on_progress,
         )
     return answer
+
+
+def _device(request: TuneRequest) -> str:
+    device = device_for(request.spec.cluster, request.machine)
+    if device == "cuda" and request.machine.gpus == 0:
+        raise UsageError(
+            "there is no GPU here to measure on",
+            hint="run `tasuki tune` where there is one, as `srun --gres=gpu:1 tasuki tune`; or "
+            "measure on the CPU: --set cluster.gpu=cpu",
+        )
+    return device
 
 
 def _write(answer: Mapping[str, Any], request: TuneRequest) -> dict[str, Any]:

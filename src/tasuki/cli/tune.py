@@ -9,7 +9,7 @@ from itertools import pairwise
 import click
 
 from tasuki.cli.options import json_option, print_json, read_spec
-from tasuki.errors import EXIT_DONE, EXIT_FAILED
+from tasuki.errors import EXIT_DONE, EXIT_FAILED, UsageError
 
 _EXAMPLES = """\b
 Example:
@@ -17,6 +17,7 @@ Example:
   tasuki tune --only precision,compile --budget 5m
   tasuki tune --stage fine --write
   tasuki tune --write precision,workers
+  tasuki tune --batch
 """
 _WINNERS = "winners"
 
@@ -55,6 +56,12 @@ def _is_spec(word: str) -> bool:
     help="Write the winners into the spec: all that give up nothing, or these.",
 )
 @click.option(
+    "--batch",
+    "is_batch",
+    is_flag=True,
+    help="Look for the largest micro-batch that fits this device instead.",
+)
+@click.option(
     "--dry-run", "is_dry", is_flag=True, help="Tell what would be tried; measure nothing."
 )
 @json_option
@@ -67,6 +74,7 @@ def command(
     only: str | None,
     budget: str,
     write: str | None,
+    is_batch: bool,
     is_dry: bool,
     as_json: bool,
 ) -> int:
@@ -76,18 +84,28 @@ def command(
     same weights on the same samples. A gain is told with its 95 % interval; the first row is the
     baseline against itself, with another seed. What is kept is measured once more together, since
     gains do not multiply. Nothing is changed without `--write`.
+
+    With `--batch`: the largest micro-batch that fits, of each size, tried with its largest samples
+    at most four times in all, and what the safety factor leaves of it. A run with `micro_batch:
+    auto` does the same at its first start.
     """
     from tasuki.actions.machine import look_around
-    from tasuki.actions.tune import TuneRequest, read_switches, tune_stage
+    from tasuki.actions.tune import TuneRequest, read_switches, tune_batch, tune_stage
     from tasuki.clock import SystemClock
     from tasuki.units import Duration
     from tasuki.views.waiting import Waiting
 
     wanted = None if write is None else read_switches("" if write == _WINNERS else write)
     chosen = read_switches(only or "")
+    if is_batch and (chosen or wanted or is_dry):
+        raise UsageError(
+            "`--batch` takes no switches and has no dry run",
+            hint="write `tasuki tune --batch`, with `--write` alone if it is to be written",
+        )
     environment = dict(os.environ)
     with Waiting(clock=SystemClock()) as waiting:
-        found = tune_stage(
+        work = tune_batch if is_batch else tune_stage
+        found = work(
             TuneRequest(
                 spec=read_spec(spec, settings, config),
                 machine=look_around(environment),
@@ -105,8 +123,9 @@ def command(
     if as_json:
         print_json(found)
     else:
-        from tasuki.views.tune import show_tuning
+        from tasuki.views.tune import show_batch, show_tuning
 
-        show_tuning(found)
+        show = show_batch if is_batch else show_tuning
+        show(found)
     is_failed = found["written"] is not None and found["keep"] and not found["written"]["file"]
     return EXIT_FAILED if is_failed else EXIT_DONE

@@ -60,6 +60,39 @@ def show_tuning(found: dict[str, Any], *, console: Console | None = None) -> Non
         console.print(words, highlight=False, soft_wrap=True)
 
 
+def show_batch(found: dict[str, Any], *, console: Console | None = None) -> None:
+    """Of `tasuki tune --batch`."""
+    console = console or Console()
+    room = format_bytes(found["capacity_bytes"])
+    where = f"{found['device']} with room for {room}"
+    _say(console, f"{found['experiment']}, stage {found['stage']}, on {where}", "bold")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+    for name in ("size", "found", "factor", "micro-batch", "of a rank's", "peak", "predicted"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in found["buckets"]:
+        table.add_row(*map(Text, _batch_cells(row, found["safety_factor"])))
+    console.print("", table, "", highlight=False, sep="\n")
+    num = len(found["tries"])
+    _say(console, f"{num} {'try' if num == 1 else 'tries'} on the device, {found['source']}")
+    for line in _outcome(found):
+        _say(console, line)
+    for text in found["warnings"]:
+        words = f"[yellow]warning:[/] {escape(neutral(text))}"
+        console.print(words, highlight=False, soft_wrap=True)
+
+
+def _batch_cells(row: dict[str, Any], factor: float) -> list[str]:
+    peaks = (row["measured_bytes"], row["predicted_bytes"])
+    return [
+        "–" if row["size"] is None else str(row["size"]),
+        f"{row['found']}{'+' if row['is_bounded'] else ''}",
+        f"{factor:g}",
+        str(row["micro_batch"]),
+        str(row["share"]),
+        *("–" if peak is None else format_bytes(peak) for peak in peaks),
+    ]
+
+
 def _device(found: dict[str, Any]) -> str:
     threads = found["threads"]
     return f"{found['device']} ({threads} thread{'' if threads == 1 else 's'})"
