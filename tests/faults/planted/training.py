@@ -27,6 +27,7 @@ FOOTPRINT = "tests/train/test_footprint.py"
 UNDO, ELSEWHERE = "tests/train/test_undo.py", "tests/faults/test_out_of_memory_elsewhere.py"
 MEMORY = "tests/faults/test_out_of_memory.py"
 DECIDED = (f"{MEMORY}::test_a_decision_outlives_a_kill_and_holds_from_the_same_step",)
+BORDER = ("tests/faults/test_batch_tuning.py::test_a_border_is_decided_once",)
 SKIP = (f"{NAN}::test_skip_leaves_bad_steps_out_counts_them_and_says_so",)
 
 BUGS = [
@@ -259,8 +260,8 @@ BUGS = [
     Planted(
         "a smaller micro-batch holds for steps before it too",
         "data/shares.py",
-        "            if limit.bucket == bucket and limit.from_step <= step\n",
-        "            if limit.bucket == bucket\n",
+        "            if limit.from_step <= step:\n",
+        "            if limit is not None:\n",
         DECIDED,
     ),
     Planted(
@@ -304,6 +305,20 @@ BUGS = [
         '            if event["kind"] == EVENT\n',
         '            if event["kind"] == EVENT and False\n',
         (f"{ELSEWHERE}::test_who_resumes_validates_in_the_batches_that_were_found_before",),
+    ),
+    Planted(
+        "steps that are fetched already are split as before the border",
+        "train/training.py",
+        "            self._fitting.rewind(self._loader, step)\n",
+        "            pass\n",
+        BORDER,
+    ),
+    Planted(
+        "a border is decided again by an attempt that comes by once more",
+        "train/borders.py",
+        "        if step in state.decided:\n            return []\n",
+        "",
+        BORDER,
     ),
     Planted(
         "gradients are added up in other groups than DDP's",
