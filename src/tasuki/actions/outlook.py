@@ -1,13 +1,12 @@
 """Stages on a card before they run: batches, memory, times. Shared by estimate, plan and inspect.
 
-Asks the oracle (predict.py) once for all stages, and once more where the answer raises a question:
-a step that must be split into micro-batches keeps gradients meanwhile, and a stage that does not
-fit may fit with gradient checkpointing.
+Asks the oracle (predict.py) once for all stages, and once more where one does not fit: it may with
+gradient checkpointing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -20,19 +19,16 @@ from tasuki.estimate.fitted import (
     Card,
     budget_of,
     fit_bucket,
-    is_split,
     predicted_times,
     smallest_card,
 )
 from tasuki.estimate.gpus import CPU, find_gpu
 from tasuki.estimate.times import StageTimes
-from tasuki.estimate.works import accumulating, checkpointing
+from tasuki.estimate.works import checkpointing
 from tasuki.spec.allocator import GROWING_SEGMENTS, parse_allocator
 from tasuki.spec.resolved import ResolvedCluster, ResolvedSpec, ResolvedStage
 from tasuki.spec.site import Site
 from tasuki.units import format_bytes
-
-_Change = Callable[[ResolvedStage], ResolvedStage]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,11 +92,8 @@ class Prospect:
     def look(self, stages: Sequence[ResolvedStage], cards: Sequence[Card]) -> list[list[Outlook]]:
         """For each card the stages in their order."""
         found = [self._first(stages, card) for card in cards]
-        second = [one for row in found for one in row if is_split(one.fits)]
-        self._ask(second, accumulating)
-        found = [[self._split(one) for one in row] for row in found]
         too_large = [one for row in found for one in row if not one.does_fit and _can_check(one)]
-        self._ask(too_large, checkpointing)
+        self._ask(too_large)
         return [[replace(one, remedies=self._remedies(one)) for one in row] for row in found]
 
     def _first(self, stages: Sequence[ResolvedStage], card: Card) -> list[Outlook]:
@@ -111,19 +104,11 @@ class Prospect:
             for stage in stages
         ]
 
-    def _ask(
-        self, outlooks: Sequence[Outlook], change: Callable[[ResolvedStage], ResolvedStage]
-    ) -> None:
-        """All at once: one child for each kind of device."""
+    def _ask(self, outlooks: Sequence[Outlook]) -> None:
+        """With gradient checkpointing, all at once: one child for each kind of device."""
         for device in {_device(one.card) for one in outlooks}:
             own = [one for one in outlooks if _device(one.card) == device]
-            self._oracle(own[0].card).foretell([change(one.stage) for one in own])
-
-    def _split(self, one: Outlook) -> Outlook:
-        if not is_split(one.fits):
-            return one
-        [foretold] = self._oracle(one.card).foretell([accumulating(one.stage)])
-        return one if foretold is None else _outlook(one.stage, one.card, foretold)
+            self._oracle(own[0].card).foretell([checkpointing(one.stage) for one in own])
 
     def _remedies(self, one: Outlook) -> tuple[str, ...]:
         if one.does_fit:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tasuki.data.split import resolve_batch
+from tasuki.estimate.accumulated import accumulated
 from tasuki.estimate.gpus import TABLE, Gpu
 from tasuki.estimate.memory import (
     Beside,
@@ -76,12 +77,14 @@ def fit_bucket(
 ) -> BucketFit:
     share, given = share_of(stage, card.ranks)
     size = bucket["largest"] or 0
-    largest = _largest(probe, size, card)
-    micro = given
+    micro, largest = given, _largest(probe, size, card)
     if micro is None:
-        micro = share
-        if largest is not None:
-            micro = max(1, min(share, int(largest.batch * stage.safety_factor)))
+        micro = _chosen(largest, share, stage)
+    if probe is not None and micro < share:
+        # Gradients of the first micro-batch lie there during the others.
+        probe = accumulated(probe)
+        largest = _largest(probe, size, card)
+        micro = given or min(micro, _chosen(largest, share, stage))
     needs = missing = None
     if probe is not None:
         needs = needs_of(probe, batch=micro, size=size, beside=card.beside)
@@ -100,6 +103,12 @@ def fit_bucket(
     )
 
 
+def _chosen(largest: Largest | None, share: int, stage: ResolvedStage) -> int:
+    if largest is None:
+        return share
+    return max(1, min(share, int(largest.batch * stage.safety_factor)))
+
+
 def share_of(stage: ResolvedStage, ranks: int) -> tuple[int, int | None]:
     """(a rank's samples of a step, its micro-batch where the spec decides about it)."""
     micro = None if stage.micro_batch == "auto" else stage.micro_batch
@@ -107,12 +116,6 @@ def share_of(stage: ResolvedStage, ranks: int) -> tuple[int, int | None]:
     share = -(-batch.effective_batch // ranks)
     is_given = micro is not None or stage.accumulation is not None
     return share, batch.micro_batch if is_given else None
-
-
-def is_split(fits: Sequence[BucketFit]) -> bool:
-    """A step becomes several micro-batches, which the spec did not say: the gradients of the first
-    lie there during the others, so that another probe is needed."""
-    return any(not fit.is_given and (fit.accumulation or 1) > 1 for fit in fits)
 
 
 def _largest(probe: Probe | None, size: int, card: Card) -> Largest | None:

@@ -52,7 +52,7 @@ def probe_work(
     has_example, has_sizes = bool(facts["has_example"]), bool(sizes_in(facts))
     names = _OF_STEP if has_example else (*_OF_STEP, *_OF_DATA)
     told = {name: plain[name] for name in names}
-    kind = [ranks > 1, accumulates(stage, ranks), has_example, has_sizes]
+    kind = [ranks > 1, has_example, has_sizes]
     return _digest("probe", told, folder, device, kind)
 
 
@@ -61,18 +61,9 @@ def sizes_in(facts: Mapping[str, Any]) -> list[int]:
     return [b["largest"] for b in facts["buckets"] if b["largest"] is not None]
 
 
-def accumulates(stage: ResolvedStage, ranks: int) -> bool:
-    """Gradients of earlier micro-batches lie there during the later ones."""
-    if (stage.accumulation or 1) > 1:
-        return True
-    if stage.micro_batch == "auto" or stage.effective_batch is None:
-        return False
-    return stage.effective_batch > stage.micro_batch * ranks
-
-
-def accumulating(stage: ResolvedStage) -> ResolvedStage:
-    """The same step in several micro-batches: the third takes what the second takes."""
-    return msgspec.structs.replace(stage, accumulation=2, micro_batch="auto")
+def in_one_micro_batch(stage: ResolvedStage) -> ResolvedStage:
+    """As it is traced: what several take follows from one (accumulated.py)."""
+    return msgspec.structs.replace(stage, accumulation=None, micro_batch="auto")
 
 
 def checkpointing(stage: ResolvedStage) -> ResolvedStage:

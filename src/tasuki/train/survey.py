@@ -27,7 +27,7 @@ from tasuki.answers import Told, answer
 from tasuki.data.fetch import Request, seed_everything
 from tasuki.data.foreign import ForeignOrder
 from tasuki.errors import DataError, TasukiError
-from tasuki.estimate.works import accumulates, covers, probe_work, sizes_in
+from tasuki.estimate.works import covers, in_one_micro_batch, probe_work, sizes_in
 from tasuki.spec.resolved import ResolvedStage, stage_from_plain, to_plain
 from tasuki.train.data import StageData, costs_of, prepare_data, sizes_of
 from tasuki.train.examples import check_example
@@ -164,13 +164,12 @@ def _probes(
 def _probe(
     one: _Surveyed, sizes: list[int], order: Mapping[str, Any], told: Told
 ) -> dict[str, Any]:
-    ranks = int(order["ranks"])
     # Without an example the probe reads the data itself, and knows their sizes.
     asked = {
-        "stage": to_plain(one.stage),
+        "stage": to_plain(in_one_micro_batch(one.stage)),
         "folder": order["folder"],
         "device": order["device"],
-        "ranks": ranks,
+        "ranks": int(order["ranks"]),
         "sizes": sizes if one.facts["has_example"] else [],
     }
     try:
@@ -180,8 +179,6 @@ def _probe(
         if one.facts["no_data"] is not None and not sizes:
             error.hint = "without data a stage must say its `size:`"
         raise
-    if found["probe"] is not None:
-        found["probe"].setdefault("micro_batches", 2 if accumulates(one.stage, ranks) else 1)
     return {**found, "sizes": sizes}
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
@@ -22,6 +23,7 @@ from tasuki.train.probe.bounded import Bounds
 from tasuki.train.probe.trace import Event, Kind, Trace, sort_frees
 
 _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+_DEVICE_OF = torch.ops.prim.device.default
 
 
 class _Held:
@@ -141,6 +143,8 @@ class Tracker(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        if func is _DEVICE_OF:
+            return _device_of(func, args[0])
         kwargs = kwargs or {}
         self.last_op = func
         out = NotImplemented
@@ -200,6 +204,14 @@ class Tracker(TorchDispatchMode):
             moved=self._moved,
             ops=self._ops,
         )
+
+
+def _device_of(func: Any, tensor: Any) -> Any:
+    """No operation, but asked for so often that the answers took most of a trace's time (27,500 of
+    36,500 calls in five steps of a GPT). As a fake tensor itself answers."""
+    if isinstance(tensor, FakeTensor) and not tensor.fake_mode.in_kernel_invocation:
+        return tensor.fake_device
+    return func(tensor)
 
 
 def _dense(tensor: Tensor) -> list[Tensor]:
