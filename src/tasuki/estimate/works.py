@@ -2,7 +2,7 @@
 
 Pure, and free of torch: keys are made of a stage's plain values, so that what was found out once is
 found again without importing anything. What a key cannot hold (code, data, torch's version) is kept
-beside the answer and compared (actions/predict.py). Used there and by train/survey.py.
+beside the answer and compared (actions/predict.py). Used there and by train/surveyed.py.
 """
 
 from __future__ import annotations

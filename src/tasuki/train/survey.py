@@ -1,10 +1,7 @@
-"""`python -m tasuki.train.survey FD`: what can be known of stages before they run.
+"""`python -m tasuki.train.survey FD`: what can be known of stages before they run (surveyed.py).
 
 A child process (answers.py) of `estimate`, `plan` and `inspect`: one for all stages that are asked
-for, since importing torch takes longer than most of what follows. Of each stage: its data, opened
-as training opens them, and what they take of the host's memory; and, by train/probe, the memory of
-a step. Where the recipe has `example_batch`, stages that differ in data and size alone share a
-probe. Trains nothing, writes nothing, asks for no GPU.
+for, since importing torch takes longer than most of what follows.
 
 The order: {"folder", "device", "ranks", "have": {key of a probe: {"sizes", "is_exact"}}, "stages":
 [{"stage": plain values, "facts": null | what was answered before}]}. The answer: {"code": {file:
@@ -13,187 +10,18 @@ sha256}, "facts": [one for each stage], "probes": {key: {"probe", "untraced", "s
 
 from __future__ import annotations
 
-import hashlib
-import inspect
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
 from tasuki.answers import Told, answer
-from tasuki.data.fetch import Request, seed_everything
-from tasuki.data.foreign import ForeignOrder
-from tasuki.errors import DataError, TasukiError
-from tasuki.estimate.works import covers, in_one_micro_batch, probe_work, sizes_in
-from tasuki.spec.resolved import ResolvedStage, stage_from_plain, to_plain
-from tasuki.train.data import StageData, costs_of, prepare_data, sizes_of
-from tasuki.train.examples import check_example
-from tasuki.train.footprint import rank_rss_bytes
-from tasuki.train.leaves import leaves_of
-from tasuki.train.probe import child as probe_child
-from tasuki.train.recipe import load_recipe, optional
+from tasuki.train.importing import importing
 
 
 def work(order: dict[str, Any], told: Told) -> dict[str, Any]:
-    torch.set_num_threads(1)
-    ranks, wanted = int(order["ranks"]), order["stages"]
-    surveyed = []
-    for number, one in enumerate(wanted):
-        told.progress("looking at the data", number, len(wanted))
-        surveyed.append(_survey(one, Path(order["folder"]), ranks))
-    return {
-        "code": _digests([one.recipe for one in surveyed], Path(order["folder"])),
-        "facts": [one.facts for one in surveyed],
-        "probes": dict(_probes(surveyed, order, told)),
-    }
+    with importing():
+        import torch._dynamo  # noqa: F401 (the first fake tensor would, looking for garbage)
 
-
-class _Surveyed:
-    """A stage, its recipe, and what is known of its data."""
-
-    def __init__(self, stage: ResolvedStage, recipe: Any, facts: dict[str, Any]) -> None:
-        self.stage, self.recipe, self.facts = stage, recipe, facts
-
-
-def _survey(one: Mapping[str, Any], folder: Path, ranks: int) -> _Surveyed:
-    stage = stage_from_plain(one["stage"])
-    assert stage.recipe is not None
-    try:
-        seed_everything(0)
-        recipe = load_recipe(stage.recipe, stage.params, paths=[folder])
-        facts = one["facts"]
-        return _Surveyed(stage, recipe, _look(recipe, stage, ranks) if facts is None else facts)
-    except TasukiError as error:
-        error.message = f"stage `{stage.name}`: {error.message}"
-        raise
-
-
-def _look(recipe: Any, stage: ResolvedStage, ranks: int) -> dict[str, Any]:
-    """What the data hold; without data, what the spec says and the recipe can make up."""
-    example = optional(recipe, "example_batch")
-    imported = rank_rss_bytes()
-    known = {"has_example": example is not None, "import_bytes": imported}
-    try:
-        data = prepare_data(recipe, stage, rank=0, world=ranks)
-    except DataError as error:
-        if example is None:
-            hint = "or give the recipe example_batch(self, size, batch): memory is then foretold"
-            error.hint = f"{error.hint}; {hint}" if error.hint else hint
-            raise
-        return {**known, **_without_data(stage), "no_data": error.message}
-    facts = {**known, **_of_data(recipe, stage, data), "no_data": None}
-    # Samples that were read lie in caches by now, as they will in a run.
-    return {**facts, "data_bytes": max(0, rank_rss_bytes() - imported)}
-
-
-def _without_data(stage: ResolvedStage) -> dict[str, Any]:
-    sizes: Sequence[int | None] = [None]
-    if stage.size is not None:
-        low, high = stage.size.low, stage.size.high
-        sizes = stage.size.values if low is None or high is None else sorted({low, high})
-    empty = {"samples": None, "steps": None, "sample_bytes": None, "cost": None}
-    return {
-        "samples": None,
-        "steps_per_epoch": None,
-        "total_steps": stage.length.count if stage.length.unit == "steps" else None,
-        "is_foreign": False,
-        "data_bytes": None,
-        "buckets": [{"size": size, "largest": size, **empty} for size in sizes],
-    }
-
-
-def _of_data(recipe: Any, stage: ResolvedStage, data: StageData) -> dict[str, Any]:
-    order = data.order
-    known = {
-        "steps_per_epoch": order.steps_per_epoch,
-        "total_steps": order.total_steps(stage.length.unit, stage.length.count),
-        "is_foreign": isinstance(order, ForeignOrder),
-    }
-    if isinstance(order, ForeignOrder):
-        nothing = dict.fromkeys(("size", "largest", "samples", "sample_bytes", "cost"))
-        return {**known, "samples": None, "buckets": [{**nothing, "steps": order.steps_per_epoch}]}
-    buckets = list(_buckets(recipe, stage, data))
-    return {**known, "samples": order.plan.num_samples, "buckets": buckets}
-
-
-def _buckets(recipe: Any, stage: ResolvedStage, data: StageData) -> Iterator[dict[str, Any]]:
-    """Each with its largest sample: that one decides what a step takes."""
-    plan = data.order.plan
-    sizes = sizes_of(recipe, data.dataset)
-    costs = costs_of(recipe, data.dataset, stage.buckets)
-    for number, bucket in enumerate(plan.buckets):  # type: ignore[union-attr]
-        found = plan.index(number)  # type: ignore[union-attr]
-        members = np.arange(bucket.samples) if found is None else found
-        own = None if sizes is None else np.asarray(sizes)[members]
-        which = members[:2] if own is None else members[own == own.max()][:2]
-        largest = None if own is None else int(own.max())
-        seeds = [0] if data.fetcher.is_seeded else None
-        sample = data.fetcher(Request([int(which[0])], seeds))
-        check_example(recipe, data, size=largest, samples=which.tolist())
-        yield {
-            "size": bucket.size,
-            "largest": largest,
-            "samples": bucket.samples,
-            "steps": -(-bucket.samples // data.batch.effective_batch),
-            "sample_bytes": sum(leaf.bytes for leaf in leaves_of(sample)),
-            "cost": None if costs is None else int(costs[members].max()),
-        }
-
-
-def _probes(
-    surveyed: Sequence[_Surveyed], order: Mapping[str, Any], told: Told
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """One for all stages with the same work, unless what is there already tells of them."""
-    works: dict[str, list[_Surveyed]] = {}
-    for one in surveyed:
-        where_to = {name: order[name] for name in ("folder", "device", "ranks")}
-        key = probe_work(one.stage, one.facts, **where_to)
-        works.setdefault(key, []).append(one)
-    for key, group in works.items():
-        sizes = {size for one in group for size in sizes_in(one.facts)}
-        have = order["have"].get(key)
-        if have is not None and covers(have["sizes"], sizes, is_exact=have["is_exact"]):
-            continue
-        sizes |= set(have["sizes"] if have is not None else ())
-        yield key, _probe(group[-1], sorted(sizes), order, told)
-
-
-def _probe(
-    one: _Surveyed, sizes: list[int], order: Mapping[str, Any], told: Told
-) -> dict[str, Any]:
-    # Without an example the probe reads the data itself, and knows their sizes.
-    asked = {
-        "stage": to_plain(in_one_micro_batch(one.stage)),
-        "folder": order["folder"],
-        "device": order["device"],
-        "ranks": int(order["ranks"]),
-        "sizes": sizes if one.facts["has_example"] else [],
-    }
-    try:
-        found = probe_child.work(asked, told)
-    except TasukiError as error:
-        error.message = f"stage `{one.stage.name}`: {error.message}"
-        if one.facts["no_data"] is not None and not sizes:
-            error.hint = "without data a stage must say its `size:`"
-        raise
-    return {**found, "sizes": sizes}
-
-
-def _digests(recipes: Sequence[Any], folder: Path) -> dict[str, str]:
-    """Of the recipes' files and of whatever they have imported from the spec's folder."""
-    files = {Path(inspect.getfile(type(recipe))) for recipe in recipes}
-    for module in list(sys.modules.values()):
-        path = getattr(module, "__file__", None)
-        if path is not None and Path(path).is_relative_to(folder.resolve()):
-            files.add(Path(path))
-    return {
-        str(file): hashlib.sha256(file.read_bytes()).hexdigest()
-        for file in sorted(files)
-        if file.is_file() and "site-packages" not in file.parts
-    }
+        from tasuki.train.surveyed import survey
+    return survey(order, told)
 
 
 if __name__ == "__main__":
