@@ -21,6 +21,7 @@ VERBS = [
         "cancel",
         "resume",
         "inspect",
+        "estimate",
         "plan",
         "tune",
         "doctor",

@@ -13,6 +13,7 @@ from pathlib import Path
 from tasuki.actions.asking import Asking
 from tasuki.actions.machine import Machine, device_for, gpu_here, memory_here
 from tasuki.actions.predict import Foretold, Oracle
+from tasuki.answers import ChildFailed
 from tasuki.errors import UsageError
 from tasuki.estimate.fitted import (
     BucketFit,
@@ -78,6 +79,8 @@ class Prospect:
     """None: only what is kept counts."""
     notes: list[str] = field(default_factory=list)
     _oracles: dict[str, Oracle] = field(default_factory=dict)
+    _refused: dict[str, str] = field(default_factory=dict)
+    """Stages that cannot be checkpointed, and why."""
 
     def card(self, name: str) -> Card:
         found = find_gpu(name, site=self.site.gpus)
@@ -108,7 +111,10 @@ class Prospect:
         """With gradient checkpointing, all at once: one child for each kind of device."""
         for device in {_device(one.card) for one in outlooks}:
             own = [one for one in outlooks if _device(one.card) == device]
-            self._oracle(own[0].card).foretell([checkpointing(one.stage) for one in own])
+            try:
+                self._oracle(own[0].card).foretell([checkpointing(one.stage) for one in own])
+            except ChildFailed as error:  # a model without blocks, say: no reason to tell nothing
+                self._refused |= dict.fromkeys((one.stage.name for one in own), error.message)
 
     def _remedies(self, one: Outlook) -> tuple[str, ...]:
         if one.does_fit:
@@ -132,6 +138,8 @@ class Prospect:
         return tuple(told)
 
     def _with_checkpointing(self, one: Outlook) -> list[str]:
+        if one.stage.name in self._refused:
+            return [f"gradient checkpointing cannot help: {self._refused[one.stage.name]}"]
         changed = checkpointing(one.stage)
         [foretold] = self._oracle(one.card).foretell([changed])
         if foretold is None or foretold.probe is None:

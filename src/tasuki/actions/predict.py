@@ -61,6 +61,8 @@ class Oracle:
     _facts: dict[str, dict[str, Any]] = field(default_factory=dict)
     _probes: dict[str, dict[str, Any]] = field(default_factory=dict)
     _looked: set[str] = field(default_factory=set)
+    _digests: dict[str, str] = field(default_factory=dict)
+    """Of files of code, as they are now."""
 
     def foretell(self, stages: Sequence[ResolvedStage]) -> list[Foretold | None]:
         """In the order of the stages; None: not known, and nobody may be asked. Stages without a
@@ -128,12 +130,17 @@ class Oracle:
             self.notes.append(f"{self.runs}/.probes/{key}.json holds something else: made anew")
             return None
         same = kept["versions"] == _versions() and kept["data"] == stamps
-        same = same and all(_digest(file) == digest for file, digest in kept["code"].items())
+        for file in kept["code"]:
+            if file not in self._digests:
+                self._digests[file] = _digest(file)
+            same = same and self._digests[file] == kept["code"][file]
         return kept if same else None
 
     def _ask(self, stages: Sequence[ResolvedStage], asking: Asking) -> None:
         stamps = [_stamps(stage, self.folder) for stage in stages]
         known = [self._facts_of(stage) for stage in stages]
+        for stage in stages:
+            self._look_for_probes(stage)
         found = ask(
             "tasuki.train.survey",
             {
@@ -163,6 +170,12 @@ class Oracle:
                 data = _NO_FILES if facts["has_example"] else stamp
                 said.add(self._keep(key, value, found["code"], data))
         self.notes += [f"nothing is kept for the next time: {why}" for why in said - {""}]
+
+    def _look_for_probes(self, stage: ResolvedStage) -> None:
+        """Of a stage whose data are not known yet, whatever they will turn out to be: what is there
+        need not be traced again, and must not be replaced by less."""
+        for buckets in ([], [{"largest": 0}]):
+            self._probe_of(stage, {"has_example": True, "buckets": buckets})
 
     def _have(self) -> dict[str, Any]:
         return {
@@ -208,7 +221,6 @@ def _versions() -> dict[str, str]:
     return found
 
 
-@cache
 def _digest(file: str) -> str:
     try:
         return hashlib.sha256(Path(file).read_bytes()).hexdigest()

@@ -18,6 +18,8 @@ from tests.train.probe.models import (
     traces_of,
 )
 
+from tasuki.estimate.accumulated import accumulated
+from tasuki.estimate.probes import read_probe
 from tasuki.train.probe.bounded import Untraceable
 
 CLOSE = 1e-3
@@ -136,3 +138,18 @@ class LeavesTorch(Mlp):
 def test_code_that_needs_numbers_is_named_with_its_line():
     with pytest.raises(Untraceable, match=r"\.numpy\(\) is not supported.*test_peaks\.py:\d+"):
         traces_of(LeavesTorch(), stage_of(), BATCHES[:1])
+
+
+@pytest.mark.parametrize("name", ["AdamW", "foreach AdamW", "SGD with momentum", "BatchNorm"])
+def test_a_step_in_several_micro_batches_follows_from_a_trace_of_one(name):
+    recipe, keys, _ = CASES[name]
+    stage = stage_of(**keys)
+    one, several = (
+        read_probe({**fit_of(recipe, stage, accumulation=n).to_plain(), "key": "k", "torch": "t"})
+        for n in (1, 2)
+    )
+    for batch in (1, 8, 64):
+        foretold = accumulated(one).peak(batch=batch, size=0)
+        traced = several.peak(batch=batch, size=0)
+        # What is left are the sums of losses: a number or two.
+        assert 0 <= traced - foretold <= 16

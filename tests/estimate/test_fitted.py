@@ -1,0 +1,153 @@
+"""A stage on a card: which micro-batch, what it needs, how long."""
+
+from __future__ import annotations
+
+import pytest
+
+from tasuki.estimate.accumulated import accumulated
+from tasuki.estimate.fitted import (
+    Card,
+    budget_of,
+    fit_bucket,
+    limit_to_ask_for,
+    predicted_times,
+    smallest_card,
+)
+from tasuki.estimate.gpus import TABLE
+from tasuki.estimate.probes import read_probe
+from tasuki.estimate.times import StageTimes
+from tasuki.estimate.works import covers, facts_key, probe_work
+from tasuki.spec.resolved import ResolvedStage
+from tests.estimate.probe_values import probe_value, small_value
+
+MIB = 1 << 20
+UNKNOWN = StageTimes(wall_s=None, step_s=None, total_steps=None)
+BUCKET = {"size": 16, "largest": 16, "samples": 100, "steps": 13}
+
+
+def stage_of(**keys) -> ResolvedStage:
+    return ResolvedStage(name="a", recipe="r:R", **keys)
+
+
+def fit(stage, *, capacity=2048 * MIB, ranks=1, probe=None, bucket=BUCKET):
+    card = Card(gpu=TABLE["a100-40gb"], capacity=capacity, ranks=ranks)
+    return fit_bucket(stage, bucket, probe or read_probe(small_value(scale=10_000)), card)
+
+
+def test_the_micro_batch_is_a_ranks_share_where_that_fits():
+    found = fit(stage_of(effective_batch=12), ranks=4)
+    assert (found.micro_batch, found.accumulation, found.is_given) == (3, 1, False)
+    assert found.max_micro_batch > 3 and found.fits
+
+
+def test_else_it_is_the_largest_that_fits_times_the_safety_factor():
+    half = fit(stage_of(effective_batch=4096))
+    whole = fit(stage_of(effective_batch=4096, safety_factor=1.0))
+    assert whole.micro_batch == whole.max_micro_batch < 4096
+    assert half.micro_batch == half.max_micro_batch // 2
+    assert half.accumulation == -(-4096 // half.micro_batch)
+
+
+def test_a_given_micro_batch_stays_and_says_by_how_much_it_does_not_fit():
+    found = fit(stage_of(effective_batch=4096, micro_batch=4096))
+    assert (found.micro_batch, found.is_given) == (4096, True)
+    assert found.missing_bytes == found.needs.peak_bytes - 2048 * MIB > 0
+    assert 0 < found.max_micro_batch < 4096
+
+
+def test_a_card_on_which_not_even_one_sample_fits_is_missing_something():
+    found = fit(stage_of(), capacity=600 * MIB)
+    assert (found.micro_batch, found.max_micro_batch, found.fits) == (1, 0, False)
+    assert found.missing_bytes == found.needs.peak_bytes - 600 * MIB
+
+
+def test_gradients_of_earlier_micro_batches_count():
+    probe = read_probe(small_value())
+    later = accumulated(probe)
+    # Weights 1000, batch 10 B, activations 100 B + 16 B, and the gradients of before.
+    assert probe.peak(batch=64, size=16) == 1000 + 640 + 7424 + 1000
+    assert later.peak(batch=64, size=16) == 1000 + 640 + 7424 + 1000 + 1000
+    assert later.curve(batch=64, size=16)[-1] == probe.curve(batch=64, size=16)[-1]
+    without = read_probe(probe_value([[1, 0, 1000]], begin=1))
+    assert accumulated(without) is without
+
+
+def test_without_a_probe_the_batch_is_told_and_nothing_else():
+    card = Card(gpu=TABLE["t4"], capacity=1)
+    found = fit_bucket(stage_of(effective_batch=6), BUCKET, None, card)
+    assert (found.micro_batch, found.max_micro_batch, found.needs, found.step) == (
+        6,
+        None,
+        None,
+        None,
+    )
+    assert found.fits
+
+
+def test_a_cost_budget_is_that_of_the_bucket_that_bears_least():
+    fits = [fit(stage_of(), bucket={**BUCKET, "largest": size}) for size in (16, 64)]
+    assert budget_of(fits, [20, 70]) == min(
+        fits[0].max_micro_batch * 20, fits[1].max_micro_batch * 70
+    )
+    assert budget_of(fits, [None, None]) is None
+
+
+def test_a_prediction_adds_up_the_steps_of_all_buckets():
+    value = small_value(flops=[0, 1e9, 0, 1e8, 0, 0])
+    two = [
+        fit(stage_of(), probe=read_probe(value), bucket={**BUCKET, "largest": n, "steps": steps})
+        for n, steps in ((16, 10), (64, 5))
+    ]
+    found = predicted_times({"total_steps": 150}, two, UNKNOWN)
+    epoch = 10 * two[0].step.seconds + 5 * two[1].step.seconds
+    assert found.wall_s == pytest.approx(10 * epoch)
+    assert found.source == "predicted" and found.error == two[0].step.error
+    assert found.wall_s_p90 == pytest.approx(found.wall_s * (1 + found.error))
+
+
+def test_without_samples_the_time_of_a_step_is_known_and_that_of_the_stage_is_not():
+    value = small_value(flops=[0, 1e9, 0, 0, 0, 0])
+    one = fit(
+        stage_of(), probe=read_probe(value), bucket={**BUCKET, "samples": None, "steps": None}
+    )
+    found = predicted_times({"total_steps": None}, [one], UNKNOWN)
+    assert found.step_s == one.step.seconds and found.wall_s is None
+    given = predicted_times({"total_steps": 7}, [one], UNKNOWN)
+    assert given.wall_s == pytest.approx(7 * one.step.seconds)
+
+
+def test_the_smallest_card_that_holds_it_is_named():
+    found = fit(
+        stage_of(effective_batch=64, micro_batch=64), probe=read_probe(small_value(scale=10**7))
+    )
+    card = smallest_card(found.needs)
+    assert card.memory_bytes >= found.needs.peak_bytes
+    smaller = [g for g in TABLE.values() if (g.memory_bytes or 0) < card.memory_bytes]
+    assert all((g.memory_bytes or 0) < found.needs.peak_bytes for g in smaller)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "asked"), [(1, 600), (601, 1200), (7201, 9000), (8 * 3600 + 1, 9 * 3600)]
+)
+def test_time_is_asked_for_in_round_numbers_above_what_is_needed(seconds, asked):
+    assert limit_to_ask_for(seconds) == asked
+
+
+def test_stages_that_differ_in_data_and_size_share_a_probe_where_batches_are_made_up():
+    one, other = stage_of(data="a", lr=1.0), stage_of(data="b", lr=2.0)
+    made_up = {"has_example": True, "buckets": [{"largest": 16}]}
+    where = {"folder": "/f", "device": "cuda", "ranks": 1}
+    assert probe_work(one, made_up, **where) == probe_work(other, made_up, **where)
+    read = {**made_up, "has_example": False}
+    assert probe_work(one, read, **where) != probe_work(other, read, **where)
+    assert facts_key(one, folder="/f", ranks=1) != facts_key(other, folder="/f", ranks=1)
+    bf16 = stage_of(data="a", precision="bf16")
+    assert probe_work(one, made_up, **where) != probe_work(bf16, made_up, **where)
+
+
+def test_sizes_between_three_that_were_traced_need_no_further_trace():
+    assert covers([16, 32, 64], [48], is_exact=True)
+    assert covers([16], [16], is_exact=False)
+    assert not covers([16, 32, 64], [65], is_exact=True)
+    assert not covers([16, 64], [32], is_exact=True)
+    assert not covers([16, 32, 64], [48], is_exact=False)
