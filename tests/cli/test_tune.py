@@ -260,6 +260,7 @@ def test_the_largest_batch_is_shown_with_its_factor_and_written(tmp_path, monkey
     spec = folder / "tasuki.yaml"
     found = tasuki.tune(spec, batch=True, write=True)
     (row,) = found["buckets"]
+    assert found["source"] == str(spec) and found["found_by"] == "traced"
     assert row["found"] > 8 and row["micro_batch"] == min(8, row["found"] // 2)
     assert found["capacity_bytes"] == 30 << 10 and 1 <= len(found["tries"]) <= 4
     assert found["written"]["changes"] == {"micro_batch": row["micro_batch"]}

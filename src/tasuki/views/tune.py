@@ -73,7 +73,7 @@ def show_batch(found: dict[str, Any], *, console: Console | None = None) -> None
         table.add_row(*map(Text, _batch_cells(row, found["safety_factor"])))
     console.print("", table, "", highlight=False, sep="\n")
     num = len(found["tries"])
-    _say(console, f"{num} {'try' if num == 1 else 'tries'} on the device, {found['source']}")
+    _say(console, f"{num} {'try' if num == 1 else 'tries'} on the device, {found['found_by']}")
     for line in _outcome(found):
         _say(console, line)
     for text in found["warnings"]:
