@@ -73,7 +73,8 @@ class Setting:
     precision: str
     ranks: int
     effective_batch: int
-    micro_batch: int | None
+    micro_batch: int
+    """Given: else the tuner would find one that fits."""
     checkpointing: bool
     epochs: int = 2
 
@@ -90,9 +91,9 @@ class Setting:
             "log_every": "2 steps",
         }
         if self.kind == "Graphs":  # the budget decides about micro-batches
-            budget = {None: 100_000, 1: 1}.get(self.micro_batch, 3_000)
+            budget = {self.effective_batch: 100_000, 1: 1}.get(self.micro_batch, 3_000)
             value["buckets"] = {"cost": "nodes+edges", "budget": budget}
-        elif self.micro_batch is not None:
+        else:
             value["micro_batch"] = self.micro_batch
         if self.kind == "Matrices":
             value["buckets"] = "exact"
@@ -116,7 +117,7 @@ def draw_setting(chance: random.Random, number: int) -> Setting:
         precision=chance.choice(["fp32", "fp32", "bf16"]),
         ranks=2 if number % 6 == 5 else 1,
         effective_batch=effective_batch,
-        micro_batch=chance.choice([None, None, -(-effective_batch // 2)]),
+        micro_batch=chance.choice([effective_batch, effective_batch, -(-effective_batch // 2)]),
         checkpointing=chance.random() < 0.25,
     )
 

@@ -88,10 +88,18 @@ LATER = {"scratch": [13]}
 DROPOUT = {"dropout": 0.3, "norm": "batch"}
 
 
-def eater(folder: Path, recipe: str = "Eater", defaults: dict | None = None, **more) -> Project:
+def eater(
+    folder: Path,
+    recipe: str = "Eater",
+    defaults: dict | None = None,
+    *,
+    code: str = CODE,
+    **more,
+) -> Project:
     """A micro-batch that is given: else the tuner would find one that fits."""
-    defaults = {"micro_batch": 8, **(defaults or {})}
-    return make_project(folder, recipe=recipe, code=CODE, defaults=defaults, **more)
+    given = defaults or {}
+    whole = {"micro_batch": given.get("effective_batch", 8)}
+    return make_project(folder, recipe=recipe, code=code, defaults={**whole, **given}, **more)
 
 
 def later(folder: Path) -> Project:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from tests.faults.test_out_of_memory import CODE, decisions, passes
+from tests.faults.test_out_of_memory import eater as given
 from tests.harness.faulty import armed, events, finish, used
-from tests.harness.project import Project, differences, make_project
+from tests.harness.project import Project, differences
 
 from tasuki.store.control import last_said
 from tasuki.telemetry.metrics import read_metrics
@@ -89,8 +91,7 @@ NOISE = {"dropout": 0.3, "norm": "batch"}
 DROPOUT = {"dropout": 0.3}
 
 
-def eater(folder: Path, recipe: str, **more) -> Project:
-    return make_project(folder, recipe=recipe, code=CODE + MORE, **more)
+eater = partial(given, code=CODE + MORE)
 
 
 def weights(project: Project) -> dict[str, torch.Tensor]:
