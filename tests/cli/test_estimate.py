@@ -226,6 +226,7 @@ def test_without_data_memory_is_known_and_time_is_not(asked, here):
     assert any("gone.txt" in note for note in row["notes"])
 
 
+@pytest.mark.long
 def test_what_cannot_be_traced_is_named(asked, here):
     said = here(
         asked, "estimate", "--set", "recipe=recipes:Counting", "--stages", "small", "--json"
@@ -236,6 +237,7 @@ def test_what_cannot_be_traced_is_named(asked, here):
     assert any("only a measured probe tells" in note for note in row["notes"])
 
 
+@pytest.mark.long
 def test_damaged_newer_and_foreign_files_are_said_and_made_anew(here, tmp_path):
     folder = write_project(tmp_path / "p")
     before = here(folder, "estimate", "--json").json()["stages"]
