@@ -18,8 +18,6 @@ from tasuki.train.importing import importing
 
 def work(order: dict[str, Any], told: Told) -> dict[str, Any]:
     with importing():
-        import torch._dynamo  # noqa: F401 (the first fake tensor would, looking for garbage)
-
         from tasuki.train.surveyed import survey
     return survey(order, told)
 

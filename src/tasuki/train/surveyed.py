@@ -8,6 +8,7 @@ alone share a probe. Trains nothing, writes nothing, asks for no GPU. Called by 
 from __future__ import annotations
 
 import hashlib
+import importlib
 import inspect
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ from tasuki.spec.resolved import ResolvedStage, stage_from_plain, to_plain
 from tasuki.train.data import StageData, costs_of, prepare_data, sizes_of
 from tasuki.train.examples import check_example
 from tasuki.train.footprint import rank_rss_bytes
+from tasuki.train.importing import importing
 from tasuki.train.leaves import leaves_of
 from tasuki.train.probe import child as probe_child
 from tasuki.train.recipe import load_recipe, optional
@@ -152,6 +154,8 @@ def _probes(
         if have is not None and covers(have["sizes"], sizes, is_exact=have["is_exact"]):
             continue
         sizes |= set(have["sizes"] if have is not None else ())
+        with importing():  # the first fake tensor would import it, looking for garbage meanwhile
+            importlib.import_module("torch._dynamo")
         yield key, _probe(group[-1], sorted(sizes), order, told)
 
 
