@@ -15,13 +15,11 @@ from tasuki.estimate.fitted import (
 )
 from tasuki.estimate.gpus import TABLE
 from tasuki.estimate.probes import read_probe
-from tasuki.estimate.times import StageTimes
 from tasuki.estimate.works import covers, facts_key, probe_work
 from tasuki.spec.resolved import ResolvedStage
 from tests.estimate.probe_values import probe_value, small_value
 
 MIB = 1 << 20
-UNKNOWN = StageTimes(wall_s=None, step_s=None, total_steps=None)
 BUCKET = {"size": 16, "largest": 16, "samples": 100, "steps": 13}
 
 
@@ -98,7 +96,7 @@ def test_a_prediction_adds_up_the_steps_of_all_buckets():
         fit(stage_of(), probe=read_probe(value), bucket={**BUCKET, "largest": n, "steps": steps})
         for n, steps in ((16, 10), (64, 5))
     ]
-    found = predicted_times({"total_steps": 150}, two, UNKNOWN)
+    found = predicted_times({"total_steps": 150}, two)
     epoch = 10 * two[0].step.seconds + 5 * two[1].step.seconds
     assert found.wall_s == pytest.approx(10 * epoch)
     assert found.source == "predicted" and found.error == two[0].step.error
@@ -110,9 +108,9 @@ def test_without_samples_the_time_of_a_step_is_known_and_that_of_the_stage_is_no
     one = fit(
         stage_of(), probe=read_probe(value), bucket={**BUCKET, "samples": None, "steps": None}
     )
-    found = predicted_times({"total_steps": None}, [one], UNKNOWN)
+    found = predicted_times({"total_steps": None}, [one])
     assert found.step_s == one.step.seconds and found.wall_s is None
-    given = predicted_times({"total_steps": 7}, [one], UNKNOWN)
+    given = predicted_times({"total_steps": 7}, [one])
     assert given.wall_s == pytest.approx(7 * one.step.seconds)
 
 

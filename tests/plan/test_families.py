@@ -8,7 +8,6 @@ import pytest
 from msgspec.structs import replace
 
 from tasuki.estimate.facts import family_key, stage_key
-from tasuki.estimate.roofline import StepTime
 from tasuki.estimate.scale import Shape
 from tasuki.estimate.times import FEW_RUNS, StageTimes, estimate_stage, needs_measuring
 from tasuki.spec.resolved import ResolvedEvaluate, ResolvedSave, ResolvedStage, ResolvedValidate
@@ -142,12 +141,23 @@ def test_the_same_work_counts_before_its_family_and_its_data_may_have_grown():
 
 
 def test_a_data_sheet_counts_where_nothing_else_is_known():
-    step = StepTime(
-        seconds=0.3, error=0.5, compute_s=0.2, move_s=0.1, launch_s=0.0, factor=1.0, source="sheet"
+    sheet = StageTimes(wall_s=60.0, step_s=0.3, total_steps=200, source="predicted", error=0.5)
+    assert foretell(of=shape((None, 800)), predicted=sheet) == sheet
+    past_one = foretell(past(), of=shape((None, 800)), predicted=sheet)
+    assert past_one.source == "history (scaled)"
+
+
+def test_of_two_unsure_times_the_surer_counts_and_a_whole_before_a_single_step() -> None:
+    bigger = replace(NEW, effective_batch=4096)
+    far, known = shape((None, 80_000), batch=4096), past()
+    scaled = foretell(known, of=far, stage=bigger)
+    assert scaled.error is not None and scaled.error > 0.3
+    surer = StageTimes(wall_s=60.0, step_s=0.3, total_steps=200, source="predicted", error=0.3)
+    assert foretell(known, of=far, stage=bigger, predicted=surer) == surer
+    only_a_step = StageTimes(
+        wall_s=None, step_s=0.3, total_steps=None, source="predicted", error=0.3
     )
-    times = foretell(of=shape((None, 800)), predicted=step)
-    assert (times.source, times.wall_s) == ("predicted", pytest.approx(60.0))
-    assert times.wall_s_p90 == pytest.approx(90.0)
+    assert foretell(known, of=far, stage=bigger, predicted=only_a_step) == scaled
 
 
 @pytest.mark.parametrize(

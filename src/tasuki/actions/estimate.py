@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,9 @@ from tasuki.actions.asking import Asking
 from tasuki.actions.killed import killed_for_memory
 from tasuki.actions.machine import Machine, device_for
 from tasuki.actions.outlook import Outlook, Prospect, gpu_name
-from tasuki.actions.plan import choose_experiments
+from tasuki.actions.plan import choose_experiments, evaluates
 from tasuki.data.tempo import share_cpus
-from tasuki.estimate.fitted import BucketFit, limit_to_ask_for
+from tasuki.estimate.fitted import PREDICTED, BucketFit, limit_to_ask_for
 from tasuki.estimate.gpus import CPU, TABLE
 from tasuki.estimate.host import (
     GIB,
@@ -35,7 +35,7 @@ from tasuki.spec.resolved import ResolvedExperiment, ResolvedSpec, ResolvedStage
 from tasuki.spec.site import Site
 from tasuki.store.atomic import FORMAT
 from tasuki.store.find import latest_run
-from tasuki.store.history import read_history
+from tasuki.store.history import look_at_history
 from tasuki.telemetry.events import read_events
 from tasuki.units import format_seconds
 
@@ -72,15 +72,16 @@ def estimate(request: EstimateRequest) -> dict[str, Any]:
         for stage in experiment.stages
         if not wanted or stage.name in wanted
     ]
+    past = _Past(request)
     prospect = Prospect(
         spec=spec,
         ranks=spec.cluster.gpus * spec.cluster.nodes,
         site=request.site,
         asking=request.asking,
+        history=past.history,
     )
     cards = [prospect.card(name) for name in _names(request)]
     looked = prospect.look([stage for _, stage in pairs], cards)
-    past = _Past(request)
     rows = [
         row
         for number, (experiment, _) in enumerate(pairs)
@@ -93,7 +94,7 @@ def estimate(request: EstimateRequest) -> dict[str, Any]:
         "compares": request.compares,
         "stages": rows,
         "notes": prospect.notes,
-        "warnings": list(spec.warnings),
+        "warnings": [*spec.warnings, *past.left_out],
     }
 
 
@@ -111,20 +112,25 @@ class _Past:
     def __init__(self, request: EstimateRequest) -> None:
         self._spec, self._machine = request.spec, request.machine
         self._runs = Path(request.spec.runs)
-        self._history = list(read_history(self._runs))
+        looked = look_at_history(self._runs)
+        self.history = looked.facts
+        self.left_out = [f"history: {one.in_words()}, left out" for one in looked.left_out]
         self._events: dict[str, list[dict[str, Any]]] = {}
         self._killed: dict[str, list[int | None]] = {}
 
-    def times(self, experiment: str, stage: ResolvedStage, *, is_own_card: bool) -> StageTimes:
-        """Of other cards than the spec's own nothing was measured: what is given is left."""
+    def times(self, experiment: str, outlook: Outlook, *, is_own_card: bool) -> StageTimes:
+        """Of a card that is not the spec's own, this run has measured nothing."""
         cluster = self._spec.cluster
         return estimate_stage(
-            stage,
+            outlook.stage,
             device=device_for(cluster, self._machine),
             ranks=cluster.gpus * cluster.nodes,
             own_events=self._events_of(experiment) if is_own_card else (),
-            history=self._history if is_own_card else (),
+            history=self.history,
             measured=None,
+            shape=outlook.shape,
+            predicted=outlook.predicted,
+            gpu=cluster.gpu if is_own_card else outlook.card.gpu.name,
         )
 
     def killed(self, experiment: str) -> list[int | None]:
@@ -153,14 +159,18 @@ class _Rows:
         self._stage, self._card = outlook.stage, outlook.card
         own = not request.gpus and not request.compares
         is_own = own or self._card.gpu.name == request.spec.cluster.gpu
-        self._known = past.times(experiment.name, outlook.stage, is_own_card=is_own)
-        self._times = outlook.times(self._known)
+        self._times = past.times(experiment.name, outlook, is_own_card=is_own)
+        is_evaluated = evaluates(experiment, outlook.stage)
+        reserve = outlook.stage.evaluate.reserve_s if outlook.stage.evaluate else None
+        asked = self._times if reserve is None else replace(self._times, evaluate_s=reserve)
+        self._whole = asked.whole_s(evaluates=is_evaluated)
+        self._whole_p90 = asked.whole_s_p90(evaluates=is_evaluated)
         self._host = _host(request, outlook)
         self._memory = next_memory(request.spec.cluster.memory_bytes, past.killed(experiment.name))
 
     def rows(self) -> Iterator[dict[str, Any]]:
         fits = self._outlook.fits or (None,)
-        shares = _shares(self._outlook.fits, self._times)
+        shares = _shares(self._outlook.fits, self._times, self._whole)
         for fit, (step_s, wall_s) in zip(fits, shares, strict=True):
             yield self._row(fit, step_s, wall_s)
 
@@ -171,8 +181,8 @@ class _Rows:
         needs = fit.needs if fit is not None else None
         peak = stage.expect_peak_bytes or (needs.peak_bytes if needs is not None else None)
         has_room = peak is not None and card.capacity is not None
-        p90 = times.wall_s_p90
-        share = wall_s / times.wall_s if wall_s is not None and times.wall_s else None
+        p90 = self._whole_p90
+        share = wall_s / self._whole if wall_s is not None and self._whole else None
         foretold = self._outlook.foretold
         return {
             "experiment": self._experiment.name,
@@ -195,7 +205,7 @@ class _Rows:
             "step_s": step_s,
             "wall_s": wall_s,
             "wall_s_p90": p90 * share if p90 is not None and share is not None else None,
-            "stage_wall_s": times.wall_s,
+            "stage_wall_s": self._whole,
             "stage_wall_s_p90": p90,
             "limit_s": self._limit_s(),
             "jobs": self._jobs(),
@@ -213,12 +223,7 @@ class _Rows:
 
     def _whole_s(self) -> float | None:
         """What nine of ten runs take from the start of their job to its end."""
-        times, evaluate = self._times, self._stage.evaluate
-        wall = times.wall_s_p90 or times.wall_s
-        if wall is None:
-            return None
-        evaluation = (evaluate.reserve_s if evaluate else None) or times.evaluate_s or 0.0
-        return times.start_s + wall + times.save_s + evaluation
+        return self._whole_p90 or self._whole
 
     def _limit_s(self) -> float | None:
         given = self._request.spec.cluster.time_limit_s
@@ -262,8 +267,8 @@ class _Rows:
         if fit is not None:
             told["micro_batch"] = "given" if fit.is_given else _why(fit, stage)
             if fit.step is not None:
-                is_known = self._known.step_s is not None
-                told["step"] = self._times.source if is_known else fit.step.source
+                is_predicted = self._times.source == PREDICTED or self._times.step_s is None
+                told["step"] = fit.step.source if is_predicted else self._times.source
             if fit.needs is not None:
                 told |= fit.needs.sources
         if stage.expect_peak_bytes is not None:
@@ -347,24 +352,25 @@ def _tensors(fits: Sequence[BucketFit]) -> int:
 
 
 def _shares(
-    fits: Sequence[BucketFit], times: StageTimes
+    fits: Sequence[BucketFit], times: StageTimes, whole_s: float | None
 ) -> list[tuple[float | None, float | None]]:
     """(step, wall) of each bucket: as the steps are predicted to lie to each other, and together
-    what is known of the stage."""
+    what is known of the stage; start, saves and evaluation are shared alike."""
     if len(fits) < 2:
         fit = fits[0] if fits else None
         predicted = fit.step.seconds if fit is not None and fit.step is not None else None
-        return [(times.step_s or predicted, times.wall_s)]
+        return [(times.step_s or predicted, whole_s)]
     weights = [(fit.steps or 0) * (fit.step.seconds if fit.step else 1.0) for fit in fits]
     steps, weight = sum(fit.steps or 0 for fit in fits), sum(weights)
     found: list[tuple[float | None, float | None]] = []
     for fit, own in zip(fits, weights, strict=True):
         predicted = fit.step.seconds if fit.step is not None else None
-        if times.wall_s is None or not weight or not times.total_steps or not fit.steps:
+        if times.wall_s and whole_s and own and times.total_steps and fit.steps:
+            share = own / weight
+            step_s = times.wall_s * share / (times.total_steps * fit.steps / steps)
+            found.append((step_s, whole_s * share))
+        else:
             found.append((predicted, None))
-            continue
-        wall = times.wall_s * own / weight
-        found.append((wall / (times.total_steps * fit.steps / steps), wall))
     return found
 
 

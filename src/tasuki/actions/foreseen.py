@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from tasuki.actions.asking import Asking
 from tasuki.actions.machine import Machine
@@ -28,10 +29,6 @@ class Foreseen:
     outlooks: Mapping[str, Outlook] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
-    def times(self, stage: ResolvedStage, known: StageTimes) -> StageTimes:
-        outlook = self.outlooks.get(stage.name)
-        return known if outlook is None else outlook.times(known)
-
     def peak_bytes(self, stage: ResolvedStage) -> int | None:
         outlook = self.outlooks.get(stage.name)
         predicted = None if outlook is None else outlook.peak_bytes
@@ -47,6 +44,7 @@ class Foresight:
     ranks: int
     python: str
     environment: dict[str, str]
+    history: Sequence[Mapping[str, Any]]
     may_ask: bool
     """A child; else only what is kept counts."""
     on_progress: Callable[[str], None] = lambda _: None
@@ -69,6 +67,7 @@ def foresee(
             ranks=foresight.ranks,
             site=load_site(environ=foresight.environment),
             asking=_asking(wanted, foresight) if asks else None,
+            history=foresight.history,
         )
         found = _look(prospect, wanted if asks else traced, name)
     except TasukiError as error:

@@ -14,7 +14,7 @@ from typing import Any
 from tasuki.actions.machine import device_for
 from tasuki.actions.plan import PlanRequest
 from tasuki.clock import Clock
-from tasuki.plan.values import Job, Plan
+from tasuki.plan.values import Job, Piece, Plan
 from tasuki.spec.resolved import ResolvedCluster
 from tasuki.store.atomic import FORMAT, make_folder, write_json
 from tasuki.store.claims import highest_claim
@@ -61,14 +61,20 @@ def write_jobs(
         write_json(folder.lanes, _lanes(job, plan.id, folders, later, request, terms))
         names = experiments_of(job)
         for name in names:
-            _log_submitted(folders[name], folder, clock)
+            stages = list(dict.fromkeys(p.stage for p in pieces_of(job) if p.experiment == name))
+            told = {stage: plan.predictions.get(f"{name}/{stage}") for stage in stages}
+            _log_submitted(folders[name], folder, told, clock)
         own = tuple(folders[name] for name in names)
         written.append(WrittenJob(job=job, folder=folder, runs=own))
     return written
 
 
+def pieces_of(job: Job) -> list[Piece]:
+    return [piece for lane in job.lanes for piece in lane.stages]
+
+
 def experiments_of(job: Job) -> list[str]:
-    return list(dict.fromkeys(p.experiment for lane in job.lanes for p in lane.stages))
+    return list(dict.fromkeys(piece.experiment for piece in pieces_of(job)))
 
 
 def container_words(cluster: ResolvedCluster, *, device: str, folder: str) -> list[str]:
@@ -140,8 +146,17 @@ def _item(
     }
 
 
-def _log_submitted(run: RunFolder, job: JobFolder, clock: Clock) -> None:
+def _log_submitted(
+    run: RunFolder,
+    job: JobFolder,
+    predictions: Mapping[str, Mapping[str, Any] | None],
+    clock: Clock,
+) -> None:
+    """With what was predicted of the stages, so that the next prediction can learn from it."""
     claim = highest_claim(run)
     log = EventLog(run, claim=claim, node=0, who=f"run-{job.name}", clock=clock)
     log.add("submitted", job=job.name)
+    for stage, predicted in predictions.items():
+        if predicted is not None:
+            log.add("predicted", stage=stage, **predicted)
     log.close()

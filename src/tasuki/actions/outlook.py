@@ -6,14 +6,16 @@ gradient checkpointing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from tasuki.actions.asking import Asking
 from tasuki.actions.machine import Machine, device_for, gpu_here, memory_here
 from tasuki.actions.predict import Foretold, Oracle
 from tasuki.answers import ChildFailed
+from tasuki.data.split import resolve_batch
 from tasuki.errors import UsageError
 from tasuki.estimate.fitted import (
     BucketFit,
@@ -21,9 +23,12 @@ from tasuki.estimate.fitted import (
     budget_of,
     fit_bucket,
     predicted_times,
+    shape_of_stage,
     smallest_card,
 )
 from tasuki.estimate.gpus import CPU, find_gpu
+from tasuki.estimate.learnt import learn_calibration, learn_margin
+from tasuki.estimate.scale import Shape
 from tasuki.estimate.times import StageTimes
 from tasuki.estimate.works import checkpointing
 from tasuki.spec.allocator import GROWING_SEGMENTS, parse_allocator
@@ -60,11 +65,34 @@ class Outlook:
         known = [fit.micro_batch for fit in self.fits if fit.micro_batch is not None]
         return min(known, default=None)
 
-    def times(self, known: StageTimes) -> StageTimes:
-        """What is known, else what is predicted."""
-        if known.source != "unknown" or self.foretold is None:
-            return known
-        return predicted_times(self.foretold.facts, self.fits, known)
+    @property
+    def predicted(self) -> StageTimes | None:
+        """By data sheet."""
+        return predicted_times(self.foretold.facts, self.fits) if self.foretold else None
+
+    @property
+    def shape(self) -> Shape | None:
+        """Of the data, where somebody looked."""
+        stage, ranks = self.stage, self.card.ranks
+        micro = None if stage.micro_batch == "auto" else stage.micro_batch
+        batch = resolve_batch(stage.effective_batch, micro, stage.accumulation, ranks)
+        return shape_of_stage(self.fits, batch.effective_batch)
+
+    @property
+    def prediction(self) -> dict[str, Any] | None:
+        """What the stage is compared with when it is done (learnt.py): its mean step by data sheet
+        alone, and its largest peak."""
+        steps = [fit.step for fit in self.fits if fit.step is not None]
+        needs = [fit.needs for fit in self.fits if fit.needs is not None]
+        if self.predicted is None or not steps or not needs:
+            return None
+        step_s, peak = self.predicted.step_s, max(needs, key=lambda one: one.peak_bytes)
+        return {
+            "gpu": self.card.gpu.name,
+            "bare_step_s": None if step_s is None else step_s / steps[0].factor,
+            "tensor_bytes": peak.tensors.bytes,
+            "reserved_bytes": peak.reserved.bytes,
+        }
 
 
 @dataclass(slots=True)
@@ -77,6 +105,8 @@ class Prospect:
     site: Site
     asking: Asking | None
     """None: only what is kept counts."""
+    history: Sequence[Mapping[str, Any]] = ()
+    """What past runs measured."""
     notes: list[str] = field(default_factory=list)
     _oracles: dict[str, Oracle] = field(default_factory=dict)
     _refused: dict[str, str] = field(default_factory=dict)
@@ -90,7 +120,13 @@ class Prospect:
         capacity = gpu.memory_bytes
         if gpu.is_cpu:
             capacity = (cluster.memory_bytes or memory_here()) // cluster.gpus
-        return Card(gpu=gpu, capacity=capacity, ranks=self.ranks)
+        return Card(
+            gpu=gpu,
+            capacity=capacity,
+            ranks=self.ranks,
+            calibration=learn_calibration(self.history, gpu=name),
+            margin=learn_margin(self.history, gpu=name),
+        )
 
     def look(self, stages: Sequence[ResolvedStage], cards: Sequence[Card]) -> list[list[Outlook]]:
         """For each card the stages in their order."""

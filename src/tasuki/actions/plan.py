@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import re
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from tasuki.actions.foreseen import Foreseen, Foresight, foresee, predicted_in_w
 from tasuki.actions.killed import killed_for_memory
 from tasuki.actions.machine import Machine, cpus_for, device_for, look_around
 from tasuki.actions.measure import measure_stages
+from tasuki.actions.outlook import Outlook
 from tasuki.answers import ChildFailed
 from tasuki.data.split import resolve_batch
 from tasuki.errors import UsageError
@@ -92,8 +93,10 @@ def make_plan(request: PlanRequest) -> Plan:
     project = re.sub(r"[^A-Za-z0-9_.-]+", "-", spec.project).strip("-.")[:40] or "tasuki"
     plan_id = f"{project}-{secrets.token_hex(3)}"
     last_job_of: dict[str, str] = {}
+    predictions: dict[str, dict[str, Any]] = {}
     for experiment in _by_need(request.experiments):
         work = _work_of(experiment, request, warnings)
+        predictions |= {f"{w.experiment}/{w.stage}": w.prediction for w in work if w.prediction}
         drafts = cut_into_jobs(work, limit_s=spec.cluster.time_limit_s, cut=spec.cut)
         after = _experiments_before(experiment, last_job_of)
         memory = next_memory(
@@ -120,6 +123,7 @@ def make_plan(request: PlanRequest) -> Plan:
         cost=_add_up([job.cost for job in jobs]),
         reasons=tuple(reasons),
         warnings=tuple(warnings),
+        predictions=predictions,
     )
 
 
@@ -187,9 +191,10 @@ def _work_of(
     for stage in wanted:
         if stage in left:
             done = int(state.get("step") or 0) if state.get("stage") == stage.name else 0
-            peak = foreseen.peak_bytes(stage)
-            work.append(_stage_work(experiment, stage, times[stage.name], done, request, peak))
-        elif _evaluates(experiment, stage) and not run.stage(stage.name).evaluation.exists():
+            peak, outlook = foreseen.peak_bytes(stage), foreseen.outlooks.get(stage.name)
+            own = _stage_work(experiment, stage, times[stage.name], done, request, peak)
+            work.append(replace(own, prediction=outlook.prediction if outlook else None))
+        elif evaluates(experiment, stage) and not run.stage(stage.name).evaluation.exists():
             work.append(_evaluation_work(experiment, stage, request))
     if not work and len(wanted) == len(experiment.stages):
         work.append(_evaluation_work(experiment, wanted[-1], request))  # only the marker is missing
@@ -221,7 +226,7 @@ def _wanted(experiment: ResolvedExperiment, stages: Sequence[str]) -> list[Resol
     return list(experiment.stages[: max(named) + 1]) if named else []
 
 
-def _evaluates(experiment: ResolvedExperiment, stage: ResolvedStage) -> bool:
+def evaluates(experiment: ResolvedExperiment, stage: ResolvedStage) -> bool:
     if stage.evaluate is None:
         return False
     return stage.evaluate.after == "each_stage" or stage is experiment.stages[-1]
@@ -240,7 +245,9 @@ def _estimate(
     left_out = [f"history: {one.in_words()}, left out" for one in history.left_out]
     warnings += [words for words in left_out if words not in warnings]
 
-    def estimate(stage: ResolvedStage, measured: dict[str, Any] | None) -> StageTimes:
+    def estimate(
+        stage: ResolvedStage, measured: dict[str, Any] | None, outlook: Outlook | None = None
+    ) -> StageTimes:
         return estimate_stage(
             stage,
             device=device,
@@ -249,6 +256,8 @@ def _estimate(
             history=history.facts,
             measured=measured,
             gpu=request.spec.cluster.gpu,
+            shape=outlook.shape if outlook is not None else None,
+            predicted=outlook.predicted if outlook is not None else None,
         )
 
     times = {stage.name: estimate(stage, None) for stage in stages}
@@ -257,21 +266,23 @@ def _estimate(
     for stage in unknown:
         times[stage.name] = estimate(stage, measured.get(stage.name))
     unknown = [stage for stage in unknown if times[stage.name].wall_s is None]
-    foreseen = foresee(stages, unknown, _foresight(request))
+    foreseen = foresee(stages, unknown, _foresight(request, history.facts))
     warnings += foreseen.warnings
     for stage in unknown:
-        times[stage.name] = foreseen.times(stage, times[stage.name])
+        outlook = foreseen.outlooks.get(stage.name)
+        times[stage.name] = estimate(stage, measured.get(stage.name), outlook)
         warnings += _about_time(stage, times[stage.name], request)
     return times, foreseen
 
 
-def _foresight(request: PlanRequest) -> Foresight:
+def _foresight(request: PlanRequest, history: Sequence[Mapping[str, Any]]) -> Foresight:
     return Foresight(
         spec=request.spec,
         machine=request.machine,
         ranks=ranks_of(request),
         python=request.python,
         environment=request.environment,
+        history=history,
         may_ask=request.measure,
         on_progress=request.on_progress,
     )
@@ -343,7 +354,7 @@ def _stage_work(
         total_steps=total,
         start_s=times.start_s,
         save_s=times.save_s,
-        evaluates=_evaluates(experiment, stage),
+        evaluates=evaluates(experiment, stage),
         evaluate_s=reserve if reserve is not None else times.evaluate_s,
         source=times.source,
         facts={

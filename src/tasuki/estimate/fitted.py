@@ -8,12 +8,13 @@ and never more than a rank's share of the effective batch. Called by actions/est
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tasuki.data.split import resolve_batch
 from tasuki.estimate.accumulated import accumulated
 from tasuki.estimate.gpus import TABLE, Gpu
+from tasuki.estimate.learnt import Margin
 from tasuki.estimate.memory import (
     Beside,
     Largest,
@@ -24,6 +25,7 @@ from tasuki.estimate.memory import (
 )
 from tasuki.estimate.probes import Probe
 from tasuki.estimate.roofline import Calibration, StepTime, probed_step_time
+from tasuki.estimate.scale import Shape
 from tasuki.estimate.times import StageTimes
 from tasuki.spec.resolved import ResolvedStage
 
@@ -43,10 +45,15 @@ class Card:
     grows: bool = True
     """The allocator's segments."""
     calibration: Calibration | None = None
+    margin: Margin | None = None
+    """Both as past runs on such a card taught them; None: as is assumed."""
 
     @property
     def beside(self) -> Beside:
-        return beside_on(self.gpu, ranks=self.ranks, grows=self.grows)
+        beside = beside_on(self.gpu, ranks=self.ranks, grows=self.grows)
+        if self.margin is None:
+            return beside
+        return replace(beside, margin=self.margin.share, margin_source=self.margin.source)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,39 +157,44 @@ def budget_of(fits: Sequence[BucketFit], costs: Sequence[int | None]) -> int | N
     return min(found, default=None)
 
 
-def predicted_times(
-    facts: Mapping[str, Any], fits: Sequence[BucketFit], known: StageTimes
-) -> StageTimes:
-    """Steps by data sheet, where nothing better is known. Without the number of samples only the
-    time of a step is."""
+def shape_of_stage(fits: Sequence[BucketFit], effective_batch: int) -> Shape | None:
+    """What the stage is to go through; None: nobody counted the samples."""
+    buckets = tuple((fit.size, fit.samples) for fit in fits if fit.samples)
+    if not buckets or len(buckets) < len(fits):
+        return None
+    return Shape(buckets=buckets, effective_batch=effective_batch)
+
+
+def predicted_times(facts: Mapping[str, Any], fits: Sequence[BucketFit]) -> StageTimes | None:
+    """Steps by data sheet. Without the number of samples only the time of a step is known; None:
+    not even that."""
     steps = [fit.steps for fit in fits if fit.steps is not None]
     times = [fit.step for fit in fits if fit.step is not None]
-    if len(times) < len(fits):
-        return known
+    if not times or len(times) < len(fits):
+        return None
     error = max(time.error for time in times)
     total = facts["total_steps"]
     if len(steps) < len(fits):
         if total is None or len(fits) > 1:
             mean = times[0].seconds if len(times) == 1 else None
-            return _predicted(known, step_s=mean, total=total, wall=None, error=error)
+            return _predicted(step_s=mean, total=total, wall=None, error=error)
         steps = [1]
     epoch_s = sum(num * time.seconds for num, time in zip(steps, times, strict=True))
     step_s = epoch_s / sum(steps)
     wall = None if total is None else step_s * total
-    return _predicted(known, step_s=step_s, total=total, wall=wall, error=error)
+    return _predicted(step_s=step_s, total=total, wall=wall, error=error)
 
 
 def _predicted(
-    known: StageTimes, *, step_s: float | None, total: int | None, wall: float | None, error: float
-) -> StageTimes:
+    *, step_s: float | None, total: int | None, wall: float | None, error: float
+) -> StageTimes | None:
+    if step_s is None:
+        return None
     return StageTimes(
         wall_s=wall,
         step_s=step_s,
         total_steps=total,
-        start_s=known.start_s,
-        save_s=known.save_s,
-        evaluate_s=known.evaluate_s,
-        source=PREDICTED if wall is not None or step_s is not None else known.source,
+        source=PREDICTED,
         wall_s_p90=None if wall is None else wall * (1 + error),
         error=error,
     )

@@ -20,7 +20,6 @@ from typing import Any
 from tasuki.estimate.facts import family_key, stage_key
 from tasuki.estimate.intervals import SaveCost, num_saves, num_validations
 from tasuki.estimate.past import Past, read_pasts
-from tasuki.estimate.roofline import StepTime
 from tasuki.estimate.scale import Shape, scale_steps, shape_of
 from tasuki.spec.resolved import ResolvedStage
 
@@ -99,12 +98,12 @@ def estimate_stage(
     history: Iterable[Mapping[str, Any]],
     measured: dict[str, Any] | None,
     shape: Shape | None = None,
-    predicted: StepTime | None = None,
+    predicted: StageTimes | None = None,
     gpu: str | None = None,
 ) -> StageTimes:
     """The best known times of one stage. `shape`: of its data, where somebody looked; `predicted`:
-    one of its steps; `gpu`: the card as the spec names it, and history of another does not count.
-    """
+    by data sheet (fitted.py); `gpu`: the card as the spec names it, and history of another does not
+    count."""
     pasts = [past for past in read_pasts(history) if past.may_be_of(gpu)]
     same, family = _relatives(stage, pasts, device=device, ranks=ranks)
     shape = shape or _shape_from(stage, measured)
@@ -116,7 +115,7 @@ def estimate_stage(
         or _from_history(stage, same, family, shape)
         or (scaled if is_sure else None)
         or _from_measured(measured)
-        or _surest(scaled, _from_predicted(predicted, steps))
+        or _surest(scaled, predicted)
     )
     if stage.expect_wall_s is not None:
         return _given(stage.expect_wall_s, found or UNKNOWN, steps)
@@ -143,8 +142,9 @@ def _given(wall_s: float, known: StageTimes, steps: int | None) -> StageTimes:
 
 
 def _surest(*found: StageTimes | None) -> StageTimes | None:
+    """Whose whole time is known, before those of which only a step is."""
     known = [times for times in found if times is not None]
-    return min(known, key=lambda times: times.error or 0.0, default=None)
+    return min(known, key=lambda t: (t.wall_s is None, t.error or 0.0), default=None)
 
 
 # -- steps ----------------------------------------------------------------------------------------
@@ -280,19 +280,6 @@ def _from_measured(measured: dict[str, Any] | None) -> StageTimes | None:
         source="measured here",
         wall_s_p90=wall_s * (1 + FEW_RUNS),
         error=OWN_ERROR,
-    )
-
-
-def _from_predicted(predicted: StepTime | None, steps: int | None) -> StageTimes | None:
-    if predicted is None or steps is None:
-        return None
-    return StageTimes(
-        wall_s=predicted.seconds * steps,
-        step_s=predicted.seconds,
-        total_steps=steps,
-        source="predicted",
-        wall_s_p90=predicted.high_s * steps,
-        error=predicted.error,
     )
 
 

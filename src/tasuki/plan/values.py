@@ -71,6 +71,8 @@ class Plan:
     cost: float | None
     reasons: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    predictions: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By `experiment/stage`: what finished stages are compared with, and predictions learn from."""
 
     def as_json(self) -> dict[str, Any]:
         return {"format": FORMAT, **asdict(self)}
@@ -95,3 +97,5 @@ class StageWork:
     source: str
     facts: dict[str, Any] = field(default_factory=dict)
     """micro_batch, accumulation, effective_batch, gradient_checkpointing, peak_bytes."""
+    prediction: dict[str, Any] | None = None
+    """What was predicted of it before it began."""
