@@ -43,14 +43,34 @@ def test_all_numbers_could_be_different(bounds):
 
 def test_numbers_that_are_read_are_1_and_that_is_told(bounds):
     assert torch.zeros(1).item() == 1.0
-    assert bool(torch.zeros(1, dtype=torch.bool))
+    assert bool(torch.zeros(1) > 2)
     assert "reads numbers" in bounds.in_words()[0]
 
 
 def test_what_has_no_bound_is_refused_by_name(bounds):
     with pytest.raises(Untraceable, match="`bincount`"):
-        torch.bincount(torch.ones(3, dtype=torch.int64))
-    assert torch.bincount(torch.ones(3, dtype=torch.int64), minlength=5).shape == (5,)
+        torch.bincount(torch.randint(9, (3,)))
+    assert torch.bincount(torch.randint(9, (3,)), minlength=5).shape == (5,)
+    with pytest.raises(Untraceable, match="`repeat_interleave`"):
+        torch.zeros(3).repeat_interleave(torch.randint(9, (3,)))
+
+
+def test_whole_numbers_that_come_from_no_weight_are_known(bounds):
+    lengths = torch.arange(5) * 2
+    assert int(lengths.max()) == 8
+    assert not bool((lengths > 8).any())
+    assert torch.bincount(lengths).shape == (9,)
+    assert torch.zeros(5, 2).repeat_interleave(lengths, 0).shape == (20, 2)
+    assert "reads numbers from the batch" in bounds.in_words()[0]
+
+
+def test_numbers_are_unknown_again_once_something_unknown_is_written_over_them(bounds):
+    lengths = torch.arange(5)
+    part = lengths[2:]
+    lengths[0] = 7
+    assert int(lengths.max()) == 7
+    part.copy_(torch.randint(9, (3,)))
+    assert int(lengths.max()) == 1  # as all that nobody knows
 
 
 def test_a_copy_equals_its_original_until_one_is_written(bounds):

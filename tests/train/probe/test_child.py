@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from tasuki.answers import ask
+from tasuki.estimate.probes import read_probe
 from tasuki.spec.resolved import ResolvedStage, to_plain
 
 RECIPE = """
@@ -39,7 +40,27 @@ class Recipe:
 
 class Counting(Recipe):
     def loss(self, model, batch):
-        return super().loss(model, batch) * torch.bincount(batch.flatten()).sum()
+        best = model(batch).argmax(-1).flatten()
+        return super().loss(model, batch) * torch.bincount(best).sum()
+
+
+class Remembering(Recipe):
+
+
+    def loss(self, model, batch):
+        self.kept = model(batch).detach()
+        return super().loss(model, batch)
+
+
+class ForGood(Recipe):
+
+
+    def build_dataset(self, source, split):
+        return torch.zeros(8, 16, dtype=torch.int64)
+
+    def loss(self, model, batch):
+        best = model(batch).argmax(-1).flatten()
+        return super().loss(model, batch) * torch.bincount(best, weights=best * 1.0).sum()
 
 
 class Masked(Recipe):
@@ -67,11 +88,16 @@ def peak_at(probe, batch, size):
 def probe(tmp_path):
     (tmp_path / "recipes.py").write_text(RECIPE)
 
-    def make(recipe, **keys):
+    def make(recipe, *, device="cuda", may_measure=False, **keys):
         stage = ResolvedStage(name="a", recipe=f"recipes:{recipe}", data="x", **keys)
         return ask(
             "tasuki.train.probe.child",
-            {"stage": to_plain(stage), "folder": str(tmp_path), "device": "cuda"},
+            {
+                "stage": to_plain(stage),
+                "folder": str(tmp_path),
+                "device": device,
+                "may_measure": may_measure,
+            },
             python=sys.executable,
             environment=dict(os.environ),
         )
@@ -85,7 +111,7 @@ def test_a_probe_file_tells_the_peak_of_every_bucket(probe):
     assert found["is_exact"]
     assert found["probes"] == [[2, 4], [2, 12], [2, 16], [3, 4], [3, 12], [3, 16]]
     [[batch, size, predicted, traced]] = found["checked"]
-    assert (batch, size) == (4, 8)  # the size that was not probed
+    assert (batch, size) == (32, 8)  # the size that was not probed, far beyond the probes
     assert predicted == traced == peak_at(found, batch, size)
     assert peak_at(found, 512, 16) > 32 * peak_at(found, 2, 16) / 2
     assert len(found["flops"]) == len(found["terms"]) == 6
@@ -97,3 +123,20 @@ def test_what_cannot_be_traced_is_named(probe):
     assert found["probe"] is None
     assert found["untraced"]["op"] == "bincount"
     assert "largest number in the data" in found["untraced"]["reason"]
+
+
+def test_what_cannot_be_traced_is_measured_where_that_is_allowed(probe):
+    found = probe("ForGood", device="cpu", may_measure=True)
+    assert found["untraced"]["op"] == "bincount"
+    assert found["probe"]["probes"] == [[2, 0], [3, 0], [5, 0]]
+    [[batch, _, predicted, measured]] = found["probe"]["checked"]
+    assert batch == 7
+    assert predicted == pytest.approx(measured, rel=5e-3)
+    assert "`bincount` cannot be traced" in found["probe"]["notes"][0]
+    assert "measured by real steps on this CPU" in found["probe"]["notes"][1]
+    assert read_probe(found["probe"]).peak(batch=100, size=0) > 10 * measured
+
+
+def test_a_model_that_keeps_tensors_of_the_last_batch_is_traced_as_it_goes_on(probe):
+    found = probe("Remembering")["probe"]
+    assert found["is_exact"]

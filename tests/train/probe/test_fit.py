@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasuki.train.probe.batches import choose_points
-from tasuki.train.probe.fit import BATCH_TERMS, SIZE_TERMS, fit
+from tasuki.train.probe.fit import BATCH_TERMS, SIZE_TERMS, fit, through_peaks
 from tasuki.train.probe.trace import Event, Trace, sort_frees
 
 
@@ -74,9 +74,19 @@ def test_steps_that_differ_are_said_to():
     found = fit(traces, held_back=other)
     assert not found.is_exact
     assert "events" in found.reason
-    assert found.to_plain()["secant"] == [0, 1000, 0]
-    assert found.peak(10) == 10_000
-    assert found.checked == ((7, 0, 7000, 7010),)
+    assert found.peak(7) == 7010
+    assert found.peak(10) >= 10_000
+
+
+def test_a_curve_through_peaks_lies_below_none_of_them_and_never_bends_down():
+    peaks = {2: 900, 3: 1000, 5: 3000, 56: 20_000}
+    secant = through_peaks(peaks)
+    assert secant[2] == 0
+    for batch, peak in peaks.items():
+        assert secant[0] + secant[1] * batch >= peak
+    assert secant[1] == pytest.approx(17_000 / 51)
+    squares = through_peaks({b: b * b for b in (2, 3, 5, 56)})
+    assert squares == (0, 0, 1)
 
 
 def test_bytes_that_jump_are_not_taken_for_a_polynomial():
@@ -104,7 +114,7 @@ def test_frees_between_two_allocations_have_one_order():
 
 @pytest.mark.parametrize(
     ("sizes", "num_points", "held_back"),
-    [([], 3, (7, 0)), ([64], 3, (7, 64)), ([8, 16], 4, (4, 16)), ([8, 12, 16, 24], 6, (4, 12))],
+    [([], 3, (56, 0)), ([64], 3, (56, 64)), ([8, 16], 4, (32, 16)), ([8, 12, 16, 24], 6, (32, 12))],
 )
 def test_a_batch_of_one_is_never_traced_and_the_largest_size_always_is(
     sizes, num_points, held_back

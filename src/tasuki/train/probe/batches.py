@@ -25,9 +25,11 @@ from tasuki.train.recipe import optional, where
 
 _BATCHES = (2, 3, 5)
 """Never 1: torch takes short cuts where a dimension is 1."""
-_HELD_BACK = 7
+_HELD_BACK = (7, 56)
+"""Near and far: many a model goes another way from some batch on, and a fake step of any batch costs
+the same. The near one where so many samples would fill the host."""
 _BATCHES_OF_SIZES = (2, 3)
-_HELD_BACK_OF_SIZES = 4
+_HELD_BACK_OF_SIZES = (4, 32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,9 @@ class Points:
     """Where to trace; the last of `used` is the largest."""
 
     used: tuple[Point, ...]
+    near: Point
     held_back: Point
+    """Far beyond them."""
 
 
 def choose_points(sizes: Sequence[int]) -> Points:
@@ -43,11 +47,13 @@ def choose_points(sizes: Sequence[int]) -> Points:
     known = sorted(set(sizes))
     if len(known) < 2:
         size = known[0] if known else 0
-        return Points(tuple((batch, size) for batch in _BATCHES), (_HELD_BACK, size))
+        near, far = ((batch, size) for batch in _HELD_BACK)
+        return Points(tuple((batch, size) for batch in _BATCHES), near, far)
     chosen = known if len(known) == 2 else [known[0], known[len(known) // 2], known[-1]]
     used = tuple((batch, size) for batch in _BATCHES_OF_SIZES for size in chosen)
     others = [size for size in known if size not in chosen]
-    return Points(used, (_HELD_BACK_OF_SIZES, others[-1] if others else known[-1]))
+    near, far = ((batch, others[-1] if others else known[-1]) for batch in _HELD_BACK_OF_SIZES)
+    return Points(used, near, far)
 
 
 class Batches:

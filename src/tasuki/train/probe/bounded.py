@@ -1,8 +1,9 @@
 """Answers for operations whose result depends on numbers: fake tensors have none.
 
 Shapes that depend on the data get their upper bound (as many entries as there could be), so that
-memory is never guessed too low; each kind is counted and told. What has no bound is refused by
-name. Numbers that code reads (`.item()`) are taken as 1, conditions as true. Called by tracker.py.
+memory is never guessed too low; each kind is counted and told. What has no bound is taken as the
+batch's own numbers have it (numbers.py), or refused by name. Numbers that code reads (`.item()`) are
+the batch's where they come from it alone; else 1, and conditions true. Called by tracker.py.
 """
 
 from __future__ import annotations
@@ -15,10 +16,13 @@ import torch
 from torch import Tensor
 
 from tasuki.errors import RecipeError
+from tasuki.train.probe.numbers import Numbers, largest_of, number_of, sum_of
 
 _ATEN: Any = torch.ops.aten
 _MASKS = (torch.bool, torch.uint8)
 Note = Callable[[Tensor], None]
+_MOST_TRUE = 100
+"""Conditions that are taken as true; beyond, every other one."""
 
 
 class Untraceable(RecipeError):
@@ -37,15 +41,22 @@ class Bounds:
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
+        self.numbers = Numbers()
+        self._has_read = False
+        """Numbers that are known."""
+        self._num_conditions = 0
         self._answers: dict[Any, Callable[..., Any]] = {
             _ATEN.nonzero.default: _nonzero,
             _ATEN.masked_select.default: _masked_select,
             _ATEN._unique2.default: _unique,
             _ATEN.unique_dim.default: _unique_dim,
             _ATEN.unique_consecutive.default: _unique_consecutive,
-            _ATEN.bincount.default: _bincount,
-            _ATEN.repeat_interleave.Tensor: _repeat_interleave,
             _ATEN._local_scalar_dense.default: _scalar,
+            _ATEN.mkldnn_rnn_layer.default: _refuse_recurrent,
+        }
+        self._reads: dict[Any, Callable[..., Any]] = {
+            _ATEN.bincount.default: self._bincount,
+            _ATEN.repeat_interleave.Tensor: self._repeat_interleave,
         }
         self._copies: dict[int, tuple[int, int]] = {}
         """Storage of a clone: (storage it was made of, when)."""
@@ -58,6 +69,14 @@ class Bounds:
             return self._are_equal(args[0], args[1])
         if func is _ATEN.index.Tensor:
             return self._index(func, args, note)
+        if func in self._reads:
+            return self._reads[func](*args, **kwargs)
+        if func is _ATEN._local_scalar_dense.default:
+            value = self._read(args[0])
+            if value is not None:
+                return number_of(value)
+            if args[0].dtype == torch.bool:
+                return self._condition(func)
         known = self._answers.get(func)
         if known is None:
             return NotImplemented
@@ -80,7 +99,46 @@ class Bounds:
                 "the code reads numbers from tensors (`.item()`), which a trace takes as 1: memory "
                 "that hangs on them may differ"
             )
+        if self._has_read:
+            found.append(
+                "the code reads numbers from the batch: memory that hangs on them is that of the "
+                "samples it was traced with"
+            )
         return found
+
+    def _read(self, tensor: Tensor) -> Tensor | None:
+        value = self.numbers.of(tensor)
+        self._has_read = self._has_read or value is not None
+        return value
+
+    def _condition(self, func: Any) -> bool:
+        """Code that draws again until a condition holds would never end."""
+        self._tell(func)
+        self._num_conditions += 1
+        return self._num_conditions <= _MOST_TRUE or self._num_conditions % 2 == 0
+
+    def _bincount(
+        self, values: Tensor, weights: Tensor | None = None, minlength: int = 0
+    ) -> Tensor:
+        known = self._read(values)
+        if known is not None:
+            minlength = max(minlength, int(largest_of(known)) + 1)
+        elif not minlength:
+            raise Untraceable("bincount", "its length is the largest number in the data")
+        else:
+            self.counts["bincount"] += 1
+        dtype = torch.int64 if weights is None else weights.dtype
+        return values.new_empty(minlength, dtype=dtype)
+
+    def _repeat_interleave(self, repeats: Tensor, *, output_size: int | None = None) -> Tensor:
+        known = self._read(repeats) if output_size is None else None
+        if known is not None:
+            output_size = int(sum_of(known))
+        elif output_size is None:
+            raise Untraceable(
+                "repeat_interleave", "without `output_size` its length is in the data"
+            )
+        return repeats.new_empty(output_size)
 
     def _index(self, func: Any, args: Any, note: Note) -> Any:
         """`x[mask]`: CUDA finds the true entries first."""
@@ -99,9 +157,10 @@ class Bounds:
 
     # -- equality: a clone equals its original until one of them is written ----------------------
 
-    def saw(self, func: Any, args: Any, out: Any) -> None:
+    def saw(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Every operation, afterwards."""
         self._now += 1
+        self.numbers.follow(func, args, kwargs, out)
         if func is _ATEN.clone.default and _has_key(out):
             self._copies[_key(out)] = (_key(args[0]), self._now)
         for place in _written_by(func):
@@ -195,21 +254,10 @@ def _unique_consecutive(
     return _unique(values, True, return_inverse, return_counts)
 
 
-def _bincount(values: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
-    if not minlength:
-        raise Untraceable("bincount", "its length is the largest number in the data")
-    dtype = torch.int64 if weights is None else weights.dtype
-    return values.new_empty(minlength, dtype=dtype)
-
-
-def _repeat_interleave(repeats: Tensor, *, output_size: int | None = None) -> Tensor:
-    if output_size is None:
-        raise Untraceable("repeat_interleave", "without `output_size` its length is in the data")
-    return repeats.new_empty(output_size)
-
-
-def _scalar(value: Tensor) -> bool | int | float:
+def _scalar(value: Tensor) -> int | float:
     # A mean of losses is divided by a count: 0 would make code go another way, or fail.
-    if value.dtype == torch.bool:
-        return True
     return 1.0 if value.dtype.is_floating_point else 1
+
+
+def _refuse_recurrent(*_: Any, **__: Any) -> Any:
+    raise Untraceable("mkldnn_rnn_layer", "oneDNN alone knows how much a recurrent layer keeps")

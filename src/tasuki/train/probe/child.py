@@ -1,9 +1,11 @@
 """`python -m tasuki.train.probe.child FD`: the probe file of a stage, for who asks (answers.py).
 
 The order: {"stage": as plain values, "folder": the spec's, "device": "cuda" | "cpu", "ranks": 1,
-"sizes": [] (those of the data)}. The answer: {"probe": a probe file, "untraced": null}, or
-{"probe": null, "untraced": {"op", "reason"}} where an operation stands in the way, which is no
-error: the figure has to be measured instead. One thread, behind everything else; no GPU is touched.
+"sizes": [] (those of the data), "may_measure": false}. The answer: {"probe": a probe file,
+"untraced": null}, or {"probe": null, "untraced": {"op", "reason"}} where an operation stands in the
+way, which is no error: the figure has to be measured instead. Where the order says that it may, that
+is done here (measured.py): then there are both, and a note of the file says "measured". One thread,
+behind everything else; a GPU is touched only to measure.
 """
 
 from __future__ import annotations
@@ -24,16 +26,20 @@ from tasuki.answers import Told, answer
 from tasuki.data.fetch import seed_everything
 from tasuki.spec.resolved import ResolvedStage, stage_from_plain
 from tasuki.train.exact import apply_settings
+from tasuki.train.footprint import count_bytes, tensors_in
 from tasuki.train.prepare import start_seed
 from tasuki.train.probe.batches import Batches, Points, choose_points
 from tasuki.train.probe.bounded import Bounds, Untraceable
 from tasuki.train.probe.fit import Fit, fit
 from tasuki.train.probe.key import probe_key
+from tasuki.train.probe.measured import measure
 from tasuki.train.probe.steps import Device, opened
 from tasuki.train.probe.trace import Trace
 from tasuki.train.recipe import load_recipe
 
 _NICE = 10
+_MOST_BYTES = 256 << 20
+"""Of a batch on the host, for a check far beyond the probes."""
 
 
 def work(order: dict[str, Any], told: Told) -> dict[str, Any]:
@@ -41,18 +47,24 @@ def work(order: dict[str, Any], told: Told) -> dict[str, Any]:
     warnings.simplefilter("ignore")
     stage = stage_from_plain(order["stage"])
     apply_settings(threads=1, exact=stage.exact)
-    try:
-        return {"probe": _probe(stage, order, told), "untraced": None}
-    except Untraceable as error:
-        return {"probe": None, "untraced": {"op": error.op, "reason": error.reason}}
-
-
-def _probe(stage: ResolvedStage, order: dict[str, Any], told: Told) -> dict[str, Any]:
     assert stage.recipe is not None
     seed_everything(start_seed(stage, "model", 0))
-    folder = Path(order["folder"])
-    recipe = load_recipe(stage.recipe, stage.params, paths=[folder])
+    recipe = load_recipe(stage.recipe, stage.params, paths=[Path(order["folder"])])
     batches = Batches(recipe, stage, sizes=order.get("sizes", ()))
+    untraced = None
+    try:
+        plain = _traced(recipe, stage, batches, order, told)
+    except Untraceable as error:
+        untraced = {"op": error.op, "reason": error.reason}
+        if not order.get("may_measure", False):
+            return {"probe": None, "untraced": untraced}
+        plain = _measured(recipe, stage, batches, error, order, told)
+    return {"probe": {**plain, **_origin(recipe, stage, order)}, "untraced": untraced}
+
+
+def _traced(
+    recipe: Any, stage: ResolvedStage, batches: Batches, order: dict[str, Any], told: Told
+) -> dict[str, Any]:
     ranks = int(order.get("ranks", 1))
     traced = _Traced(recipe, stage, batches, device=order["device"], ranks=ranks)
     found = traced.fitted(choose_points(batches.sizes), told)
@@ -64,17 +76,45 @@ def _probe(stage: ResolvedStage, order: dict[str, Any], told: Told) -> dict[str,
         found = traced.fitted(choose_points(batches.sizes[-1:]), told)
     if not found.is_exact:
         traced.notes.append(f"steps of different batches differ: {found.reason}")
+    return {**found.to_plain(), "notes": traced.all_notes()}
+
+
+def _measured(
+    recipe: Any,
+    stage: ResolvedStage,
+    batches: Batches,
+    error: Untraceable,
+    order: dict[str, Any],
+    told: Told,
+) -> dict[str, Any]:
+    found = measure(
+        recipe,
+        stage,
+        batches.at,
+        choose_points(batches.sizes[-1:]),
+        device=order["device"],
+        accumulates=_accumulates(stage, int(order.get("ranks", 1))),
+        told=told,
+    )
+    notes = [f"`{error.op}` cannot be traced ({error.reason}): measured instead", *found.notes]
+    if len(batches.sizes) > 1:
+        notes.append(f"the figures are those of the largest size, {batches.sizes[-1]}")
+    return {**found.fit.to_plain(), "notes": notes}
+
+
+def _origin(recipe: Any, stage: ResolvedStage, order: dict[str, Any]) -> dict[str, str]:
+    """By which a file is known again."""
+    ranks = int(order.get("ranks", 1))
     key = probe_key(
         stage,
-        code=_code_of(recipe, folder),
+        code=_code_of(recipe, Path(order["folder"])),
         torch=torch.__version__,
         device=order["device"],
         accumulates=_accumulates(stage, ranks),
         ranks=ranks,
         sizes=tuple(order.get("sizes", ())),
     )
-    plain = found.to_plain()
-    return {**plain, "key": key, "torch": torch.__version__, "notes": traced.all_notes()}
+    return {"key": key, "torch": torch.__version__}
 
 
 class _Traced:
@@ -88,33 +128,49 @@ class _Traced:
         self._bounds = Bounds()
         self.notes: list[str] = []
         if stage.compile is not False:
-            self.notes.append("traced as it is written: what `compile` saves is not in the figures")
+            self.notes.append(
+                "traced as it is written: what `compile` saves is not in the figures, only a "
+                "measured probe tells"
+            )
             stage = msgspec.structs.replace(stage, compile=False)
         self._stage = stage
 
     def fitted(self, points: Points, told: Told) -> Fit:
-        *used, held_back = self._traces(points, told)
+        *used, held_back = self._traces(points, told, times=1)
+        found = fit(used, held_back=held_back)
+        if found.is_exact:
+            return found
+        # A model may keep tensors of the last batch: then a step is as the next ones only when the
+        # one before had the same batch.
+        *used, held_back = self._traces(points, told, times=2)
         return fit(used, held_back=held_back)
 
-    def _traces(self, points: Points, told: Told) -> list[Trace]:
+    def _traces(self, points: Points, told: Told, *, times: int) -> list[Trace]:
+        """The last of so many steps at each point."""
+        used = [self._batches.at(batch, size) for batch, size in points.used]
+        most = points.used[-1][0]
+        is_far = count_bytes(tensors_in(used[-1])) * points.held_back[0] <= _MOST_BYTES * most
+        beyond = points.held_back if is_far else points.near
         # The first is thrown away: the optimizer's states come in it.
-        wanted = [points.used[0], *points.used, points.held_back]
-        data = [self._batches.at(batch, size) for batch, size in wanted]
+        wanted = [points.used[0], *points.used, beyond]
+        data = [used[0], *used, self._batches.at(*beyond)]
         found = []
         with opened(
             self._recipe, self._stage, device=self._device, bounds=self._bounds, ranks=self._ranks
         ) as traced:
             for number, (batch, size) in enumerate(wanted):
                 told.progress("memory probe", number, len(wanted))
-                found.append(
-                    traced.trace(
+                for _ in range(times):
+                    trace = traced.trace(
                         data[number], batch=batch, size=size, accumulation=self._accumulation
                     )
-                )
+                found.append(trace)
             self._look_at(traced.model)
         return found[1:]
 
     def _look_at(self, model: nn.Module) -> None:
+        if any("FSDP" in type(part).__name__ for part in model.modules()):
+            raise Untraceable("FSDP", "its shards come and go between ranks")
         recurrent = any(isinstance(part, nn.RNNBase) for part in model.modules())
         note = "recurrent layers are traced as a CPU computes them: cuDNN's keep other tensors"
         if recurrent and self._device == "cuda" and note not in self.notes:

@@ -33,6 +33,8 @@ def playing_cuda(tracker: Tracker) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(cuda_autocast())
         stack.enter_context(cuda_kernels())
+        # Recurrent layers of a CPU are oneDNN's, whose memory nobody else can tell.
+        stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
         for owner, name, value in _patches():
             stack.enter_context(patched(owner, name, value))
         stack.enter_context(_Devices(tracker))

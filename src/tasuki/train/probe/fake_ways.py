@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -39,10 +40,36 @@ def fake_ways() -> Iterator[None]:
     with (
         patched(nn.Module, "_apply", _convert_module),
         patched(GradScaler, "_maybe_opt_step", _step_always),
+        patched(FakeTensor, "__deepcopy__", _copy_deeply),
         _foreach_takes_fakes(OPTIMIZER),
         _foreach_takes_fakes(_foreach_utils),
     ):
         yield
+
+
+@contextlib.contextmanager
+def library_ways() -> Iterator[None]:
+    """transformers takes masks another way when it sees fake tensors, as it could not read them;
+    here it can. To be entered when the model is built: only then is it known to be imported."""
+    module = sys.modules.get("transformers.utils.import_utils")
+    if module is None or not hasattr(module, "is_fake_tensor"):
+        yield
+        return
+    with patched(module, "is_fake_tensor", lambda _: False):
+        yield
+
+
+def _copy_deeply(tensor: Any, memo: dict[int, Any]) -> Any:
+    """torch's own way leaves a copy whose views lie elsewhere than itself. Layers are copied so by
+    `nn.TransformerEncoder` and by moving averages."""
+    if id(tensor) not in memo:
+        made: Any = tensor.detach().clone()
+        if isinstance(tensor, nn.Parameter):
+            made = nn.Parameter(made, requires_grad=tensor.requires_grad)
+        else:
+            made.requires_grad_(tensor.requires_grad)
+        memo[id(tensor)] = made
+    return memo[id(tensor)]
 
 
 def _foreach_takes_fakes(module: Any) -> contextlib.AbstractContextManager[None]:

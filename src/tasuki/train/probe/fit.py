@@ -8,7 +8,7 @@ whether it holds. Pure; called by child.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
@@ -91,7 +91,7 @@ class Fit:
 
 
 def fit(traces: Sequence[Trace], *, held_back: Trace) -> Fit:
-    """As many traces as terms; the largest last."""
+    """As many traces as terms; the largest last. `held_back` is far beyond them."""
     points = tuple((t.batch, t.size) for t in traces)
     terms = terms_for(len({size for _, size in points}))
     solve = _solver(points, terms)
@@ -153,6 +153,12 @@ def _without_events(
 ) -> Fit:
     """The largest trace as it is, and a polynomial through the peaks."""
     largest = max((*traces, held_back), key=lambda t: t.peak)
+    has_sizes = len(terms) != len(BATCH_TERMS)
+    secant = (
+        solve(tuple(t.peak for t in traces))
+        if has_sizes
+        else through_peaks({t.batch: t.peak for t in (*traces, held_back)})
+    )
     zeros = (Fraction(0),) * (len(terms) - 1)
     return _checked(
         Fit(
@@ -168,11 +174,33 @@ def _without_events(
             moved=solve(tuple(t.moved for t in traces)),
             ops=largest.ops,
             is_exact=False,
-            secant=solve(tuple(t.peak for t in traces)),
+            secant=secant,
             reason=reason,
         ),
         held_back,
     )
+
+
+def through_peaks(peaks: Mapping[int, int]) -> tuple[Fraction, ...]:
+    """By batch: through the three largest batches, or the two largest where that would bend
+    downwards; raised until it lies below none of them. Small batches tell little of large ones."""
+    points = sorted(peaks.items())
+    secant = _solve_batches(points[-3:])
+    if secant[2] < 0:
+        secant = (*_line(points[-2:]), Fraction(0))
+    below = max(peak - _evaluate(secant, BATCH_TERMS, (batch, 0)) for batch, peak in points)
+    return (secant[0] + max(Fraction(0), below), *secant[1:])
+
+
+def _solve_batches(points: Sequence[tuple[int, int]]) -> tuple[Fraction, ...]:
+    solve = _solver([(batch, 0) for batch, _ in points], BATCH_TERMS)
+    return solve(tuple(peak for _, peak in points))
+
+
+def _line(points: Sequence[tuple[int, int]]) -> tuple[Fraction, Fraction]:
+    (one, low), (other, high) = points
+    slope = max(Fraction(0), Fraction(high - low, other - one))
+    return Fraction(low) - slope * one, slope
 
 
 def _without_empty(

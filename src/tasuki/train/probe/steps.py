@@ -8,9 +8,10 @@ CPU, the same code proves the fake. Called by child.py; what a batch is, is batc
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import torch
@@ -26,7 +27,7 @@ from tasuki.train.engine import StepEngine
 from tasuki.train.footprint import tensors_in
 from tasuki.train.probe.bounded import Bounds, Untraceable
 from tasuki.train.probe.cuda_semantics import playing_cuda
-from tasuki.train.probe.fake_ways import fake_ways
+from tasuki.train.probe.fake_ways import fake_ways, library_ways
 from tasuki.train.probe.trace import Kind, Trace
 from tasuki.train.probe.tracker import Tracker
 from tasuki.train.ranks import ALONE
@@ -36,6 +37,7 @@ Device = Literal["cuda", "cpu"]
 BatchOf = Callable[[int, int], Any]
 """The data of a micro-batch of so many samples of that size: real tensors, on the host."""
 Say = Callable[[str], None]
+Learn = Callable[[Tensor, Tensor], None]
 _TOTAL_STEPS = 1000
 """Of a schedule: no memory hangs on it."""
 _MOST_ACCUMULATED = 2
@@ -95,7 +97,8 @@ class TracedStage:
 
     def trace(self, data: Any, *, batch: int, size: int = 0, accumulation: int = 1) -> Trace:
         """One step. The first is not to be used: the optimizer's states come in it."""
-        data = data if self._fake is None else faked(data, self._fake)
+        if self._fake is not None:
+            data = faked(data, self._fake, learn=self._tracker.learn)
         self._place_batch(data)
         engine, tracker = self._engine, self._tracker
         engine.window.entries.clear()
@@ -173,9 +176,12 @@ def opened(
             stack.enter_context(playing_cuda(tracker))
         stack.enter_context(tracker)
         stack.enter_context(_frozen_garbage())
-        yield TracedStage(
+        traced = TracedStage(
             recipe, stage, device=device, tracker=tracker, fake=fake, ranks=ranks, say=say
         )
+        if fake is not None:
+            stack.enter_context(library_ways())
+        yield traced
 
 
 @contextlib.contextmanager
@@ -232,7 +238,10 @@ def _named_trouble(tracker: Tracker) -> Iterator[None]:
     except Exception as error:
         func = getattr(error, "func", None)
         last = getattr(tracker.last_op, "__name__", "nothing")
-        name = f"what follows {last}" if func is None else getattr(func, "__name__", str(func))
+        if func is not None:
+            name = getattr(func, "__name__", str(func))
+        else:
+            name = last if tracker.is_inside else f"what follows {last}"
         raise Untraceable(name, where(error)) from error
 
 
@@ -258,19 +267,32 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def faked(data: Any, fake: FakeTensorMode) -> Any:
-    """The same batch of fake tensors, however nested; no numbers, but shapes and dtypes."""
+def faked(data: Any, fake: FakeTensorMode, *, learn: Learn = lambda _, __: None) -> Any:
+    """The same batch of fake tensors, however nested; no numbers, but shapes and dtypes. `learn`
+    gets each fake tensor with the real one."""
+    again = functools.partial(faked, fake=fake, learn=learn)
     if isinstance(data, Tensor):
-        return fake.from_tensor(data.detach(), static_shapes=True)
-    if isinstance(data, dict):
-        return type(data)((key, faked(value, fake)) for key, value in data.items())
+        made = fake.from_tensor(data.detach(), static_shapes=True)
+        learn(made, data)
+        return made
+    if isinstance(data, Mapping):
+        found = {key: again(value) for key, value in data.items()}
+        return found if type(data) is dict else _like(data, found)
     if isinstance(data, tuple) and hasattr(data, "_fields"):
-        return type(data)(*(faked(value, fake) for value in data))
+        return type(data)(*map(again, data))
     if isinstance(data, list | tuple):
-        return type(data)(faked(value, fake) for value in data)
+        return type(data)(map(again, data))
     if hasattr(data, "apply") and not isinstance(data, nn.Module):  # as torch_geometric's batches
-        return data.apply(lambda tensor: faked(tensor, fake))
+        return copy.copy(data).apply(again)
     return data
+
+
+def _like(mapping: Any, found: dict[Any, Any]) -> Any:
+    """As transformers' BatchEncoding: a mapping of its own kind."""
+    other = copy.copy(mapping)
+    for key, value in found.items():
+        other[key] = value
+    return other
 
 
 def faked_model(model: nn.Module, fake: FakeTensorMode) -> nn.Module:

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from tasuki.train.probe.bounded import Bounds
+from tasuki.train.probe.mended import mended
 from tasuki.train.probe.trace import Event, Kind, Trace, sort_frees
 
 _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
@@ -55,6 +56,8 @@ class Tracker(TorchDispatchMode):
         """How many edges the batch's graphs have: rows of messages."""
         self._places_host = False
         self.last_op: Any = None
+        self.is_inside = False
+        """An operation is under way, or has failed."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -108,6 +111,11 @@ class Tracker(TorchDispatchMode):
                 for part in _dense(tensor):
                     self._live[part.untyped_storage()._cdata].kind = kind
 
+    def learn(self, fake: Tensor, real: Tensor) -> None:
+        """The numbers of a tensor of the batch."""
+        if self._bounds is not None:
+            self._bounds.numbers.learn(fake, real)
+
     # -- host and device ------------------------------------------------------------------------
 
     def is_on_host(self, tensor: Tensor) -> bool:
@@ -151,18 +159,19 @@ class Tracker(TorchDispatchMode):
         if func is _DEVICE_OF:
             return _device_of(func, args[0])
         kwargs = kwargs or {}
-        self.last_op = func
+        self.last_op, self.is_inside = func, True
         out = NotImplemented
         if self._bounds is not None:
             out = self._bounds.answer(func, args, kwargs, note=self.note)
         if out is NotImplemented:
-            out = func(*args, **kwargs)
+            out = mended(func, args, func(*args, **kwargs), is_fake=self._bounds is not None)
+        self.is_inside = False
         arguments, results = tree_leaves((args, kwargs)), tree_leaves(out)
         is_host = self._goes_to_host(arguments)
         for result in results:
             self.note(result, is_host=is_host)
         if self._bounds is not None:
-            self._bounds.saw(func, args, out)
+            self._bounds.saw(func, args, kwargs, out)
         if self.edges:
             self._learn_edges(func, args)
         self._add_cost(func, args, kwargs, out, [*arguments, *results])
