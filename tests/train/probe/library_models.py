@@ -12,7 +12,7 @@ from tests.train.probe.models import Mlp
 from torch import nn
 from torch.nn import functional
 
-# -- transformers -----------------------------------------------------------------------------------
+# -- transformers ---------------------------------------------------------------------------------
 
 
 class Gpt2:
@@ -168,7 +168,7 @@ class LlamaLora(Llama):
         return get_peft_model(super().build_model(), config)  # type: ignore[arg-type]
 
 
-# -- bitsandbytes -----------------------------------------------------------------------------------
+# -- bitsandbytes ---------------------------------------------------------------------------------
 
 
 class FourBit(Mlp):
@@ -202,7 +202,7 @@ class FourBit(Mlp):
         return nn.Sequential(*blocks, nn.Linear(self.width, 5)).to("cpu")
 
 
-# -- torch_geometric --------------------------------------------------------------------------------
+# -- torch_geometric ------------------------------------------------------------------------------
 
 
 class Pyg(Mlp):

@@ -1,5 +1,4 @@
-"""What models in the wild do is foretold to the byte, far beyond the probes; or it is said that it is
-not."""
+"""What models in the wild do is foretold, far beyond the probes; or it is said that it is not."""
 
 from __future__ import annotations
 
@@ -59,7 +58,11 @@ LONG = {
     "ViT": (libraries.Vit(), {}, 1),
     "LoRA": (libraries.Lora(), {}, 1),
     "LoRA on Llama, bf16": (libraries.LlamaLora(), BF16, 1),
+    "tensors of the last batch that are kept": (odd.Caching(), {}, 1),
+    "4 bits": (libraries.FourBit(256), {}, 1),
+    "4 bits, scales of 8 bits": (libraries.FourBit(256, is_nested=True), BF16, 1),
     "VGAE": (libraries.Vgae(), {}, 1),
+    "GAT": (libraries.Gat(), {}, 1),
     "GCN": (libraries.Gcn(), {}, 1),
     "GIN": (libraries.Gin(), {}, 1),
 }

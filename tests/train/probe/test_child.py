@@ -45,16 +45,12 @@ class Counting(Recipe):
 
 
 class Remembering(Recipe):
-
-
     def loss(self, model, batch):
         self.kept = model(batch).detach()
         return super().loss(model, batch)
 
 
 class ForGood(Recipe):
-
-
     def build_dataset(self, source, split):
         return torch.zeros(8, 16, dtype=torch.int64)
 

@@ -26,8 +26,8 @@ from tasuki.train.recipe import optional, where
 _BATCHES = (2, 3, 5)
 """Never 1: torch takes short cuts where a dimension is 1."""
 _HELD_BACK = (7, 56)
-"""Near and far: many a model goes another way from some batch on, and a fake step of any batch costs
-the same. The near one where so many samples would fill the host."""
+"""Near and far: many a model goes another way from some batch on, and a fake step of any batch
+costs the same. The near one where so many samples would fill the host."""
 _BATCHES_OF_SIZES = (2, 3)
 _HELD_BACK_OF_SIZES = (4, 32)
 

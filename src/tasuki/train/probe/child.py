@@ -2,10 +2,10 @@
 
 The order: {"stage": as plain values, "folder": the spec's, "device": "cuda" | "cpu", "ranks": 1,
 "sizes": [] (those of the data), "may_measure": false}. The answer: {"probe": a probe file,
-"untraced": null}, or {"probe": null, "untraced": {"op", "reason"}} where an operation stands in the
-way, which is no error: the figure has to be measured instead. Where the order says that it may, that
-is done here (measured.py): then there are both, and a note of the file says "measured". One thread,
-behind everything else; a GPU is touched only to measure.
+"untraced": null}, or {"probe": null, "untraced": {"op", "reason"}} where an operation stands in
+the way, which is no error: the figure has to be measured instead. Where the order says that it may,
+that is done here (measured.py): then there are both, and a note of the file says "measured". One
+thread, behind everything else; a GPU is touched only to measure.
 """
 
 from __future__ import annotations

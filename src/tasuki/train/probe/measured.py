@@ -1,9 +1,9 @@
 """Where a step cannot be traced: real ones, of a few small batches, watched.
 
-On a CPU the tracker looks at real tensors, so that a fit is as good as that of a trace. On a GPU its
-allocator tells the most that tensors took, and nothing of what they were for: a curve through peaks.
-Where a GPU is meant and none is here, steps are a CPU's, and a note says so. Takes the time and the
-memory of real steps. Called by child.py, when it is allowed.
+On a CPU the tracker looks at real tensors, so that a fit is as good as that of a trace. On a GPU
+its allocator tells the most that tensors took, and nothing of what they were for: a curve through
+peaks. Where a GPU is meant and none is here, steps are a CPU's, and a note says so. Takes the time
+and the memory of real steps. Called by child.py, when it is allowed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Numbers that a batch brings along, kept beside fake tensors, which have none.
 
-Whole numbers of a batch often decide sizes: the longest sample, how many graphs there are, how often
-a row is repeated. So operations on them, and on nothing else, are done for real as well; they are
-few and small. What comes from weights, or from the floats of a batch, is never known. Called by
+Whole numbers of a batch often decide sizes: the longest sample, how many graphs there are, how
+often a row is repeated. So operations on them, and on nothing else, are done for real as well; they
+are few and small. What comes from weights, or from the floats of a batch, is never known. Called by
 bounded.py, which answers what is read.
 """
 
@@ -48,7 +48,14 @@ class Numbers:
                 self._known[fake] = real.detach().clone()
 
     def of(self, tensor: object) -> Tensor | None:
-        return self._known.get(tensor) if isinstance(tensor, Tensor) else None
+        if not isinstance(tensor, Tensor):
+            return None
+        found = self._known.get(tensor)
+        if found is None:  # a number that stands in the code
+            found = tensor.constant if isinstance(tensor, FakeTensor) else tensor
+            if found is None or found.is_floating_point() or not _is_small(found):
+                return None
+        return found
 
     def follow(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Every operation, afterwards. Views of what is known share its memory, as they should."""

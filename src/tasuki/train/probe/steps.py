@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tasuki.data.loader import MicroBatch
@@ -28,6 +28,7 @@ from tasuki.train.footprint import tensors_in
 from tasuki.train.probe.bounded import Bounds, Untraceable
 from tasuki.train.probe.cuda_semantics import playing_cuda
 from tasuki.train.probe.fake_ways import fake_ways, library_ways
+from tasuki.train.probe.stand_ins import drawn_edges, packed
 from tasuki.train.probe.trace import Kind, Trace
 from tasuki.train.probe.tracker import Tracker
 from tasuki.train.ranks import ALONE
@@ -66,7 +67,8 @@ class TracedStage:
         say: Say,
     ) -> None:
         self._tracker, self._fake, self._device = tracker, fake, torch.device(device)
-        self._assembled = _assembled(recipe, stage, self._device, say=say, fake=fake)
+        beside: list[Tensor] = []
+        self._assembled = _assembled(recipe, stage, self._device, say=say, fake=fake, held=beside)
         self._engine = make_engine(
             recipe,
             stage,
@@ -78,6 +80,7 @@ class TracedStage:
         )
         model = self._assembled.model
         tracker.mark([*model.parameters(), *model.buffers()], "weights")
+        tracker.mark(beside, "weights")
         self._buckets = self._make_buckets(ranks)
         self._watch_parts(self._engine)
 
@@ -181,6 +184,7 @@ def opened(
         )
         if fake is not None:
             stack.enter_context(library_ways())
+            stack.enter_context(drawn_edges())
         yield traced
 
 
@@ -200,18 +204,23 @@ def _assembled(
     *,
     say: Say,
     fake: FakeTensorMode | None,
+    held: list[Tensor],
 ) -> Assembled:
-    """As a worker does. A model that cannot be built of fake tensors is built of real ones."""
+    """As a worker does. A model that cannot be built of fake tensors is built of real ones. `held`
+    gets what layers hold beside their parameters and buffers."""
     build = functools.partial(
         assemble, stage=stage, device=device, total_steps=_TOTAL_STEPS, say=say
     )
     if fake is None:
         return build(recipe)
     try:
-        return build(recipe)
+        model = build_model(recipe)
+        held[:] = packed(model)
+        return build(_Built(recipe, model))
     except RecipeError:
         with _disable_current_modes():
             model = build_model(recipe)
+        held[:] = packed(model)
         return build(_Built(recipe, faked_model(model, fake)))
 
 
@@ -311,7 +320,7 @@ def faked_model(model: nn.Module, fake: FakeTensorMode) -> nn.Module:
     for part in model.modules():
         for store in (part._parameters, part._buffers):
             for name, tensor in store.items():
-                if tensor is not None:
+                if tensor is not None and not isinstance(tensor, FakeTensor):
                     store[name] = convert(tensor)
     return model
 
