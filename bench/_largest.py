@@ -164,6 +164,6 @@ def show(found: dict[str, Any]) -> None:
         ],
     )
     print(
-        f"\nexact or one below in {found['share']:.1%} of {len(found['cases'])} cases; real forward "
-        f"steps to foretell: {found['forward_steps']}"
+        f"\nexact or one below in {found['share']:.1%} of {len(found['cases'])} cases; "
+        f"real forward steps to foretell: {found['forward_steps']}"
     )

@@ -1,10 +1,11 @@
 """`peaks`: the peak of a step's tensors, foretold from small fake steps, beside the real step.
 
 For each model and option: the peak that is foretold from fake steps of batches up to 5 (lengths up
-to 48), checked at one of 56, for a batch 8 to 400 times as large; the peak of the real step there on
-a CPU, by the same tracker and by torch's own profiler; how far the first is from both. The profiler
-also counts what a kernel takes inside and gives back, which is no tensor: a CPU's convolutions take
-much, so their cases say "inside" and are judged by the tracker alone; nothing is taken off others.
+to 48), checked at one of 56, for a batch 8 to 400 times as large; the peak of the real step there
+on a CPU, by the same tracker and by torch's own profiler; how far the first is from both. The
+profiler also counts what a kernel takes inside and gives back, which is no tensor: a CPU's
+convolutions take much, so their cases say "inside" and are judged by the tracker alone; nothing is
+taken off others.
 `BENCH_CASES=gpt` takes the cases with this word in their name.
 """
 

@@ -133,6 +133,7 @@ def test_what_cannot_be_traced_is_measured_where_that_is_allowed(probe):
     assert read_probe(found["probe"]).peak(batch=100, size=0) > 10 * measured
 
 
+@pytest.mark.long
 def test_a_model_that_keeps_tensors_of_the_last_batch_is_traced_as_it_goes_on(probe):
     found = probe("Remembering")["probe"]
     assert found["is_exact"]

@@ -33,12 +33,22 @@ def playing_cuda(tracker: Tracker) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(cuda_autocast())
         stack.enter_context(cuda_kernels())
-        # Recurrent layers of a CPU are oneDNN's, whose memory nobody else can tell.
-        stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
+        stack.enter_context(_without_onednn())
         for owner, name, value in _patches():
             stack.enter_context(patched(owner, name, value))
         stack.enter_context(_Devices(tracker))
         yield
+
+
+@contextlib.contextmanager
+def _without_onednn() -> Iterator[None]:
+    """A CPU's recurrent layers are oneDNN's, whose memory nobody else can tell."""
+    was_on = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(was_on)
 
 
 def _patches() -> Iterator[tuple[Any, str, Any]]:

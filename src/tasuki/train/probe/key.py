@@ -9,7 +9,7 @@ from typing import Any
 
 from tasuki.spec.resolved import ResolvedStage, to_plain
 
-_VERSION = 1
+_VERSION = 2
 """Of the way in which probes are made: another one makes all files untrue."""
 _MATTERS = (
     "recipe",

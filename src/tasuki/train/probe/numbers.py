@@ -50,7 +50,7 @@ class Numbers:
     def of(self, tensor: object) -> Tensor | None:
         if not isinstance(tensor, Tensor):
             return None
-        found = self._known.get(tensor)
+        found: Tensor | None = self._known.get(tensor)
         if found is None:  # a number that stands in the code
             found = tensor.constant if isinstance(tensor, FakeTensor) else tensor
             if found is None or found.is_floating_point() or not _is_small(found):
