@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.train.probe import library_models as libraries
 from tests.train.probe import odd_models as odd
-from tests.train.probe.models import BATCHES, Mlp, fit_of, stage_of, traces_of
+from tests.train.probe.models import BATCHES, Mlp, fit_of, profiled_peak, stage_of, traces_of
 
 from tasuki.train.probe.bounded import Bounds, Untraceable
 from tasuki.train.probe.steps import opened
@@ -86,6 +86,15 @@ def test_a_step_of_the_wild_is_foretold(case):
 @pytest.mark.parametrize("case", LONG)
 def test_a_step_of_the_wild_or_of_a_library_is_foretold(case):
     check(*LONG[case])
+
+
+def test_sparse_gradients_are_foretold_as_the_profiler_sees_them():
+    """Not by the tracker: while it looks at real ones, torch copies them."""
+    stage = stage_of(clip=0)
+    fitted = fit_of(odd.Sparse(), stage)
+    assert fitted.is_exact
+    profiled = profiled_peak(odd.Sparse(), stage, BEYOND)
+    assert fitted.peak(*BEYOND) == pytest.approx(profiled, rel=5e-3)
 
 
 def test_a_model_that_goes_another_way_at_larger_batches_is_not_called_exact():
