@@ -139,17 +139,16 @@ def validations(run: RunFolder) -> list[dict[str, Any]]:
 
 @pytest.mark.long
 @pytest.mark.timeout(500)
-def test_each_gat_begins_with_the_encoder_of_its_vgae_and_finds_nine_attacks_of_ten(
+def test_a_gat_begins_with_the_encoder_of_its_vgae_and_both_reach_what_the_readme_says(
     example, quickly
 ):
-    words = ("spec.py:make", "--experiment", "gat_hcrl_ch")
+    words = ("spec.py:make", "--experiment", "vgae_hcrl_ch", "gat_hcrl_ch")
     said = example.type("run", *words, *quickly, within_s=400)  # half a minute when idle
     assert said.code == 0, f"{said}\n{example.logs()}"
     runs = {run["experiment"]: run for run in said.json()["runs"]}
-    assert runs.keys() == {"vgae_hcrl_ch", "gat_hcrl_ch"}, "what it needs is trained first"
     assert runs["vgae_hcrl_ch"]["stages"][-1]["metrics"]["auc"] > 0.92
     metrics = runs["gat_hcrl_ch"]["stages"][-1]["metrics"]
-    assert metrics["auc"] > 0.88 and metrics["accuracy"] > 0.85
+    assert metrics["auc"] > 0.9 and metrics["accuracy"] > 0.85
     assert metrics["caught_dos"] > 0.9 and metrics["caught_spoofing"] > 0.85
     assert "from the weights of `vgae_hcrl_ch/train`" in example.logs()
 
@@ -185,9 +184,8 @@ def test_it_passes_a_drill(example, quickly, stage):
     assert report["equal"] and all(one["each_sample_once"] for one in report["scenarios"])
 
 
-@pytest.mark.parametrize(
-    ("kind", "stage"), [("gat", "easy"), pytest.param("vgae", "train", marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("kind", "stage"), [("gat", "easy"), ("vgae", "train")])
 def test_without_room_for_a_whole_step_the_same_is_learnt_from_the_same_samples(
     example, quickly, kind, stage
 ):
