@@ -19,7 +19,7 @@ from tasuki.actions.machine import Machine, device_for
 from tasuki.actions.outlook import Outlook, Prospect, gpu_name
 from tasuki.actions.plan import choose_experiments, evaluates
 from tasuki.data.tempo import share_cpus
-from tasuki.estimate.fitted import PREDICTED, BucketFit, limit_to_ask_for
+from tasuki.estimate.fitted import GIVEN, PREDICTED, BucketFit, limit_to_ask_for
 from tasuki.estimate.gpus import CPU, TABLE
 from tasuki.estimate.host import (
     GIB,
@@ -163,8 +163,10 @@ class _Rows:
         is_evaluated = evaluates(experiment, outlook.stage)
         reserve = outlook.stage.evaluate.reserve_s if outlook.stage.evaluate else None
         asked = self._times if reserve is None else replace(self._times, evaluate_s=reserve)
-        self._whole = asked.whole_s(evaluates=is_evaluated)
+        self._to_hold = asked.whole_s(evaluates=is_evaluated)
         self._whole_p90 = asked.whole_s_p90(evaluates=is_evaluated)
+        is_given = asked.source == GIVEN  # and is shown as it was given
+        self._whole = asked.wall_s if is_given else self._to_hold
         self._host = _host(request, outlook)
         self._memory = next_memory(request.spec.cluster.memory_bytes, past.killed(experiment.name))
 
@@ -205,6 +207,7 @@ class _Rows:
             "step_s": step_s,
             "wall_s": wall_s,
             "wall_s_p90": p90 * share if p90 is not None and share is not None else None,
+            "train_s": times.wall_s,
             "stage_wall_s": self._whole,
             "stage_wall_s_p90": p90,
             "limit_s": self._limit_s(),
@@ -223,7 +226,7 @@ class _Rows:
 
     def _whole_s(self) -> float | None:
         """What nine of ten runs take from the start of their job to its end."""
-        return self._whole_p90 or self._whole
+        return self._whole_p90 or self._to_hold
 
     def _limit_s(self) -> float | None:
         given = self._request.spec.cluster.time_limit_s
