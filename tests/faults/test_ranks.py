@@ -63,6 +63,8 @@ ELSEWHERE = {
     "save.frozen": "test_saves.py",
     "loop.roll-back": "test_nan.py",
     "memory.decided": "test_out_of_memory.py",
+    "batch.decided": "test_batch_tuning.py",
+    "border.decided": "test_batch_tuning.py",
 }
 """Passed only where parameters are frozen, steps are not finite, or memory runs out: killed there.
 """
