@@ -157,7 +157,8 @@ def make_window(car: Car, random: np.random.Generator) -> Window:
 
 def drive(car: Car, length: int, random: np.random.Generator) -> Messages:
     """So many messages in a row. Units have clocks of their own: none keeps step with another."""
-    span = 1.2 * length / float((1 / car.period).sum()) + 0.002
+    # Units send in bursts with silence between them; in two periods of the slowest all have sent.
+    span = 1.1 * length / float((1 / car.period).sum()) + 2 * car.period.max()
     begin = random.uniform(0, 1000)
     start, pace = random.uniform(0, 1, len(car.unit)), random.uniform(0.97, 1.03, len(car.unit))
     period = car.period * pace[car.unit]
