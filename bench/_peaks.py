@@ -78,7 +78,12 @@ def measure() -> dict[str, Any]:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     wanted = os.environ.get("BENCH_CASES", "")
-    return {name: _measure(name) for name in CASES if wanted in name}
+    found = {}
+    for name in CASES:
+        if wanted in name:
+            found[name] = _measure(name)
+            print(f"  {name}: {found[name]['error']:+.4%}", file=sys.stderr, flush=True)
+    return found
 
 
 def _measure(name: str) -> dict[str, Any]:

@@ -20,6 +20,8 @@ from tasuki.train.probe.fake_ways import patched
 
 _SCALES_PER_BLOCK = 256
 """Of bitsandbytes' second quantisation, of the scales."""
+_TABLE = 256
+"""Values that 8 bits stand for."""
 
 
 def packed(model: nn.Module) -> list[Tensor]:
@@ -28,9 +30,14 @@ def packed(model: nn.Module) -> list[Tensor]:
     if library is None:
         return []
     found: list[Tensor] = []
+    has_table = False
     for part in model.modules():
         if isinstance(part, library.nn.Linear4bit):
             found += _pack(part, library)
+            if part.quant_state.nested and not has_table:
+                # The table that all others are copied from: the library keeps it.
+                part.table_of_all, has_table = torch.empty(_TABLE), True
+                found.append(part.table_of_all)
     return found
 
 
@@ -63,7 +70,7 @@ def _state(library: Any, weight: Any, shape: tuple[int, ...], *, num_blocks: int
         return make(absmax=torch.empty(num_blocks), **known)
     second = make(
         absmax=torch.empty(-(-num_blocks // _SCALES_PER_BLOCK)),
-        code=torch.empty(256),
+        code=torch.empty(_TABLE),
         blocksize=_SCALES_PER_BLOCK,
         dtype=torch.float32,
     )
