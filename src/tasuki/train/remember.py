@@ -30,6 +30,7 @@ from tasuki.store.atomic import FORMAT, read_json, shaped
 from tasuki.store.history import append_history
 from tasuki.telemetry.events import read_events
 from tasuki.telemetry.spent import Lately, Spent, add_up_stage
+from tasuki.train.borders import EVENT as BORDER
 from tasuki.train.exact import describe
 from tasuki.train.task import Task
 
@@ -239,7 +240,7 @@ def _predicted(events: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
     return {key: told[-1].get(key) for key in _PREDICTED} if told else None
 
 
-def _memory(task: Task, events: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+def _memory(task: Task, events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Of rank 0. On a GPU the attempt's peaks, as torch kept them; on a CPU what the attempt
     measured in its second step."""
     told = [event for event in events if event.get("kind") == "memory"]
@@ -255,7 +256,10 @@ def _memory(task: Task, events: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     }
     if task.device.type == "cuda":
         found["tensor_bytes"] = torch.cuda.max_memory_allocated(task.device)
-        found["reserved_bytes"] = torch.cuda.max_memory_reserved(task.device)
+        # At epoch borders (borders.py) torch begins to count anew, and tells what was before.
+        before = [event.get("peak_bytes") or 0 for event in events if event["kind"] == BORDER]
+        reserved = torch.cuda.max_memory_reserved(task.device)
+        found["reserved_bytes"] = max(reserved, *before, 0)
     return found
 
 
