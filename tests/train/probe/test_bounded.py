@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional
 
 from tasuki.train.probe.bounded import Bounds, Untraceable
 from tasuki.train.probe.tracker import Tracker
@@ -71,6 +72,23 @@ def test_numbers_are_unknown_again_once_something_unknown_is_written_over_them(b
     assert int(lengths.max()) == 7
     part.copy_(torch.randint(9, (3,)))
     assert int(lengths.max()) == 1  # as all that nobody knows
+
+
+@pytest.mark.parametrize(
+    "loss", [functional.mse_loss, functional.smooth_l1_loss, functional.soft_margin_loss]
+)
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_a_loss_keeps_the_memory_in_which_it_was_summed_up(loss, reduction):
+    real = loss(torch.zeros(3, 4), torch.ones(3, 4), reduction=reduction)
+    with FakeTensorMode(), Tracker(bounds=Bounds()):
+        fake = loss(torch.zeros(3, 4), torch.ones(3, 4), reduction=reduction)
+    assert fake.shape == real.shape
+    assert fake.untyped_storage().nbytes() == real.untyped_storage().nbytes()
+
+
+def test_what_numbers_alone_could_compare_is_taken_as_close(bounds):
+    assert torch.allclose(torch.zeros(3), torch.ones(3))
+    assert torch.zeros(4).index_fill(0, torch.randint(4, (2,)), 1.0).shape == (4,)
 
 
 def test_a_copy_equals_its_original_until_one_is_written(bounds):

@@ -49,6 +49,7 @@ class Bounds:
             _ATEN.nonzero.default: _nonzero,
             _ATEN.masked_select.default: _masked_select,
             _ATEN._unique2.default: _unique,
+            _ATEN._unique.default: lambda *args, **named: _unique(*args, **named)[:2],
             _ATEN.unique_dim.default: _unique_dim,
             _ATEN.unique_consecutive.default: _unique_consecutive,
             _ATEN._local_scalar_dense.default: _scalar,
@@ -65,6 +66,8 @@ class Bounds:
 
     def answer(self, func: Any, args: Any, kwargs: Any, *, note: Note) -> Any:
         """NotImplemented: the operation itself knows."""
+        if func is _ATEN.allclose.default:
+            return self._condition(func)
         if func is _ATEN.equal.default:
             return self._are_equal(args[0], args[1])
         if func is _ATEN.index.Tensor:
