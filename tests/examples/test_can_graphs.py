@@ -13,7 +13,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import click
 import h5py
 import numpy as np
 import pytest
@@ -25,7 +24,6 @@ from tests.harness.faulty import used
 from tests.harness.warm import warm_server
 
 from tasuki.actions.compare import compare_runs
-from tasuki.cli.main import cli
 from tasuki.spec.load import load_spec
 from tasuki.spec.resolved import ResolvedStage, to_plain
 from tasuki.store.runs import RunFolder
@@ -271,33 +269,20 @@ def test_all_graphs_are_planned_without_gpu_and_data(tmp_path):
     assert project.tree() == before
 
 
-def words_of_readme() -> list[list[str]]:
-    """Commands that look at the data and change nothing, of verbs that there are."""
-    words = [
-        ["inspect", "spec.py:make", "--experiment", "gat_hcrl_ch"],
-        ["plan", "spec.py:make", "--experiment", "gat_hcrl_ch", "--no-measure"],
-        ["status"],
-        ["estimate", "spec.py:make", "--experiment", "gat_hcrl_ch"],
-        ["estimate", "spec.py:make", "--compare", "--experiment", "vgae_hcrl_ch", "gat_hcrl_ch"],
-        ["history"],
-        ["tune", "spec.py:make", "--batch", "--experiment", "vgae_hcrl_ch"],
-    ]
-    context = click.Context(cli)
-    options = {
-        name: {option for one in command.params for option in one.opts}
-        for name in cli.list_commands(context)
-        if (command := cli.get_command(context, name)) is not None
-    }
-    return [
-        line
-        for line in words
-        if line[0] in options and {w for w in line if w.startswith("--")} <= options[line[0]]
-    ]
+WORDS_OF_README = [
+    ["inspect", "spec.py:make", "--experiment", "gat_hcrl_ch"],
+    ["plan", "spec.py:make", "--experiment", "gat_hcrl_ch", "--no-measure"],
+    ["status"],
+    ["estimate", "spec.py:make", "--experiment", "gat_hcrl_ch"],
+    ["estimate", "spec.py:make", "--compare", "--experiment", "vgae_hcrl_ch", "gat_hcrl_ch"],
+    ["history"],
+]
+"""Commands that look at the data and change nothing."""
 
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("words", words_of_readme(), ids=" ".join)
+@pytest.mark.parametrize("words", WORDS_OF_README, ids=" ".join)
 def test_what_the_readme_types_works(example, warm_graphs, words):
     said = example.type(*words, "--json", within_s=280)
     assert said.code == 0 and said.json(), said
