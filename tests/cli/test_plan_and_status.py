@@ -36,7 +36,8 @@ STATES = {"waiting", "running", "handed-over", "complete", "failed", "held", "ca
 
 def test_the_json_of_plan_has_the_keys_of_the_contract(here, finished):
     plan = here(finished.folder, "plan", "--new", "--json").json()
-    assert set(plan) == PLAN | {"id"}  # `id` extends the contract: it names plan and job folders
+    # They extend the contract: `id` names plan and job folders, `predictions` are learnt from.
+    assert set(plan) == PLAN | {"id", "predictions"}
     (job,) = plan["jobs"]
     assert set(job) == JOB | {"cost"}  # which extends the contract
     (lane,) = job["lanes"]
