@@ -251,3 +251,30 @@ def test_the_environment_names_stages_and_experiment_too(here, tmp_path):
     )
     (piece,) = said.json()["jobs"][0]["lanes"][0]["stages"]
     assert (piece["experiment"], piece["stage"]) == ("mine", "a")
+
+
+FROM_ANOTHER = """
+recipe: recipes:Toy
+cluster: {gpu: cpu, gpus: 1, cpus: 1}
+defaults: {effective_batch: 4, epochs: 1, expect: {wall: 1m}}
+experiments:
+  first: {stages: [{name: pre}, {name: train}]}
+  second: {stages: [{name: easy, init_from: first/train}, {name: all}]}
+"""
+
+
+def test_a_start_from_an_experiment_that_was_never_trained_is_refused_before_a_job_starts(
+    here, tmp_path
+):
+    (tmp_path / "tasuki.yaml").write_text(FROM_ANOTHER)
+    for words in (("plan",), ("run", "--dry-run")):
+        refused = here(tmp_path, *words, "--experiment", "second")
+        assert refused.code == 2 and "`first/train`, which was never trained" in refused.err
+        assert "--experiment first second" in refused.err
+    half = here(tmp_path, "plan", "--experiment", "first", "second", "--stages", "easy")
+    assert half.code == 2 and "--stages train easy" in half.err
+    assert here(tmp_path, "plan").code == 0
+    run = tmp_path / "runs" / "first"
+    run.mkdir(parents=True)
+    (run / "spec.json").write_text(json.dumps({"format": 1, "experiment": "first"}))
+    assert here(tmp_path, "plan", "--experiment", "second").code == 0, "somebody trains it"

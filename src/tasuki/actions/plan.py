@@ -185,8 +185,11 @@ def _work_of(
     if run.is_complete():
         return []
     left = [stage for stage in wanted if not run.stage(stage.name).metrics.exists()]
-    times, foreseen = _estimate(experiment, left, run, request, warnings)
     state = read_json_or_none(run.training_state) or {}
+    for stage in left:
+        if state.get("stage") != stage.name:
+            _refuse_without_start(experiment, stage, request)
+    times, foreseen = _estimate(experiment, left, run, request, warnings)
     work = []
     for stage in wanted:
         if stage in left:
@@ -199,6 +202,28 @@ def _work_of(
     if not work and len(wanted) == len(experiment.stages):
         work.append(_evaluation_work(experiment, wanted[-1], request))  # only the marker is missing
     return work
+
+
+def _refuse_without_start(
+    experiment: ResolvedExperiment, stage: ResolvedStage, request: PlanRequest
+) -> None:
+    """`init_from: EXPERIMENT/STAGE`, and nobody has begun with that experiment or is going to."""
+    if start_of(stage.init_from) != "experiment":
+        return
+    name, _, source = stage.init_from.partition("/")
+    if latest_run(Path(request.spec.runs), name).spec.exists():
+        return
+    wanted = {e.name: _wanted(e, request.stages) for e in request.experiments}
+    if source in [one.name for one in wanted.get(name, ())]:
+        return
+    words = f"--experiment {name} {experiment.name}"
+    if name in wanted:
+        words = f"--stages {source} {stage.name}"
+    raise UsageError(
+        f"stage `{stage.name}` of `{experiment.name}` starts from the weights of "
+        f"`{stage.init_from}`, which was never trained and is not asked for",
+        hint=f"ask for both: {words}; or train `{name}` first",
+    )
 
 
 def _run_of(experiment: ResolvedExperiment, request: PlanRequest) -> RunFolder:
