@@ -326,3 +326,31 @@ def test_a_safety_factor_beyond_reason_warns(
 ) -> None:
     spec = project.load(small, f"safety_factor={factor}")
     assert any("outside 0.3 to 0.7" in warning for warning in spec.warnings) is warns
+
+
+BY_COST = """
+recipe: a:B
+cluster: {gpu: a100-40gb}
+defaults: {buckets: {cost: nodes+edges, budget: auto}}
+experiments: {e: {stages: [{name: s, epochs: 1}]}}
+"""
+
+
+def test_one_value_of_a_cost_budget_can_be_set(project: Project) -> None:
+    (found,) = project.stages(BY_COST, "buckets.budget=900")
+    assert found.buckets.label() == {"cost": "nodes+edges", "budget": 900}
+    (found,) = project.stages(BY_COST, "experiments.e.stages.s.buckets.cost=n^2")
+    assert found.buckets.label() == {"cost": "n^2", "budget": "auto"}
+    without = BY_COST.replace("{cost: nodes+edges, budget: auto}", "exact")
+    for setting in ("buckets.budget=900", "buckets.cost=n"):
+        assert "needs `cost`" in project.refuse(without, setting).message
+    for setting in ("buckets.budget=0", "buckets.budget=some", "buckets.cost=n-1"):
+        assert "--set" in project.refuse(BY_COST, setting).message
+
+
+@pytest.mark.parametrize(("budget", "warns"), [("auto", False), ("900", True)])
+def test_only_a_budget_that_is_given_leaves_a_safety_factor_without_effect(
+    project: Project, budget: str, warns: bool
+) -> None:
+    spec = project.load(BY_COST, f"buckets.budget={budget}", "safety_factor=0.4")
+    assert any("the `budget` of `buckets` bounds" in w for w in spec.warnings) is warns

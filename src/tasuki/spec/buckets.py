@@ -11,7 +11,8 @@ from tasuki.errors import UsageError
 from tasuki.spec.values import LARGEST_COUNT
 
 _HINT = (
-    "write `exact`, `auto`, `[512, 1024]`, `{auto: 6}`, or `{cost: nodes+edges, budget: 200000}`"
+    "write `exact`, `auto`, `[512, 1024]`, `{auto: 6}`, `{cost: nodes+edges, budget: 200000}`, or "
+    "`budget: auto` in it"
 )
 _COST_HINT = "write names joined by +, as in `nodes+edges`, `2*edges` or `n^2`"
 _TERM = re.compile(r"(?:(\d{1,9})\s*\*\s*)?([A-Za-z_]\w*)(?:\s*\^\s*([1-4]))?")
@@ -37,8 +38,13 @@ class Buckets(msgspec.Struct, frozen=True, kw_only=True):
     power: int = 1
     """Of `auto`: how a sample's cost grows with its size."""
     cost: str | None = None
-    budget: int | None = None
-    """Of `cost`: bounds one micro-batch; all samples share one bucket."""
+    budget: int | Literal["auto"] | None = None
+    """Of `cost`: bounds one micro-batch; all samples share one bucket. `auto`: as much as fits."""
+
+    @property
+    def given_budget(self) -> int | None:
+        """None: there is none, or it is to be found."""
+        return self.budget if isinstance(self.budget, int) else None
 
     def label(self) -> object:
         """As people write it."""
@@ -59,11 +65,18 @@ def parse_buckets(written: object) -> Buckets:
             return Buckets(kind=written)
         case list():
             return Buckets(kind="bounds", uppers=_uppers(written))
-        case dict() if "cost" in written:
+        case dict() if "cost" in written or "budget" in written:
             return _cost_of(written)
         case dict() if "auto" in written:
             return _auto_of(written)
     raise UsageError(f"`{written}` is no way to make buckets", hint=_HINT)
+
+
+def check_buckets(written: object) -> object:
+    """Read what one layer says: of a cost budget it may hold a part (`--set buckets.budget=N`)."""
+    if not isinstance(written, dict) or not written or not written.keys() < {"cost", "budget"}:
+        return parse_buckets(written)
+    return _cost_of({"cost": "n", "budget": "auto", **written})
 
 
 def parse_cost(text: str) -> tuple[Term, ...]:
@@ -90,10 +103,11 @@ def _uppers(written: list[Any]) -> tuple[int, ...]:
 def _cost_of(written: dict[str, Any]) -> Buckets:
     _refuse_other(written, {"cost", "budget"})
     cost, budget = written.get("cost"), written.get("budget")
-    if not isinstance(cost, str) or type(budget) is not int or not 1 <= budget <= LARGEST_COUNT:
+    is_budget = budget == "auto" or (type(budget) is int and 1 <= budget <= LARGEST_COUNT)
+    if not isinstance(cost, str) or not is_budget:
         raise UsageError(
-            f"`{written}` needs `cost`, names joined by +, and `budget`, a whole number",
-            hint="write `{cost: nodes+edges, budget: 200000}`",
+            f"`{written}` needs `cost`, names joined by +, and `budget`, a whole number or `auto`",
+            hint="write `{cost: nodes+edges, budget: 200000}`, or `budget: auto`: as much as fits",
         )
     parse_cost(cost)
     return Buckets(kind="cost", cost=cost, budget=budget)

@@ -187,7 +187,7 @@ class _Work:
             return "it never touches a given `micro_batch`"
         if stage.accumulation is not None:
             return "the micro-batch follows from `accumulation`"
-        if stage.buckets.kind == "cost":
+        if stage.buckets.given_budget is not None:
             return "the `budget` of `buckets` bounds a micro-batch"
         if self.cluster.gpu == "cpu":
             return "the memory of a CPU has no end that a batch could be fitted to"

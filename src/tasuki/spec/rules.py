@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from tasuki.spec.allocator import parse_allocator
-from tasuki.spec.buckets import parse_buckets
+from tasuki.spec.buckets import check_buckets
 from tasuki.spec.export import parse_export
 from tasuki.spec.sinks import parse_sinks
 from tasuki.spec.values import (
@@ -193,7 +193,7 @@ Buckets = Annotated[
         "`exact`, `auto`, a list of boundaries or a budget",
         "`exact`, `auto`, a list of sizes or `{cost: …, budget: …}`",
         example="exact",
-        read=parse_buckets,
+        read=check_buckets,
     ),
 ]
 

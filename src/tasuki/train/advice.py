@@ -252,8 +252,9 @@ def explain_lonely(stage: ResolvedStage, step: int) -> OutOfMemory:
 
 
 def _amount(stage: ResolvedStage, batch: Batch) -> str:
-    if stage.buckets.budget is not None and batch.micro_batch > 1:
-        return f"cost {stage.buckets.budget:,}"
+    budget = stage.buckets.given_budget
+    if budget is not None and batch.micro_batch > 1:
+        return f"cost {budget:,}"
     return "1 sample" if batch.micro_batch == 1 else f"{batch.micro_batch} samples"
 
 
@@ -278,8 +279,9 @@ def _ways(
     stage: ResolvedStage, batch: Batch, ranks: int, shortage: Shortage | None = None
 ) -> Iterator[tuple[str, str]]:
     """(what to write, how to go on with it), the best first."""
-    if stage.buckets.budget is not None and batch.micro_batch > 1:
-        half = max(1, stage.buckets.budget // 2)
+    if stage.buckets.kind == "cost" and batch.micro_batch > 1:
+        budget = stage.buckets.given_budget
+        half = "N" if budget is None else str(max(1, budget // 2))
         yield f"write `budget: {half}` in `buckets`", "`tasuki run --new`"
         return
     smaller = _smaller(stage, batch, ranks)
