@@ -51,8 +51,8 @@ class Setup:
     cluster: Cluster = field(default_factory=lambda: Cluster(gpu="cpu", gpus=1, cpus=1))
     encoder: Encoder = field(default_factory=Encoder)
     effective_batch: int = 32
-    budget: int = 4000
-    """Nodes and edges of a micro-batch: a step of large graphs is split, one of small ones not."""
+    safety_factor: float | None = None
+    """Of the largest micro-batch that fits; on a plain CPU there is none. 0.5 unless given."""
     vgae_epochs: int = 12
     easy_epochs: int = 2
     """From easy windows to hard ones."""
@@ -74,7 +74,7 @@ def full() -> Spec:
             cluster=Cluster(gpu="a100-40gb", gpus=1, cpus=8, memory="106G", time_limit="8h"),
             encoder=Encoder(width=128, heads=8, layers=3),
             effective_batch=512,
-            budget=400_000,
+            safety_factor=0.5,
             vgae_epochs=100,
             easy_epochs=10,
             gat_epochs=100,
@@ -112,9 +112,8 @@ def spec(setup: Setup, experiments: dict[str, Experiment]) -> Spec:
     defaults = Stage(
         params=asdict(setup.encoder),
         effective_batch=setup.effective_batch,
-        buckets={"cost": "nodes+edges", "budget": setup.budget},
-        micro_batch="auto",
-        safety_factor=0.5,
+        buckets={"cost": "nodes+edges", "budget": "auto"},
+        **({"safety_factor": setup.safety_factor} if setup.safety_factor else {}),
         lr=0.01,
         seed=3,
         validate=Validate(every="1 epoch", metric="auc", mode="max"),

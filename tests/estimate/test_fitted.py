@@ -7,7 +7,6 @@ import pytest
 from tasuki.estimate.accumulated import accumulated
 from tasuki.estimate.fitted import (
     Card,
-    budget_of,
     fit_bucket,
     limit_to_ask_for,
     predicted_times,
@@ -80,14 +79,6 @@ def test_without_a_probe_the_batch_is_told_and_nothing_else():
         None,
     )
     assert found.fits
-
-
-def test_a_cost_budget_is_that_of_the_bucket_that_bears_least():
-    fits = [fit(stage_of(), bucket={**BUCKET, "largest": size}) for size in (16, 64)]
-    assert budget_of(fits, [20, 70]) == min(
-        fits[0].max_micro_batch * 20, fits[1].max_micro_batch * 70
-    )
-    assert budget_of(fits, [None, None]) is None
 
 
 def test_a_prediction_adds_up_the_steps_of_all_buckets():

@@ -8,7 +8,7 @@ what `runs/.probes` keeps of the child's answers.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -195,7 +195,8 @@ class _Rows:
             "micro_batch": fit.micro_batch if fit is not None else None,
             "accumulation": fit.accumulation if fit is not None else None,
             "max_micro_batch": fit.max_micro_batch if fit is not None else None,
-            "cost_budget": stage.buckets.budget or self._outlook.cost_budget,
+            "budget": fit.budget if fit is not None else None,
+            "cost_budget": fit.max_budget if fit is not None else None,
             "tensor_peak_bytes": needs.tensors.bytes if needs is not None else None,
             "peak_bytes": peak,
             "capacity_bytes": card.capacity,
@@ -268,7 +269,7 @@ class _Rows:
         cluster, stage = self._request.spec.cluster, self._stage
         told = {"wall": self._times.source}
         if fit is not None:
-            told["micro_batch"] = "given" if fit.is_given else _why(fit, stage)
+            told["micro_batch"] = _why(fit, stage)
             if fit.step is not None:
                 is_predicted = self._times.source == PREDICTED or self._times.step_s is None
                 told["step"] = fit.step.source if is_predicted else self._times.source
@@ -279,6 +280,15 @@ class _Rows:
         told["limit"] = "given" if cluster.time_limit_s is not None else "recommended"
         told["host"] = _host_source(cluster.memory_bytes, self._memory)
         return {name: words for name, words in told.items() if words}
+
+    def _assumed_cost(self) -> str:
+        cost = self._stage.buckets.cost
+        if all(fit.size for fit in self._outlook.fits):
+            return f"assumed: what a sample costs ({cost}) is its size"
+        return (
+            f"what a sample costs ({cost}) is not known: the memory is that of a rank's whole "
+            "share of a step, of samples as example_batch makes them"
+        )
 
     def _notes(self) -> Iterator[str]:
         foretold, stage = self._outlook.foretold, self._stage
@@ -291,6 +301,8 @@ class _Rows:
         if foretold.facts["no_data"] is not None:
             why = foretold.facts["no_data"].partition("; ")[0]
             yield f"how many samples there are is not known: {why}"
+            if stage.buckets.kind == "cost":
+                yield self._assumed_cost()
         if foretold.untraced is not None:
             yield (
                 f"its memory cannot be traced: {foretold.untraced['op']}: "
@@ -303,9 +315,15 @@ class _Rows:
 
 
 def _why(fit: BucketFit, stage: ResolvedStage) -> str:
+    if fit.is_given:
+        return GIVEN
+    if fit.max_budget is not None and fit.budget == int(fit.max_budget * stage.safety_factor):
+        return (
+            f"{fit.max_budget:,} × safety_factor {stage.safety_factor:g}, in {stage.buckets.cost}"
+        )
     if fit.max_micro_batch is None:
         return "a rank's share of the effective batch"
-    if fit.accumulation == 1:
+    if fit.accumulation in (None, 1):
         return "a rank's share of the effective batch, which fits"
     return f"{fit.max_micro_batch} × safety_factor {stage.safety_factor:g}"
 
@@ -326,7 +344,7 @@ def _host(request: EstimateRequest, outlook: Outlook) -> HostNeeds | None:
     _, workers = share_cpus(cpus // cluster.gpus, is_gpu=is_gpu, workers=wanted)
     facts, probe = foretold.facts, foretold.probe
     batches = [
-        (fit.micro_batch or 1) * bucket["sample_bytes"]
+        _samples(fit, bucket) * bucket["sample_bytes"]
         for fit, bucket in zip(outlook.fits, facts["buckets"], strict=True)
         if bucket["sample_bytes"] is not None
     ]
@@ -348,6 +366,14 @@ def _host(request: EstimateRequest, outlook: Outlook) -> HostNeeds | None:
             ranks=cluster.gpus,
         )
     )
+
+
+def _samples(fit: BucketFit, bucket: Mapping[str, Any]) -> int:
+    """Of a micro-batch; by cost: so many of the dearest."""
+    if fit.budget is not None and bucket["cost"]:
+        cost = min(fit.budget, int(bucket["whole_cost"]))
+        return -(-cost // int(bucket["cost"]))
+    return fit.micro_batch or 1
 
 
 def _tensors(fits: Sequence[BucketFit]) -> int:

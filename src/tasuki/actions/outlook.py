@@ -20,14 +20,15 @@ from tasuki.errors import UsageError
 from tasuki.estimate.fitted import (
     BucketFit,
     Card,
-    budget_of,
     fit_bucket,
+    fit_cost,
     predicted_times,
     shape_of_stage,
     smallest_card,
 )
 from tasuki.estimate.gpus import CPU, find_gpu
 from tasuki.estimate.learnt import learn_calibration, learn_margin
+from tasuki.estimate.memory import Needs
 from tasuki.estimate.scale import Shape
 from tasuki.estimate.times import StageTimes
 from tasuki.estimate.works import checkpointing
@@ -46,7 +47,6 @@ class Outlook:
     foretold: Foretold | None
     """None: nothing is known of it."""
     fits: tuple[BucketFit, ...] = ()
-    cost_budget: int | None = None
     remedies: tuple[str, ...] = ()
     """Where it does not fit: by how much, and what would help."""
 
@@ -158,11 +158,11 @@ class Prospect:
         worst = max(one.fits, key=lambda fit: fit.missing_bytes)
         needs, gpu = worst.needs, one.card.gpu
         assert needs is not None
-        batch = "one sample" if needs.batch == 1 else f"a micro-batch of {needs.batch}"
-        where = f" of size {worst.size}" if worst.size else ""
         peak, missing = format_bytes(needs.peak_bytes), format_bytes(worst.missing_bytes)
-        told = [f"{batch}{where} needs {peak}: {missing} more than a {gpu.name} has"]
-        if needs.batch > 1 and worst.max_micro_batch:
+        told = [f"{_amount(worst, needs)} needs {peak}: {missing} more than a {gpu.name} has"]
+        if worst.max_budget:
+            told.append(f"`budget: {worst.max_budget}` is the largest that fits")
+        elif needs.batch > 1 and worst.max_micro_batch:
             told.append(f"`micro_batch: {worst.max_micro_batch}` is the largest that fits")
         if _can_check(one):
             told += self._with_checkpointing(one)
@@ -221,11 +221,20 @@ def _outlook(stage: ResolvedStage, card: Card, foretold: Foretold | None) -> Out
     grows = written is None or GROWING_SEGMENTS in (parse_allocator(written) or "")
     card = replace(card, grows=grows)
     buckets = foretold.facts["buckets"]
-    fits = tuple(fit_bucket(stage, bucket, foretold.probe, card) for bucket in buckets)
-    budget = None
+    probe, small = foretold.probe, foretold.small
     if stage.buckets.kind == "cost":
-        budget = budget_of(fits, [bucket["cost"] for bucket in buckets])
-    return Outlook(stage=stage, card=card, foretold=foretold, fits=fits, cost_budget=budget)
+        fits = tuple(fit_cost(stage, bucket, probe, small, card) for bucket in buckets)
+    else:
+        fits = tuple(fit_bucket(stage, bucket, probe, card) for bucket in buckets)
+    return Outlook(stage=stage, card=card, foretold=foretold, fits=fits)
+
+
+def _amount(fit: BucketFit, needs: Needs) -> str:
+    if fit.budget is not None and not needs.size:
+        alone = fit.max_budget == 0
+        return f"{'the dearest sample, of' if alone else 'a micro-batch of'} cost {needs.batch:,}"
+    batch = "one sample" if needs.batch == 1 else f"a micro-batch of {needs.batch}"
+    return f"{batch} of size {fit.size}" if fit.size else batch
 
 
 def _device(card: Card) -> str:

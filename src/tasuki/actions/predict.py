@@ -22,7 +22,7 @@ from tasuki.actions.asking import Asking
 from tasuki.answers import ask
 from tasuki.errors import StoreError
 from tasuki.estimate.probes import Probe, read_probe
-from tasuki.estimate.works import covers, facts_key, probe_work, sizes_in
+from tasuki.estimate.works import covers, facts_key, is_of_data, probe_work, sizes_in
 from tasuki.spec.resolved import ResolvedStage, to_plain
 from tasuki.store.probes import keep, read_kept
 
@@ -39,6 +39,8 @@ class Foretold:
     facts: dict[str, Any]
     """Of its data, as train/survey.py tells them."""
     probe: Probe | None
+    small: Probe | None = None
+    """By cost: of even samples, where `probe` is of the dearest (estimate/by_cost.py)."""
     untraced: dict[str, str] | None = None
     """What stands in the way of a probe: {"op", "reason"}."""
     is_kept: bool = False
@@ -89,7 +91,8 @@ class Oracle:
         kept = self._probe_of(stage, facts)
         if kept is None or not _tells_of(kept, facts):
             return None
-        return {"facts": facts, "probe": kept["read"], "untraced": kept["untraced"]}
+        names = {"probe": "read", "small": "read_small", "untraced": "untraced"}
+        return {"facts": facts, **{name: kept[key] for name, key in names.items()}}
 
     def _facts_of(self, stage: ResolvedStage) -> dict[str, Any] | None:
         key = self._facts_key(stage)
@@ -104,7 +107,7 @@ class Oracle:
         key = self._probe_key(stage, facts)
         if key not in self._probes and key not in self._looked:
             self._looked.add(key)
-            stamps = _NO_FILES if facts["has_example"] else _stamps(stage, self.folder)
+            stamps = _stamps(stage, self.folder) if is_of_data(facts) else _NO_FILES
             kept = self._read(key, stamps=stamps)
             if kept is not None:
                 self._take(key, kept["value"])
@@ -113,9 +116,11 @@ class Oracle:
     def _take(self, key: str, value: dict[str, Any]) -> None:
         """A probe's value, read once; a damaged one is as good as none."""
         try:
-            plain = value["probe"]
-            read = None if plain is None else read_probe(plain, source=f"the probe {key}")
-            self._probes[key] = {**value, "read": read}
+            read, small = (
+                None if plain is None else read_probe(plain, source=f"the probe {key}")
+                for plain in (value["probe"], value.get("small"))
+            )
+            self._probes[key] = {**value, "read": read, "read_small": small}
         except StoreError as error:
             self.notes.append(f"{error.message}: it is made anew")
 
@@ -167,7 +172,7 @@ class Oracle:
             key = self._probe_key(stage, facts)
             if (value := found["probes"].pop(key, None)) is not None:
                 self._take(key, value)
-                data = _NO_FILES if facts["has_example"] else stamp
+                data = stamp if is_of_data(facts) else _NO_FILES
                 said.add(self._keep(key, value, found["code"], data))
         self.notes += [f"nothing is kept for the next time: {why}" for why in said - {""}]
 
@@ -198,7 +203,7 @@ class Oracle:
 
 
 def _tells_of(kept: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
-    if not facts["has_example"]:
+    if is_of_data(facts):
         return True  # made of these data, with all their sizes
     probe = kept["read"]
     is_exact = probe is None or probe.is_exact

@@ -118,6 +118,8 @@ def _no_batch(reason: str) -> UsageError:
 def _kept(rows: Sequence[Mapping[str, Any]], stage: ResolvedStage) -> dict[str, Any]:
     """One for all sizes: that of the largest."""
     micro_batch = min(row["micro_batch"] for row in rows)
+    if stage.buckets.cost is not None:
+        return {"buckets": {"cost": stage.buckets.cost, "budget": micro_batch}}
     if stage.accumulation is None:
         return {"micro_batch": micro_batch}
     share = max(row["share"] for row in rows)
@@ -144,10 +146,8 @@ def _ask_for_batch(stage: ResolvedStage, request: TuneRequest) -> dict[str, Any]
         raise _no_batch("the memory of a CPU has no end of its own")
     open_stage = msgspec.structs.replace(stage, micro_batch="auto", accumulation=None)
     if stage.buckets.kind == "cost":
-        raise UsageError(
-            f"stage `{stage.name}` bounds its micro-batches by cost: its `budget` is given",
-            hint="`tasuki tune --batch` looks for a number of samples",
-        )
+        buckets = msgspec.structs.replace(stage.buckets, budget="auto")
+        open_stage = msgspec.structs.replace(open_stage, buckets=buckets)
     answer: dict[str, Any] = ask(
         "tasuki.train.batch_size",
         {

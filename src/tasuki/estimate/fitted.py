@@ -11,8 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
+
 from tasuki.data.split import resolve_batch
 from tasuki.estimate.accumulated import accumulated
+from tasuki.estimate.by_cost import CostProbes
 from tasuki.estimate.gpus import TABLE, Gpu
 from tasuki.estimate.learnt import Margin
 from tasuki.estimate.memory import (
@@ -73,6 +76,9 @@ class BucketFit:
     missing_bytes: int = 0
     """How much larger the card would have to be."""
     step: StepTime | None = None
+    budget: int | None = None
+    """The most that a micro-batch may cost, where costs decide; then its samples are no number."""
+    max_budget: int | None = None
 
     @property
     def fits(self) -> bool:
@@ -107,6 +113,88 @@ def fit_bucket(
         needs=needs,
         missing_bytes=max(0, missing or 0),
         step=_step(probe, stage, card, micro=micro, share=share, size=size),
+    )
+
+
+def fit_cost(
+    stage: ResolvedStage,
+    bucket: Mapping[str, Any],
+    probe: Probe | None,
+    small: Probe | None,
+    card: Card,
+) -> BucketFit:
+    """Where a budget bounds a micro-batch: what is given, or what fits times the safety factor."""
+    if probe is None or small is None:
+        return _without_costs(stage, bucket, probe, card)
+    probes = CostProbes(large=probe, small=small, dearest=bucket["cost"])
+    whole, given = bucket["whole_cost"], stage.buckets.given_budget
+    largest = _largest_budget(probes, card)
+    budget = given or _chosen_budget(largest, whole, stage)
+    if budget < whole:
+        probes = probes.accumulated()
+        largest = _largest_budget(probes, card)
+        budget = given or min(budget, _chosen_budget(largest, whole, stage))
+    needs = probes.needs(min(budget, whole), beside=card.beside)
+    missing = 0 if card.capacity is None else -needs.headroom(card.capacity)
+    mean = max(1, round(bucket["mean_cost"]))
+    times = -(-mean // budget)
+    return BucketFit(
+        size=None,
+        samples=bucket["samples"],
+        steps=bucket["steps"],
+        micro_batch=None,
+        accumulation=None,
+        is_given=given is not None,
+        max_micro_batch=None,
+        needs=needs,
+        missing_bytes=max(0, missing),
+        step=probed_step_time(
+            probes.small,
+            batch=-(-mean // times),
+            accumulation=times,
+            gpu=card.gpu,
+            precision=stage.precision,
+            calibration=card.calibration,
+        ),
+        budget=budget,
+        max_budget=None if largest is None else largest.batch,
+    )
+
+
+def _largest_budget(probes: CostProbes, card: Card) -> Largest | None:
+    if card.capacity is None:
+        return None
+    return probes.largest(capacity=card.capacity, beside=card.beside)
+
+
+def _chosen_budget(largest: Largest | None, whole: int, stage: ResolvedStage) -> int:
+    if largest is None:
+        return whole
+    return max(1, min(whole, int(largest.batch * stage.safety_factor)))
+
+
+def _without_costs(
+    stage: ResolvedStage, bucket: Mapping[str, Any], probe: Probe | None, card: Card
+) -> BucketFit:
+    """Without data: a sample is taken to cost its size; where it has none, a rank's whole share is
+    one micro-batch."""
+    given, size = stage.buckets.given_budget, bucket["largest"]
+    share, _ = share_of(stage, card.ranks)
+    if given is not None and size:
+        micro = max(1, min(share, given // size))
+        stage = msgspec.structs.replace(stage, effective_batch=None, micro_batch=micro)
+        stage = msgspec.structs.replace(stage, accumulation=-(-share // micro))
+    found = fit_bucket(stage, bucket, probe, card)
+    assert found.micro_batch is not None
+    most = found.max_micro_batch
+    return replace(
+        found,
+        micro_batch=None,
+        accumulation=None,
+        is_given=given is not None,
+        max_micro_batch=None,
+        budget=given or (found.micro_batch * size if size else None),
+        max_budget=most * size if size and most is not None else None,
     )
 
 
@@ -145,16 +233,6 @@ def _step(
         precision=stage.precision,
         calibration=card.calibration,
     )
-
-
-def budget_of(fits: Sequence[BucketFit], costs: Sequence[int | None]) -> int | None:
-    """The largest cost of a micro-batch that fits: so many of the dearest samples of a bucket."""
-    found = [
-        fit.max_micro_batch * cost
-        for fit, cost in zip(fits, costs, strict=True)
-        if fit.max_micro_batch and cost
-    ]
-    return min(found, default=None)
 
 
 def shape_of_stage(fits: Sequence[BucketFit], effective_batch: int) -> Shape | None:

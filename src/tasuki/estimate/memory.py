@@ -205,16 +205,18 @@ def with_measured_context(known: Beside, count: int, *, source: str) -> Beside:
 def _tensor_source(probe: Probe) -> str:
     if probe.is_exact:
         checks = "; ".join(
-            f"checked at {_point(batch, size)}: {(predicted - traced) / max(1, traced):+.2%}"
+            f"checked at {_point(probe, batch, size)}: {(predicted - traced) / max(1, traced):+.2%}"
             for batch, size, predicted, traced in probe.checked
         )
         return f"traced, fitted allocation by allocation{f' ({checks})' if checks else ''}"
-    points = ", ".join(_point(batch, size) for batch, size in probe.probes)
+    points = ", ".join(_point(probe, batch, size) for batch, size in probe.probes)
+    if probe.unit == "cost":
+        return f"a line over the traced peaks at {points}"
     return f"a curve through the peaks at {points}, which may be too low beyond them"
 
 
-def _point(batch: int, size: int) -> str:
-    return f"{batch} × {size}" if size else f"batch {batch}"
+def _point(probe: Probe, batch: int, size: int) -> str:
+    return f"{batch} × {size}" if size else f"{probe.unit} {batch}"
 
 
 def _reserved(probe: Probe, tensors: Figure, *, batch: int, size: int, beside: Beside) -> Figure:
@@ -246,7 +248,8 @@ def _exchange(probe: Probe, *, batch: int, size: int, beside: Beside) -> Figure:
 
 
 def _margin(probe: Probe, beside: Beside) -> tuple[float, str]:
-    if probe.is_exact or beside.margin >= MARGIN_INEXACT:
+    is_over = probe.unit == "cost"  # no traced peak lies above the line
+    if probe.is_exact or is_over or beside.margin >= MARGIN_INEXACT:
         return beside.margin, beside.margin_source
     return MARGIN_INEXACT, f"{ASSUMED}, as the traces did not align"
 

@@ -50,6 +50,8 @@ class Probe:
     notes: tuple[str, ...]
     micro_batches: int = 1
     """That the traced step has: flops, moved and ops are of all of them."""
+    unit: str = "batch"
+    """What `batch` counts: samples, or what they `cost` together."""
     secant: Coefficients | None = None
     """Where the traces of the probes did not align: a polynomial through their peaks; the events
     are those of the largest probe."""
@@ -202,6 +204,7 @@ def _read(value: object, source: str) -> Probe:
         checked=tuple(_row(one, "checked", width=4) for one in _list(value["checked"], "checked")),  # type: ignore[misc]
         notes=tuple(_text(one, "notes") for one in _list(value.get("notes", []), "notes")),
         micro_batches=max(1, _count(value.get("micro_batches", 1), "micro_batches")),
+        unit=_text(value.get("unit", "batch"), "unit"),
         secant=None if is_exact else _coefficients(value["secant"], "secant", width=len(terms)),
     )
 

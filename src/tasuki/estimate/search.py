@@ -55,17 +55,24 @@ def largest_fitting(tried: Sequence[Tried]) -> int:
 
 
 def next_try(
-    tried: Sequence[Tried], *, predict: Predict | None, capacity: int, most: int
+    tried: Sequence[Tried],
+    *,
+    predict: Predict | None,
+    capacity: int,
+    most: int,
+    first: int = 1,
+    apart: int = 1,
 ) -> int | None:
-    """The batch to try now; None: the largest that fits is known as well as it will be."""
+    """The batch to try now; None: the largest that fits is known as well as it will be. Without a
+    prediction `first` is tried first; nothing nearer than `apart` is worth a try."""
     low, high = largest_fitting(tried), _smallest_failing(tried, most)
-    if len(tried) >= MOST_TRIES or low >= high - 1:
+    if len(tried) >= MOST_TRIES or low >= high - apart:
         return None
     if predict is None:
-        guess = _by_peaks(tried, capacity=capacity, low=low, high=high)
+        guess = _by_peaks(tried, capacity=capacity, low=low, high=high, first=first)
     else:
         guess = _by_prediction(tried, predict, capacity=capacity, high=high)
-    return guess if low < guess < high else None
+    return guess if (low == 0 or low + apart <= guess) and 0 < guess < high else None
 
 
 def correction_of(measured: Sequence[tuple[int, int]]) -> Correction:
@@ -99,19 +106,19 @@ def _by_prediction(tried: Sequence[Tried], predict: Predict, *, capacity: int, h
     return guess or (0 if tried and not fitted and high == 1 else 1)
 
 
-def _by_peaks(tried: Sequence[Tried], *, capacity: int, low: int, high: int) -> int:
+def _by_peaks(tried: Sequence[Tried], *, capacity: int, low: int, high: int, first: int) -> int:
     """One sample first; then as many as must fit, since peaks grow no faster than the batch; then
     along the line through the last two peaks, which runs low: peaks bend upwards."""
     fitted = sorted((one.batch, one.peak_bytes) for one in tried if one.peak_bytes is not None)
     if not fitted:
-        return 1
+        return min(first, high - 1)
     if len(fitted) == 1:
-        return min(high - 1, max(2, capacity // max(1, fitted[0][1] or 0)))
+        return min(high - 1, first * max(2, capacity // max(1, fitted[0][1] or 0)))
     if any(one.peak_bytes is None for one in tried):
         return max(low + 1, int((low * high) ** 0.5))
-    (first, was), (last, now) = fitted[-2:]
+    (before, was), (last, now) = fitted[-2:]
     assert was is not None and now is not None
-    grows = (now - was) / (last - first)
+    grows = (now - was) / (last - before)
     more = (capacity - now) / grows if grows > 0 else high
     times = _FARTHEST if len(tried) < MOST_TRIES - 1 else _FARTHEST_AT_LAST
     return int(min(high - 1, times * last, last + more))

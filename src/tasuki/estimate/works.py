@@ -17,7 +17,7 @@ import msgspec
 from tasuki.data.split import resolve_batch
 from tasuki.spec.resolved import ResolvedStage, to_plain
 
-_VERSION = 1
+_VERSION = 2
 """Of what is kept: another one makes all of it untrue."""
 _OF_STEP = (
     "recipe",
@@ -50,10 +50,22 @@ def probe_work(
     whether they have a size."""
     plain = to_plain(stage)
     has_example, has_sizes = bool(facts["has_example"]), bool(sizes_in(facts))
-    names = _OF_STEP if has_example else (*_OF_STEP, *_OF_DATA)
+    names = (*_OF_STEP, *_OF_DATA) if is_of_data(facts) else _OF_STEP
     told = {name: plain[name] for name in names}
-    kind = [ranks > 1, has_example, has_sizes]
+    kind: list[object] = [ranks > 1, has_example, has_sizes]
+    if is_by_cost(facts):
+        kind += [ranks, *(bucket["whole_cost"] for bucket in facts["buckets"])]
     return _digest("probe", told, folder, device, kind)
+
+
+def is_by_cost(facts: Mapping[str, Any]) -> bool:
+    """Do the data tell what samples cost? Then these are what is traced."""
+    return any(bucket.get("whole_cost") is not None for bucket in facts["buckets"])
+
+
+def is_of_data(facts: Mapping[str, Any]) -> bool:
+    """Is a probe made of the stage's own data?"""
+    return not facts["has_example"] or is_by_cost(facts)
 
 
 def sizes_in(facts: Mapping[str, Any]) -> list[int]:

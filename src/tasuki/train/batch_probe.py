@@ -105,15 +105,15 @@ class RealSteps:
         # As DDP's copy of all gradients.
         self._copy = torch.empty(num_bytes, dtype=torch.uint8, device=device)
 
-    def try_batch(self, bucket: int, num: int, *, times: int) -> int | None:
-        """The peak of steps with `times` micro-batches of so many samples. None: no room."""
-        indices = self._samples.of(bucket, num)
+    def try_batches(self, pieces: Sequence[list[int]]) -> int | None:
+        """The peak of steps with these micro-batches. None: no room."""
+        num = sum(map(len, pieces))
         self._clear()
         self._gauge.reset()
         before, done = self._gauge.peak_bytes(), 0
         try:
             for _ in range(_STEPS):
-                self._engine.step(self._batches(indices, times), num * times)
+                self._engine.step(self._batches(pieces), num)
                 done += 1
         except Exception as error:
             if not is_out_of_memory(error):
@@ -127,8 +127,8 @@ class RealSteps:
             raise RunError("steps took no memory that can be measured")
         return peak
 
-    def _batches(self, indices: list[int], times: int) -> Iterator[MicroBatch]:
-        for _ in range(times):
+    def _batches(self, pieces: Sequence[list[int]]) -> Iterator[MicroBatch]:
+        for indices in pieces:
             yield MicroBatch(self._samples.fetch(indices), len(indices))
 
     def _clear(self) -> None:

@@ -153,7 +153,7 @@ class Borders:
                 from_step=step,
                 most=most,
                 was=border.in_use[bucket],
-                unit="samples",
+                unit="samples" if task.stage.buckets.cost is None else "cost",
                 reason=reason,
                 factor=decision.factor,
             )

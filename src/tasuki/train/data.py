@@ -19,6 +19,7 @@ from tasuki.data.order import SCORE_HINT, Order
 from tasuki.data.shares import StepSplit
 from tasuki.data.split import Batch, resolve_batch
 from tasuki.data.tempo import LoaderSettings
+from tasuki.data.worst import whole_cost
 from tasuki.errors import DataError, RecipeError
 from tasuki.spec.buckets import Buckets
 from tasuki.spec.resolved import ResolvedStage
@@ -131,7 +132,7 @@ def prepare_data(
         fetcher=Fetcher(dataset, optional(recipe, "collate")),
         order=order,
         batch=batch,
-        split=_split(recipe, dataset, stage.buckets, batch, rank=rank, world=world),
+        split=_split(recipe, dataset, stage.buckets, plan, batch, rank=rank, world=world),
         warnings=tuple(_warnings(stage, plan, world)),
     )
 
@@ -197,14 +198,25 @@ def _resolve_batch(stage: ResolvedStage, world: int) -> Batch:
 
 
 def _split(
-    recipe: Any, dataset: Any, buckets: Buckets, batch: Batch, *, rank: int, world: int
+    recipe: Any,
+    dataset: Any,
+    buckets: Buckets,
+    plan: BucketPlan,
+    batch: Batch,
+    *,
+    rank: int,
+    world: int,
 ) -> StepSplit:
+    """A budget that is still to be found bounds nothing."""
+    costs, budget = costs_of(recipe, dataset, buckets), buckets.given_budget
+    if costs is not None and budget is None:
+        budget = whole_cost(costs, plan, batch=batch.effective_batch, world=world)
     return StepSplit(
         rank=rank,
         world=world,
         micro_batch=batch.micro_batch,
-        costs=costs_of(recipe, dataset, buckets),
-        budget=buckets.budget or 0,
+        costs=costs,
+        budget=max(1, budget or 0),
     )
 
 

@@ -258,7 +258,8 @@ def batches_of_one_bucket(
                 indices = members[start : start + count].tolist()
                 yield Part(indices, size, len(indices), "samples")
             continue
-        budget = min(stage.buckets.budget or 0, most.get(size, stage.buckets.budget or 0))
+        budget = stage.buckets.given_budget or int(costs.sum())
+        budget = min(budget, most.get(size, budget))
         for start in range(0, len(members), batch):
             some = members[start : start + batch]
             for piece in split_by_cost(costs[some].tolist(), budget, rank=0, world=1):

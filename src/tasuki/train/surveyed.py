@@ -22,14 +22,15 @@ from tasuki.answers import Told
 from tasuki.data.fetch import Request, seed_everything
 from tasuki.data.foreign import ForeignOrder
 from tasuki.errors import DataError, TasukiError
-from tasuki.estimate.works import covers, in_one_micro_batch, probe_work, sizes_in
+from tasuki.estimate.works import covers, in_one_micro_batch, is_by_cost, probe_work, sizes_in
 from tasuki.spec.resolved import ResolvedStage, stage_from_plain, to_plain
-from tasuki.train.data import StageData, costs_of, prepare_data, sizes_of
+from tasuki.train.data import StageData, prepare_data, sizes_of
 from tasuki.train.examples import check_example
 from tasuki.train.footprint import rank_rss_bytes
 from tasuki.train.importing import importing
 from tasuki.train.leaves import leaves_of
 from tasuki.train.probe import child as probe_child
+from tasuki.train.probe.by_cost import probe_by_cost, worst_of
 from tasuki.train.recipe import load_recipe, optional
 
 
@@ -90,7 +91,8 @@ def _without_data(stage: ResolvedStage) -> dict[str, Any]:
     if stage.size is not None:
         low, high = stage.size.low, stage.size.high
         sizes = stage.size.values if low is None or high is None else sorted({low, high})
-    empty = {"samples": None, "steps": None, "sample_bytes": None, "cost": None}
+    names = ("samples", "steps", "sample_bytes", "cost", "whole_cost", "mean_cost")
+    empty = dict.fromkeys(names)
     return {
         "samples": None,
         "steps_per_epoch": None,
@@ -109,17 +111,18 @@ def _of_data(recipe: Any, stage: ResolvedStage, data: StageData) -> dict[str, An
         "is_foreign": isinstance(order, ForeignOrder),
     }
     if isinstance(order, ForeignOrder):
-        nothing = dict.fromkeys(("size", "largest", "samples", "sample_bytes", "cost"))
+        names = ("size", "largest", "samples", "sample_bytes", "cost", "whole_cost", "mean_cost")
+        nothing = dict.fromkeys(names)
         return {**known, "samples": None, "buckets": [{**nothing, "steps": order.steps_per_epoch}]}
-    buckets = list(_buckets(recipe, stage, data))
+    buckets = list(_buckets(recipe, data))
     return {**known, "samples": order.plan.num_samples, "buckets": buckets}
 
 
-def _buckets(recipe: Any, stage: ResolvedStage, data: StageData) -> Iterator[dict[str, Any]]:
+def _buckets(recipe: Any, data: StageData) -> Iterator[dict[str, Any]]:
     """Each with its largest sample: that one decides what a step takes."""
     plan = data.order.plan
     sizes = sizes_of(recipe, data.dataset)
-    costs = costs_of(recipe, data.dataset, stage.buckets)
+    worst = None if data.split.costs is None else worst_of(data)
     for number, bucket in enumerate(plan.buckets):  # type: ignore[union-attr]
         found = plan.index(number)  # type: ignore[union-attr]
         members = np.arange(bucket.samples) if found is None else found
@@ -135,7 +138,9 @@ def _buckets(recipe: Any, stage: ResolvedStage, data: StageData) -> Iterator[dic
             "samples": bucket.samples,
             "steps": -(-bucket.samples // data.batch.effective_batch),
             "sample_bytes": sum(leaf.bytes for leaf in leaves_of(sample)),
-            "cost": None if costs is None else int(costs[members].max()),
+            "cost": None if worst is None else worst.dearest,
+            "whole_cost": None if worst is None else worst.whole,
+            "mean_cost": None if worst is None else worst.mean,
         }
 
 
@@ -149,7 +154,8 @@ def _probes(
         key = probe_work(one.stage, one.facts, **where_to)
         works.setdefault(key, []).append(one)
     for key, group in works.items():
-        sizes = {size for one in group for size in sizes_in(one.facts)}
+        by_cost = is_by_cost(group[0].facts)
+        sizes = set() if by_cost else {size for one in group for size in sizes_in(one.facts)}
         have = order["have"].get(key)
         if have is not None and covers(have["sizes"], sizes, is_exact=have["is_exact"]):
             continue
@@ -162,6 +168,8 @@ def _probes(
 def _probe(
     one: _Surveyed, sizes: list[int], order: Mapping[str, Any], told: Told
 ) -> dict[str, Any]:
+    if is_by_cost(one.facts):
+        return _probe_by_cost(one, order, told)
     # Without an example the probe reads the data itself, and knows their sizes.
     asked = {
         "stage": to_plain(in_one_micro_batch(one.stage)),
@@ -178,6 +186,13 @@ def _probe(
             error.hint = "without data a stage must say its `size:`"
         raise
     return {**found, "sizes": sizes}
+
+
+def _probe_by_cost(one: _Surveyed, order: Mapping[str, Any], told: Told) -> dict[str, Any]:
+    stage, ranks = in_one_micro_batch(one.stage), int(order["ranks"])
+    data = prepare_data(one.recipe, stage, rank=0, world=ranks)
+    asked = {"folder": order["folder"], "device": order["device"], "ranks": ranks}
+    return {**probe_by_cost(one.recipe, stage, data, asked, told), "sizes": []}
 
 
 def _digests(recipes: Sequence[Any], folder: Path) -> dict[str, str]:

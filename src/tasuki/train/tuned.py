@@ -39,12 +39,15 @@ _SHOWN = 4
 def is_tuned(stage: ResolvedStage) -> bool:
     """Does the stage leave its micro-batch to us? Where `accumulation` is given, it follows."""
     is_open = stage.micro_batch == "auto" and stage.accumulation is None
-    return is_open and stage.buckets.kind != "cost"
+    return is_open and stage.buckets.given_budget is None
 
 
 def tune_once(task: Task) -> None:
     """Nothing, unless this is the stage's first start on a device whose memory has an end."""
-    if not task.is_first or not is_tuned(task.stage) or open_gauge(task.device) is None:
+    if not task.is_first or not is_tuned(task.stage):
+        return
+    if open_gauge(task.device) is None:
+        _say_without_end(task)
         return
     share = -(-(task.stage.effective_batch or 1) // task.ranks.world)
     if share == 1 or _has_begun(task):
@@ -57,6 +60,15 @@ def tune_once(task: Task) -> None:
     if answer["capacity_bytes"] is None:
         return
     _decide(task, answer)
+
+
+def _say_without_end(task: Task) -> None:
+    """Once, at the stage's start."""
+    if task.stage.buckets.budget == "auto" and not _has_begun(task):
+        task.say(
+            "`budget: auto`: the memory of this device has no end that is known, so that a rank's "
+            "whole share of a step is one micro-batch"
+        )
 
 
 def _has_begun(task: Task) -> bool:
@@ -117,7 +129,7 @@ def _decide(task: Task, answer: Mapping[str, Any]) -> None:
                 from_step=0,
                 most=row["micro_batch"],
                 was=row["share"],
-                unit="samples",
+                unit=row["unit"],
                 reason=f"tuned: {row['found']} fit, factor {factor:g}",
                 factor=factor,
             )
@@ -134,7 +146,10 @@ def _decide(task: Task, answer: Mapping[str, Any]) -> None:
         source=answer["source"],
     )
     task.events.sync()
-    for line in in_words(rows, factor, capacity_bytes=answer["capacity_bytes"]):
+    told = in_words(
+        rows, factor, capacity_bytes=answer["capacity_bytes"], cost=task.stage.buckets.cost
+    )
+    for line in told:
         task.say(line)
     if answer["untraced"] is not None:
         reason = answer["untraced"]["reason"]
@@ -148,8 +163,13 @@ def _ratios_of(tries: Iterable[Mapping[str, Any]]) -> list[float]:
     return [ratio for ratio in found if is_ratio(ratio)]
 
 
-def in_words(rows: list[dict[str, Any]], factor: float, *, capacity_bytes: int) -> Iterator[str]:
+def in_words(
+    rows: list[dict[str, Any]], factor: float, *, capacity_bytes: int, cost: str | None = None
+) -> Iterator[str]:
     """Three lines for each bucket, the largest first; people look for their beginnings."""
+    if cost is not None:
+        yield from _cost_in_words(rows[0], factor, capacity_bytes=capacity_bytes, cost=cost)
+        return
     shown = list(reversed(rows))
     for row in shown[:_SHOWN]:
         size = f" (size {row['size']})" if row["size"] is not None and len(rows) > 1 else ""
@@ -167,6 +187,21 @@ def in_words(rows: list[dict[str, Any]], factor: float, *, capacity_bytes: int) 
     if len(shown) > _SHOWN:
         few, many = shown[-1]["micro_batch"], len(shown) - _SHOWN
         yield f"Batch sizes of {many} smaller sizes: up to {few}"
+
+
+def _cost_in_words(
+    row: Mapping[str, Any], factor: float, *, capacity_bytes: int, cost: str
+) -> Iterator[str]:
+    found, final = row["found"], row["micro_batch"]
+    if not found:
+        room, needed = format_bytes(capacity_bytes), row["predicted_bytes"]
+        by = f": {format_bytes(needed - capacity_bytes)} are missing" if needed else ""
+        yield f"WARNING: batch size tuner: not even the dearest sample alone fits {room}{by}"
+    enough = " or more" if row["is_bounded"] else ""
+    whole = ", a rank's whole share of a step" if final == row["share"] else ""
+    yield f"Batch size tuner found: cost {found:,}{enough} ({cost})"
+    yield f"Applied {factor:.0%} safety factor: {found:,} × {factor:g}"
+    yield f"Final safe batch size: cost {final:,} of a micro-batch{whole}"
 
 
 def read_tuned(events: Iterable[Mapping[str, Any]], stage: str) -> Tuned | None:

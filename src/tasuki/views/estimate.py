@@ -103,6 +103,9 @@ def _cells(row: _Row, name: str, *, is_first: bool) -> dict[str, Text]:
 
 def _batch(row: _Row) -> str:
     """`4 × 2 of 96`: a micro-batch, how many of them make a step, and the largest that fits."""
+    if row["budget"] is not None:
+        most = "" if row["cost_budget"] is None else f" of {_cost(row['cost_budget'])}"
+        return f"budget {count(row['budget'])}{most}"
     if row["micro_batch"] is None:
         return "–"
     times = f" × {row['accumulation']}" if (row["accumulation"] or 1) > 1 else ""
@@ -112,6 +115,11 @@ def _batch(row: _Row) -> str:
 
 def _most(value: int) -> str:
     return count(value) if value < 1_000_000 else "1M+"
+
+
+def _cost(value: int) -> str:
+    """A table has little room."""
+    return count(value) if value < 10_000_000 else f"{value / 1e6:,.1f}M"
 
 
 def _bytes(value: int | None) -> str:

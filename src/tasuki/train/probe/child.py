@@ -15,6 +15,7 @@ import inspect
 import os
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from tasuki.train.footprint import count_bytes, tensors_in
 from tasuki.train.prepare import start_seed
 from tasuki.train.probe.batches import Batches, Points, choose_points
 from tasuki.train.probe.bounded import Bounds, Untraceable
-from tasuki.train.probe.fit import Fit, fit
+from tasuki.train.probe.fit import Fit, Point, fit
 from tasuki.train.probe.key import probe_key
 from tasuki.train.probe.measured import measure
 from tasuki.train.probe.steps import Device, opened
@@ -38,7 +39,7 @@ from tasuki.train.probe.trace import Trace
 from tasuki.train.recipe import load_recipe
 
 _NICE = 10
-_MOST_BYTES = 256 << 20
+MOST_BYTES = 256 << 20
 """Of a batch on the host, for a check far beyond the probes."""
 
 
@@ -59,14 +60,14 @@ def work(order: dict[str, Any], told: Told) -> dict[str, Any]:
         if not order.get("may_measure", False):
             return {"probe": None, "untraced": untraced}
         plain = _measured(recipe, stage, batches, error, order, told)
-    return {"probe": {**plain, **_origin(recipe, stage, order)}, "untraced": untraced}
+    return {"probe": {**plain, **origin(recipe, stage, order)}, "untraced": untraced}
 
 
 def _traced(
     recipe: Any, stage: ResolvedStage, batches: Batches, order: dict[str, Any], told: Told
 ) -> dict[str, Any]:
     ranks = int(order.get("ranks", 1))
-    traced = _Traced(recipe, stage, batches, device=order["device"], ranks=ranks)
+    traced = Traced(recipe, stage, batches, device=order["device"], ranks=ranks)
     found = traced.fitted(choose_points(batches.sizes), told)
     if not found.is_exact and len(batches.sizes) > 1:
         traced.notes.append(
@@ -102,7 +103,7 @@ def _measured(
     return {**found.fit.to_plain(), "notes": notes}
 
 
-def _origin(recipe: Any, stage: ResolvedStage, order: dict[str, Any]) -> dict[str, str]:
+def origin(recipe: Any, stage: ResolvedStage, order: dict[str, Any]) -> dict[str, str]:
     """By which a file is known again."""
     ranks = int(order.get("ranks", 1))
     key = probe_key(
@@ -117,11 +118,17 @@ def _origin(recipe: Any, stage: ResolvedStage, order: dict[str, Any]) -> dict[st
     return {"key": key, "torch": torch.__version__}
 
 
-class _Traced:
+class Traced:
     """Traces of one stage."""
 
     def __init__(
-        self, recipe: Any, stage: ResolvedStage, batches: Batches, *, device: Device, ranks: int
+        self,
+        recipe: Any,
+        stage: ResolvedStage,
+        batches: Batches | None,
+        *,
+        device: Device,
+        ranks: int,
     ) -> None:
         self._recipe, self._batches, self._device, self._ranks = recipe, batches, device, ranks
         self._accumulation = 2 if _accumulates(stage, ranks) else 1
@@ -147,22 +154,28 @@ class _Traced:
 
     def _traces(self, points: Points, told: Told, *, times: int) -> list[Trace]:
         """The last of so many steps at each point."""
+        assert self._batches is not None
         used = [self._batches.at(batch, size) for batch, size in points.used]
         most = points.used[-1][0]
-        is_far = count_bytes(tensors_in(used[-1])) * points.held_back[0] <= _MOST_BYTES * most
+        is_far = count_bytes(tensors_in(used[-1])) * points.held_back[0] <= MOST_BYTES * most
         beyond = points.held_back if is_far else points.near
-        # The first is thrown away: the optimizer's states come in it.
-        wanted = [points.used[0], *points.used, beyond]
-        data = [used[0], *used, self._batches.at(*beyond)]
+        wanted = [*zip(points.used, used, strict=True), (beyond, self._batches.at(*beyond))]
+        return self.traces_of(wanted, told, times=times)
+
+    def traces_of(
+        self, wanted: Sequence[tuple[Point, Any]], told: Told, *, times: int
+    ) -> list[Trace]:
+        """Of these batches, one after another."""
         found = []
         with opened(
             self._recipe, self._stage, device=self._device, bounds=self._bounds, ranks=self._ranks
         ) as traced:
-            for number, (batch, size) in enumerate(wanted):
-                told.progress("memory probe", number, len(wanted))
+            # The first is thrown away: the optimizer's states come in it.
+            for number, ((batch, size), data) in enumerate([wanted[0], *wanted]):
+                told.progress("memory probe", number, len(wanted) + 1)
                 for _ in range(times):
                     trace = traced.trace(
-                        data[number], batch=batch, size=size, accumulation=self._accumulation
+                        data, batch=batch, size=size, accumulation=self._accumulation
                     )
                 found.append(trace)
             self._look_at(traced.model)

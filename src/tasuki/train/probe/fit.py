@@ -26,8 +26,12 @@ BATCH_TERMS: tuple[Term, ...] = ((0, 0), (1, 0), (2, 0))
 TWO_SIZE_TERMS: tuple[Term, ...] = ((0, 0), (1, 0), (0, 1), (1, 1))
 """Where data have two sizes: nothing lies between or beyond them."""
 SIZE_TERMS: tuple[Term, ...] = ((0, 0), (1, 0), (0, 1), (1, 1), (0, 2), (1, 2))
+LINE_TERMS: tuple[Term, ...] = ((0, 0), (1, 0))
+"""By cost: samples of the same cost differ, so that no polynomial would go through all of them."""
 _TOLERANCE = 1e-3
 """A held-back peak that is further off than this share says that the fit does not hold."""
+_TOO_LOW, _TOO_HIGH = 0.02, 0.15
+"""The same of a line by cost. A line that lies too high only takes room."""
 FORMAT = 1
 
 
@@ -119,6 +123,66 @@ def fit(traces: Sequence[Trace], *, held_back: Trace) -> Fit:
         )
         return _without_events(traces, held_back, terms, solve, reason)
     return _checked(found, held_back)
+
+
+def fit_line(low: Trace, high: Trace, *, held_back: Sequence[Trace]) -> Fit:
+    """By cost, exact at two traces. Where others lie elsewhere: the largest trace as it is, and a
+    line that lies below none of the peaks."""
+    traces = (low, high, *held_back)
+    solve = _solver([(low.batch, 0), (high.batch, 0)], LINE_TERMS)
+    plain = Fit(
+        terms=LINE_TERMS,
+        begin=high.begin,
+        events=(),
+        probes=((low.batch, 0), (high.batch, 0)),
+        checked=(),
+        flops=solve((low.flops, high.flops)),
+        moved=solve((low.moved, high.moved)),
+        ops=high.ops,
+        is_exact=True,
+    )
+    reason = next((r for t in traces[1:] if (r := _differs(low, t))), "")
+    if not reason:
+        pairs = zip(low.events, high.events, strict=True)
+        sizes: list[tuple[int, ...]] = [(one.num_bytes, other.num_bytes) for one, other in pairs]
+        begin = _begin_without_empty(high, sizes)
+        found = replace(plain, begin=begin, events=_without_empty(high, sizes, solve))
+        found = replace(found, checked=_line_checks(found, held_back))
+        reason = next((_off(*check) for check in found.checked if _off(*check)), "")
+        if not reason:
+            return found
+    largest = max(traces, key=lambda trace: trace.peak)
+    events = (
+        (e.number, _kind(largest, e), (Fraction(e.num_bytes), Fraction(0))) for e in largest.events
+    )
+    over = replace(
+        plain,
+        begin=largest.begin,
+        events=tuple(events),
+        probes=tuple(sorted((trace.batch, 0) for trace in traces)),
+        is_exact=False,
+        secant=_line_over({trace.batch: trace.peak for trace in traces}),
+        reason=reason,
+    )
+    return replace(over, checked=_line_checks(over, held_back))
+
+
+def _line_checks(found: Fit, held_back: Sequence[Trace]) -> tuple[tuple[int, int, int, int], ...]:
+    return tuple((t.batch, 0, found.peak(t.batch), t.peak) for t in held_back)
+
+
+def _off(cost: int, _: int, predicted: int, traced: int) -> str:
+    """In words, where a line does not hold."""
+    if -_TOO_LOW * traced <= predicted - traced <= _TOO_HIGH * traced:
+        return ""
+    return f"at cost {cost} the line says {predicted}, the trace {traced}"
+
+
+def _line_over(peaks: Mapping[int, int]) -> tuple[Fraction, ...]:
+    points = sorted(peaks.items())
+    offset, slope = _line([points[0], points[-1]])
+    below = max(peak - offset - slope * cost for cost, peak in points)
+    return (offset + max(Fraction(0), below), slope)
 
 
 def terms_for(num_sizes: int) -> tuple[Term, ...]:
