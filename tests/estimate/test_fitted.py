@@ -8,6 +8,7 @@ from tasuki.estimate.accumulated import accumulated
 from tasuki.estimate.fitted import (
     Card,
     fit_bucket,
+    fit_cost,
     limit_to_ask_for,
     predicted_times,
     smallest_card,
@@ -15,6 +16,7 @@ from tasuki.estimate.fitted import (
 from tasuki.estimate.gpus import TABLE
 from tasuki.estimate.probes import read_probe
 from tasuki.estimate.works import covers, facts_key, probe_work
+from tasuki.spec.buckets import Buckets
 from tasuki.spec.resolved import ResolvedStage
 from tests.estimate.probe_values import probe_value, small_value
 
@@ -140,3 +142,64 @@ def test_sizes_between_three_that_were_traced_need_no_further_trace():
     assert not covers([16, 32, 64], [65], is_exact=True)
     assert not covers([16, 64], [32], is_exact=True)
     assert not covers([16, 32, 64], [48], is_exact=False)
+
+
+# -- by cost --------------------------------------------------------------------------------------
+
+
+def by_cost(slope: int, *, fixed: int = 0) -> dict[str, object]:
+    """Weights, activations that grow with the cost, and gradients."""
+    events = [[1, 0, MIB], [2, 3, fixed, slope], [3, 1, MIB], [-2], [-3]]
+    return probe_value(events, begin=1, terms=[[0, 0], [1, 0]], unit="cost")
+
+
+COSTLY = {
+    **BUCKET,
+    "cost": 1000,
+    "whole_cost": 9000,
+    "mean_cost": 3000.0,
+}
+
+
+def fit_by_cost(*, budget, capacity=2048 * MIB, large=100_000, small=150_000, **keys):
+    stage = stage_of(buckets=Buckets(kind="cost", cost="n", budget=budget), **keys)
+    card = Card(gpu=TABLE["a100-40gb"], capacity=capacity)
+    probes = (read_probe(by_cost(slope)) for slope in (large, small))
+    return fit_cost(stage, COSTLY, *probes, card)
+
+
+def test_a_given_budget_needs_what_its_worse_micro_batch_needs():
+    small = fit_by_cost(budget=4000)
+    assert (small.budget, small.is_given, small.micro_batch) == (4000, True, None)
+    assert small.needs.tensors.bytes == 3 * MIB + 4000 * 150_000
+    large = fit_by_cost(budget=4000, large=200_000)
+    assert large.needs.tensors.bytes == 3 * MIB + 4000 * 200_000
+    assert fit_by_cost(budget=10**6).needs.batch == 9000, "a rank has no more of a step"
+
+
+def test_the_dearest_sample_goes_alone_and_is_counted():
+    found = fit_by_cost(budget=100)
+    assert found.needs.batch == 1000 and found.needs.tensors.bytes == 3 * MIB + 1000 * 100_000
+    too_small = fit_by_cost(budget="auto", capacity=690 * MIB)
+    assert too_small.max_budget == 0 and not too_small.fits
+    assert too_small.missing_bytes == too_small.needs.peak_bytes - 690 * MIB
+
+
+def test_a_budget_left_open_is_the_largest_that_fits_times_the_factor_or_the_whole_share():
+    half = fit_by_cost(budget="auto", capacity=1500 * MIB)
+    assert half.budget == half.max_budget // 2 < 9000
+    whole = fit_by_cost(budget="auto", capacity=1500 * MIB, safety_factor=1.0)
+    assert whole.budget == whole.max_budget
+    again = fit_by_cost(budget=whole.budget, capacity=1500 * MIB)
+    assert again.fits and not fit_by_cost(budget=whole.budget + 99, capacity=1500 * MIB).fits
+    assert fit_by_cost(budget="auto", capacity=40_000 * MIB).budget == 9000
+
+
+def test_without_data_a_sample_is_taken_to_cost_its_size():
+    bucket = {**BUCKET, "samples": None, "steps": None}
+    probe, card = read_probe(small_value()), Card(gpu=TABLE["a100-40gb"], capacity=2048 * MIB)
+    stage = stage_of(effective_batch=64, buckets=Buckets(kind="cost", cost="n", budget=100))
+    found = fit_cost(stage, bucket, probe, None, card)
+    assert (found.budget, found.needs.batch, found.micro_batch) == (100, 6, None)
+    unknown = fit_cost(stage, {**bucket, "largest": None}, probe, None, card)
+    assert unknown.needs.batch == 64 and unknown.max_budget is None

@@ -6,20 +6,25 @@ Work of the tuner's child, done in a fork (tests/harness/errands.py).
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from tests.train.probe import models
 from torch.utils.data import Dataset
 
 from tasuki.answers import Told
 from tasuki.data.loader import MicroBatch
+from tasuki.data.order import Order
+from tasuki.data.shares import share_of_step
 from tasuki.spec.resolved import stage_from_plain
 from tasuki.testing.memory import VARIABLE, memory_cap
 from tasuki.train import batch_size
 from tasuki.train.advice import is_out_of_memory
 from tasuki.train.assemble import assemble, make_engine
+from tasuki.train.data import prepare_data
 from tasuki.train.ranks import ALONE
 from tasuki.train.recipe import load_recipe
 
@@ -82,6 +87,28 @@ class Branching(_Sized, models.Mlp):
         return loss if float(loss.detach().numpy()) < 1e9 else loss * 2
 
 
+class Clouds(models.Graphs):
+    """A step of graphs of very different sizes; the large ones have more edges for each node."""
+
+    def build_dataset(self, source: str, split: str) -> Any:
+        return Numbers([4 + n % 7 for n in range(61)] + [100, 120, 150])
+
+    def sample_costs(self, dataset: Any) -> dict[str, Any]:
+        return {
+            "nodes": np.array(dataset.sizes),
+            "edges": np.array(list(map(edges, dataset.sizes))),
+        }
+
+    def collate(self, samples: list[int]) -> Any:
+        num = sum(map(edges, samples))
+        index = torch.zeros(2, num, dtype=torch.int64)
+        return {"x": torch.zeros(sum(samples), self.width), "edge_index": index}
+
+
+def edges(nodes: int) -> int:
+    return nodes if nodes < 50 else 9 * nodes
+
+
 def plain(recipe: str, **keys: Any) -> dict[str, Any]:
     return {"name": "a", "recipe": f"tests.train.tuned_models:{recipe}", "fused": False, **keys}
 
@@ -107,6 +134,27 @@ def truth(recipe: str, cap: str, *, size: int, near: int, **keys: Any) -> int:
     fitting = [n for n in range(max(1, near - 3), near + 4) if _fits(recipe, cap, n, size, keys)]
     assert fitting != list(range(max(1, near - 3), near + 4)), "larger ones fit, too"
     return max(fitting, default=0)
+
+
+def fits_cost(cap: str, budget: int, **keys: Any) -> bool:
+    """Do all micro-batches of a whole epoch fit, split by this budget?"""
+    stage = stage_from_plain(plain("Clouds", **keys))
+    made = load_recipe(str(stage.recipe), {}, paths=[ROOT])
+    data = prepare_data(made, stage, rank=0, world=1)
+    split = replace(data.split, budget=budget)
+    assert isinstance(data.order, Order)
+    with memory_cap(cap):
+        parts = assemble(made, stage, device=CPU, total_steps=9, say=str)
+        engine = make_engine(made, stage, parts, ranks=ALONE, device=CPU, num_shapes=1, say=str)
+        try:
+            for step in range(data.order.steps_per_epoch):
+                share = share_of_step(data.order, step, split)
+                batches = (MicroBatch(data.fetcher(r), len(r.indices)) for r in share.requests)
+                engine.step(batches, share.num_samples)
+        except Exception as error:
+            assert is_out_of_memory(error)
+            return False
+    return True
 
 
 def _fits(recipe: str, cap: str, num: int, size: int, keys: dict[str, Any]) -> bool:

@@ -309,7 +309,8 @@ class _Rows:
                 f"{foretold.untraced['reason']}; only a measured probe tells, on the card itself"
             )
         if foretold.probe is not None:
-            yield from foretold.probe.notes
+            small = foretold.small.notes if foretold.small is not None else ()
+            yield from dict.fromkeys([*foretold.probe.notes, *small])
         if self._host is not None and self._host.unknown:
             yield f"not in the host's memory, as nobody can know: {', '.join(self._host.unknown)}"
 
@@ -317,10 +318,11 @@ class _Rows:
 def _why(fit: BucketFit, stage: ResolvedStage) -> str:
     if fit.is_given:
         return GIVEN
-    if fit.max_budget is not None and fit.budget == int(fit.max_budget * stage.safety_factor):
-        return (
-            f"{fit.max_budget:,} × safety_factor {stage.safety_factor:g}, in {stage.buckets.cost}"
-        )
+    if fit.budget is not None and fit.max_budget is not None:
+        if fit.budget < int(fit.max_budget * stage.safety_factor):
+            return "a rank's whole share of a step, which fits"
+        factor = f"safety_factor {stage.safety_factor:g}"
+        return f"{fit.max_budget:,} × {factor}, in {stage.buckets.cost}"
     if fit.max_micro_batch is None:
         return "a rank's share of the effective batch"
     if fit.accumulation in (None, 1):

@@ -48,7 +48,7 @@ class WorstBatches:
     def of_large(self, budget: int) -> tuple[list[int], int]:
         """(samples, what they cost together): the dearest one, and the next that still fit. Beyond
         what a step has the same ones come again and again."""
-        if budget > self.whole:
+        if budget > self.whole > 0:
             return self._again(self.of_large(self.whole), budget)
         places, room = [len(self._costs) - 1], budget - self.dearest
         while len(places) < self._num:
@@ -61,7 +61,7 @@ class WorstBatches:
 
     def of_small(self, budget: int) -> tuple[list[int], int]:
         """As many as a step has, as even as they come: neighbours by cost."""
-        if budget > self.whole:
+        if budget > self.whole > 0:
             return self._again(self.of_small(self.whole), budget)
         sums = self._sums[self._num :] - self._sums[: len(self._sums) - self._num]
         first = int(np.searchsorted(sums, budget, side="right")) - 1

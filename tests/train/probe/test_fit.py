@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasuki.train.probe.batches import choose_points
-from tasuki.train.probe.fit import BATCH_TERMS, SIZE_TERMS, fit, through_peaks
+from tasuki.train.probe.fit import BATCH_TERMS, SIZE_TERMS, fit, fit_line, through_peaks
 from tasuki.train.probe.trace import Event, Trace, sort_frees
 
 
@@ -124,3 +124,25 @@ def test_a_batch_of_one_is_never_traced_and_the_largest_size_always_is(
     assert points.held_back == held_back
     assert min(batch for batch, _ in points.used) > 1
     assert points.used[-1][1] == max(sizes, default=0)
+
+
+BY_COST = [(1, lambda c, _: 1000), (2, lambda c, _: 30 * c), (-2, None)]
+
+
+def test_a_line_by_cost_is_exact_at_two_traces_and_is_checked_far_beyond():
+    low, high, *others = (trace_at((cost, 0), BY_COST) for cost in (10, 40, 25, 320))
+    found = fit_line(low, high, held_back=others)
+    assert found.is_exact and found.peak(100) == 4000
+    assert [(cost, predicted - traced) for cost, _, predicted, traced in found.checked] == [
+        (25, 0),
+        (320, 0),
+    ]
+
+
+def test_where_memory_does_not_go_by_cost_alone_the_line_lies_below_no_trace():
+    rates = {10: 50, 40: 30, 25: 45, 320: 31}
+    bent = [(1, lambda c, _: 1000), (2, lambda c, _: rates[c] * c), (-2, None)]
+    low, high, *others = (trace_at((cost, 0), bent) for cost in rates)
+    found = fit_line(low, high, held_back=others)
+    assert not found.is_exact and "at cost" in found.reason
+    assert all(found.peak(cost) >= 1000 + rate * cost for cost, rate in rates.items())
