@@ -63,25 +63,24 @@ BY_COST = {"kind": "cost", "cost": "nodes+edges", "budget": "auto"}
 
 
 def test_a_budget_is_found_by_the_worst_real_micro_batches(forks):
-    """Small graphs have more nodes for the same cost, and nodes are what takes memory here: even
-    ones are worse than the dearest."""
-    keys = {"effective_batch": 64, "buckets": BY_COST}
-    found = forks.do(f"{MODELS}:tune", recipe="Clouds", cap="1200K", **keys)
+    """Large graphs have more nodes for the same cost, small ones more edges."""
+    keys = {"effective_batch": 300, "buckets": BY_COST}
+    found = forks.do(f"{MODELS}:tune", recipe="Clouds", cap="1M", **keys)
     assert found["source"] == "traced", found["untraced"]
     assert 1 <= len(found["tries"]) <= 4
     (row,) = found["buckets"]
     assert row["unit"] == "cost" and 0 < row["found"] < row["share"]
-    assert 0.9 * (1200 << 10) < row["measured_bytes"] <= 1200 << 10
-    assert forks.do(f"{MODELS}:fits_cost", cap="1200K", budget=row["found"], **keys)
-    assert not forks.do(f"{MODELS}:fits_cost", cap="1200K", budget=row["share"], **keys)
+    assert 0.9 * (1 << 20) < row["measured_bytes"] <= 1 << 20
+    assert forks.do(f"{MODELS}:fits_cost", cap="1M", budget=row["found"], **keys)
+    assert not forks.do(f"{MODELS}:fits_cost", cap="1M", budget=row["share"], **keys)
 
 
 @pytest.mark.long
 def test_a_card_for_which_the_dearest_sample_is_too_large_is_told_so(forks):
-    keys = {"effective_batch": 64, "buckets": BY_COST}
-    found = forks.do(f"{MODELS}:tune", recipe="Clouds", cap="300K", **keys)
+    keys = {"effective_batch": 300, "buckets": BY_COST}
+    found = forks.do(f"{MODELS}:tune", recipe="Clouds", cap="100K", **keys)
     (row,) = found["buckets"]
-    assert row["found"] == 0 and row["predicted_bytes"] > 300 << 10
+    assert row["found"] == 0 and row["predicted_bytes"] > 100 << 10
 
 
 def test_no_more_is_tried_than_the_factor_leaves_of_use(forks):

@@ -88,10 +88,10 @@ class Branching(_Sized, models.Mlp):
 
 
 class Clouds(models.Graphs):
-    """A step of graphs of very different sizes; the large ones have more edges for each node."""
+    """A step of graphs of very different sizes; the small ones have more edges for each node."""
 
     def build_dataset(self, source: str, split: str) -> Any:
-        return Numbers([4 + n % 7 for n in range(61)] + [100, 120, 150])
+        return Numbers([4 + n % 7 for n in range(250)] + [50 + n for n in range(50)])
 
     def sample_costs(self, dataset: Any) -> dict[str, Any]:
         return {
@@ -106,7 +106,7 @@ class Clouds(models.Graphs):
 
 
 def edges(nodes: int) -> int:
-    return nodes if nodes < 50 else 9 * nodes
+    return 3 * nodes if nodes < 50 else nodes // 2
 
 
 def plain(recipe: str, **keys: Any) -> dict[str, Any]:

@@ -33,12 +33,13 @@ from tasuki.spec.resolved import ResolvedStage, stage_from_plain, to_plain
 from tasuki.testing.memory import VARIABLE, memory_cap
 from tasuki.train.data import StageData, prepare_data
 from tasuki.train.exact import apply_settings
+from tasuki.train.gauge import open_gauge
 from tasuki.train.precision import apply_precision
 from tasuki.train.prepare import start_seed
 from tasuki.train.probe.by_cost import probe_by_cost, worst_of
 from tasuki.train.probe.child import work as trace
 from tasuki.train.recipe import load_recipe
-from tasuki.train.tuner import CostTuner, Tuner
+from tasuki.train.tuner import CostTuner, Tuner, beside_here
 
 _SIGNAL_ON_PARENT_DEATH = 1
 _NO_LIMIT = "the memory of this device has no limit that is known"
@@ -63,7 +64,7 @@ def work(order: dict[str, Any], told: Told) -> dict[str, Any]:
     probe, untraced = _traced(recipe, stage, data, order, told)
     apply_settings(threads=order["threads"], exact=stage.exact)
     apply_precision(stage.precision, device)
-    with memory_cap(cap) if cap and device.type == "cpu" else contextlib.nullcontext():
+    with _capped(device):
         kind = CostTuner if is_by_cost else Tuner
         return kind(recipe, stage, data, order, told).answer(probe, untraced)
 
@@ -85,7 +86,7 @@ def _traced(
     asked = {"folder": order["paths"][0], "device": kind, "ranks": order["ranks"]}
     try:
         if is_by_cost:
-            found = probe_by_cost(recipe, stage, data, asked, told)
+            found = _traced_by_cost(recipe, stage, data, asked, told)
         else:
             # Two micro-batches: gradients of the first lie there during the second.
             twice = msgspec.structs.replace(stage, accumulation=2)
@@ -98,11 +99,40 @@ def _traced(
         gc.collect()
     if found["probe"] is None:
         return None, found["untraced"]
-    probe = read_probe(found["probe"])
-    if not is_by_cost:
-        return probe, None
-    small, dearest = read_probe(found["small"]), worst_of(data).dearest
-    return CostProbes(large=probe, small=small, dearest=dearest).accumulated(), None
+    return _cost_probes(found, data) if is_by_cost else read_probe(found["probe"]), None
+
+
+def _traced_by_cost(
+    recipe: Any, stage: ResolvedStage, data: StageData, asked: dict[str, Any], told: Told
+) -> dict[str, Any]:
+    """Traced once more about the budget that is likely: of half the cost samples are others."""
+    found = probe_by_cost(recipe, stage, data, asked, told)
+    if found["probe"] is None:
+        return found
+    device = torch.device(asked["device"])
+    with _capped(device):
+        gauge = open_gauge(device)
+    assert gauge is not None
+    beside = beside_here(device, ranks=asked["ranks"])
+    probes = _cost_probes(found, data)
+    likely = probes.largest(capacity=gauge.capacity_bytes, beside=beside).batch
+    if not 0 < likely < worst_of(data).whole:
+        return found
+    buckets = msgspec.structs.replace(stage.buckets, budget=likely)
+    closer = msgspec.structs.replace(stage, buckets=buckets)
+    again = probe_by_cost(recipe, closer, data, asked, told)
+    return found if again["probe"] is None else again
+
+
+def _cost_probes(found: Mapping[str, Any], data: StageData) -> CostProbes:
+    large, small = read_probe(found["probe"]), read_probe(found["small"])
+    dearest = worst_of(data).dearest
+    return CostProbes(large=large, small=small, dearest=dearest).accumulated()
+
+
+def _capped(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    cap = os.environ.get(VARIABLE)
+    return memory_cap(cap) if cap and device.type == "cpu" else contextlib.nullcontext()
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import inspect
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -32,6 +33,9 @@ from tasuki.train.leaves import leaves_of
 from tasuki.train.probe import child as probe_child
 from tasuki.train.probe.by_cost import probe_by_cost, worst_of
 from tasuki.train.recipe import load_recipe, optional
+
+_NICE = 10
+"""As train/probe/child.py: behind everything else."""
 
 
 def survey(order: dict[str, Any], told: Told) -> dict[str, Any]:
@@ -190,6 +194,7 @@ def _probe(
 
 def _probe_by_cost(one: _Surveyed, order: Mapping[str, Any], told: Told) -> dict[str, Any]:
     stage, ranks = in_one_micro_batch(one.stage), int(order["ranks"])
+    os.nice(_NICE)
     data = prepare_data(one.recipe, stage, rank=0, world=ranks)
     asked = {"folder": order["folder"], "device": order["device"], "ranks": ranks}
     return {**probe_by_cost(one.recipe, stage, data, asked, told), "sizes": []}

@@ -38,6 +38,14 @@ _SHARES_OF_CURVE = (0.125, 0.25, 0.375, *(n / 20 for n in range(10, 21)), 1.25)
 """Of the largest batch: where the predicted peaks are told."""
 
 
+def beside_here(device: torch.device, *, ranks: int) -> Beside:
+    """The gauge has taken CUDA's context off already, and a margin is not to be measured."""
+    none = Figure(0, "measured")
+    if device.type == "cpu":
+        return replace(beside_on(find_gpu("cpu").gpu, ranks=ranks), margin=0.0)
+    return Beside(context=none, communication=none, ranks=ranks, margin=0.0)
+
+
 class Tuner:
     """Of one stage on one device, in samples."""
 
@@ -178,15 +186,8 @@ class Tuner:
     def _predict(self, probe: Any, bucket: int) -> Predict:
         assert isinstance(probe, Probe)
         size = self._plan.buckets[bucket].size or 0
-        beside = self._beside()
+        beside = beside_here(self._device, ranks=self._ranks)
         return lambda batch: needs_of(probe, batch=batch, size=size, beside=beside).peak_bytes
-
-    def _beside(self) -> Beside:
-        """The gauge has taken CUDA's context off already, and a margin is not to be measured."""
-        none = Figure(0, "measured")
-        if self._device.type == "cpu":
-            return replace(beside_on(find_gpu("cpu").gpu, ranks=self._ranks), margin=0.0)
-        return Beside(context=none, communication=none, ranks=self._ranks, margin=0.0)
 
     def _size(self, bucket: int) -> int:
         return self._plan.buckets[bucket].size or 0
@@ -225,11 +226,11 @@ class CostTuner(Tuner):
             capacity=self._capacity,
             most=most,
             first=self._worst.dearest,
-            apart=max(1, most // 100),
+            apart=max(1, self._worst.whole // 200),
         )
 
     def _predict(self, probe: Any, _: int) -> Predict:
-        beside = self._beside()
+        beside = beside_here(self._device, ranks=self._ranks)
         assert isinstance(probe, CostProbes)
         return lambda cost: probe.needs(cost, beside=beside).peak_bytes
 

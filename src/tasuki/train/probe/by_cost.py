@@ -9,7 +9,6 @@ estimate/by_cost.py's.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -26,7 +25,6 @@ from tasuki.train.probe.child import MOST_BYTES, Traced, origin
 from tasuki.train.probe.fit import Fit, Point, fit_line
 
 _FAR, _NEAR = 8, 2
-_NICE = 10
 Fill = Callable[[int], tuple[list[int], int]]
 Batch = tuple[list[int], int]
 """Samples, and what they cost together."""
@@ -47,7 +45,6 @@ def probe_by_cost(
     recipe: Any, stage: ResolvedStage, data: StageData, order: dict[str, Any], told: Told
 ) -> dict[str, Any]:
     """{"probe", "small": probe files | null, "untraced"}; `order` as child.py has it."""
-    os.nice(_NICE)
     apply_settings(threads=1, exact=stage.exact)
     try:
         found = _traced(recipe, stage, data, order, told)
