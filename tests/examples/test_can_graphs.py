@@ -41,8 +41,6 @@ SETS = {
     "set_04": 190_000,
 }
 NAMES = [f"{kind}_{name}" for name in SETS for kind in ("vgae", "gat")]
-FREE = "buckets={cost: nodes+edges, budget: 1000000}"
-"""All graphs of a step at once."""
 CAP = {"TASUKI_MEMORY_CAP": "4M"}
 """Room for the largest graph of all, not for a whole step with large ones."""
 
@@ -183,18 +181,24 @@ def test_it_passes_a_drill(example, quickly, stage):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("budget", ["auto", "1000000"])
 @pytest.mark.parametrize(("kind", "stage"), [("gat", "easy"), ("vgae", "train")])
 def test_without_room_for_a_whole_step_the_same_is_learnt_from_the_same_samples(
-    example, quickly, kind, stage
+    example, quickly, kind, stage, budget
 ):
-    """An epoch, with the largest graph in it; there is neither dropout nor BatchNorm."""
+    """An epoch, with the largest graph in it; there is neither dropout nor BatchNorm. A budget that
+    is found fits at once; one that is given and far too large is halved until it does."""
     name = f"{kind}_hcrl_ch"
-    words = ("run", "--experiment", name, "--stages", stage, "--set", "epochs=1", "--set", FREE)
-    free = example.type(*words, *quickly, "--set", "runs=free")
-    capped = example.type(*words, *quickly, **CAP)
+    words = ("run", "--experiment", name, "--stages", stage, "--set", "epochs=1")
+    words = (*words, "--set", f"buckets.budget={budget}")
+    free = example.type(*words, *quickly, "--set", "runs=free", within_s=120)
+    capped = example.type(*words, *quickly, within_s=120, **CAP)
     assert free.code == capped.code == 0, f"{free}\n{capped}\n{example.logs()}"
     one, other = RunFolder(example.folder / "free" / name), example.run(name)
-    assert told_to_split(other) and not told_to_split(one)
+    assert told_to_split(one) == []
+    assert told_to_split(other)[:1] == (["tuned"] if budget == "auto" else ["out of memory"])
+    assert budget != "auto" or "out of memory" not in told_to_split(other)
     assert used(one) == used(other), "the same samples"
     audit = example.type("audit", f"{name}/{stage}", "--json")
     assert audit.code == 0 and audit.json()["is_proven"], audit
@@ -204,9 +208,27 @@ def test_without_room_for_a_whole_step_the_same_is_learnt_from_the_same_samples(
     torch.testing.assert_close(found, weights, rtol=1e-3, atol=1e-5)
 
 
-def told_to_split(run: RunFolder) -> bool:
-    """Was any micro-batch made smaller for lack of memory?"""
-    return any(event["kind"] in ("micro-batch", "batch-tuned") for event in read_events(run))
+def told_to_split(run: RunFolder) -> list[str]:
+    """Why micro-batches were made smaller or larger."""
+    told = [event for event in read_events(run) if event["kind"] == "micro-batch"]
+    assert all(event["unit"] == "cost" for event in told)
+    return [event["reason"].partition(":")[0].partition(" (")[0] for event in told]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_memory_is_foretold_at_the_budget_and_what_fits_is_far_more(example, warm_graphs):
+    words = ("estimate", "spec.py:make", "--experiment", "gat_hcrl_ch", "--gpu", "a100-40gb")
+    found = example.type(*words, "--json", within_s=280).json()
+    assert not any("no effect" in warning for warning in found["warnings"])
+    for row in found["stages"]:
+        assert row["micro_batch"] is None and row["max_micro_batch"] is None
+        assert 1000 < row["budget"] < row["cost_budget"] / 100, "all of a step, on such a card"
+        # 1.2 to 1.7 kB for each node or edge, and what any card holds beside it.
+        assert 1.1e3 < row["tensor_peak_bytes"] / row["budget"] < 2e3
+    given = example.type(*words, "--set", "buckets.budget=4000", "--json", within_s=280).json()
+    for row in given["stages"]:
+        assert row["budget"] == 4000 and row["tensor_peak_bytes"] < 2e3 * 4000
 
 
 # -- specs ----------------------------------------------------------------------------------------
@@ -271,11 +293,12 @@ def test_all_graphs_are_planned_without_gpu_and_data(tmp_path):
 
 WORDS_OF_README = [
     ["inspect", "spec.py:make", "--experiment", "gat_hcrl_ch"],
-    ["plan", "spec.py:make", "--experiment", "gat_hcrl_ch", "--no-measure"],
+    ["plan", "spec.py:make", "--experiment", "vgae_hcrl_ch", "gat_hcrl_ch", "--no-measure"],
     ["status"],
     ["estimate", "spec.py:make", "--experiment", "gat_hcrl_ch"],
     ["estimate", "spec.py:make", "--compare", "--experiment", "vgae_hcrl_ch", "gat_hcrl_ch"],
     ["history"],
+    ["tune", "spec.py:make", "--batch", "--experiment", "vgae_hcrl_ch"],
 ]
 """Commands that look at the data and change nothing."""
 
@@ -284,8 +307,10 @@ WORDS_OF_README = [
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("words", WORDS_OF_README, ids=" ".join)
 def test_what_the_readme_types_works(example, warm_graphs, words):
-    said = example.type(*words, "--json", within_s=280)
+    cap = CAP if words[0] == "tune" else {}
+    said = example.type(*words, "--json", within_s=280, **cap)
     assert said.code == 0 and said.json(), said
+    assert "no effect" not in said.out + said.err
 
 
 # -- easy windows first ---------------------------------------------------------------------------
