@@ -108,5 +108,7 @@ def _fits(
 
 
 def _notes(one: Fit, traced: Traced) -> list[str]:
-    told = [] if one.is_exact else [f"memory does not go by cost alone: {one.reason}"]
-    return [*told, *traced.all_notes()]
+    if one.is_exact:
+        return traced.all_notes()
+    why = f"memory does not go by cost alone ({one.reason}): "
+    return [f"{why}the figures lie on a line above all traces", *traced.all_notes()]

@@ -175,7 +175,7 @@ def _off(cost: int, _: int, predicted: int, traced: int) -> str:
     """In words, where a line does not hold."""
     if -_TOO_LOW * traced <= predicted - traced <= _TOO_HIGH * traced:
         return ""
-    return f"at cost {cost} the line says {predicted}, the trace {traced}"
+    return f"at cost {cost:,} a line is off by {predicted / traced - 1:+.1%}"
 
 
 def _line_over(peaks: Mapping[int, int]) -> tuple[Fraction, ...]:
