@@ -82,6 +82,11 @@ def tune_batch(request: TuneRequest) -> dict[str, Any]:
     spec = request.spec
     experiment, stage = _chosen(request)
     if request.write is not None:
+        if stage.buckets.kind == "cost":
+            raise UsageError(
+                f"stage `{stage.name}` bounds its micro-batches by cost: a budget is not written",
+                hint="leave --write out, and write `budget` into `buckets` by hand",
+            )
         refuse_unwritten(Path(spec.file), experiment=experiment.name, stage=stage.name)
     found = _ask_for_batch(stage, request)
     if found["capacity_bytes"] is None:
