@@ -30,7 +30,10 @@ def events_of(project, kind: str, *, claim: int) -> list[dict[str, Any]]:
 def test_a_resumed_attempt_with_automatic_saves_knows_how_often_to_save(warm, tmp_path):
     stages = [{"name": "one", "data": "d", "epochs": 4}]
     project = make_project(
-        tmp_path / "p", stages=stages, defaults={"save": {"every": "auto"}, "log_every": "1 step"}
+        tmp_path / "p",
+        stages=stages,
+        params={"pause": 0.02},  # the notice goes round by the supervisor
+        defaults={"save": {"every": "auto"}, "log_every": "1 step"},
     )
     order = [{"at": "step.begin", "do": "term", "count": 9, "claim": 1}]
     assert warm.start(project.job.path, TASUKI_FAILPOINTS=json.dumps(order)).wait() == 75

@@ -628,7 +628,8 @@ def cycle(times: int, *, warm_up: int) -> None:
         f"{fds} -> {fds_now}, threads {threads} -> {threads_now}"
     )
     assert grown - rss < 5e6
-    assert (fds_now, threads_now) == (fds, threads)
+    # One per cycle would be dozens; a thread of a library that other tests imported may come or go.
+    assert abs(fds_now - fds) <= 1 and abs(threads_now - threads) <= 1, (fds_now, threads_now)
     assert len(left) == 3, left  # two checkpoints and `frozen`
 
 
