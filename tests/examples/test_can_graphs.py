@@ -152,6 +152,7 @@ def test_a_gat_begins_with_the_encoder_of_its_vgae_and_both_reach_what_the_readm
 # -- it survives ----------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_preempted_in_mid_epoch_it_ends_with_the_bits_of_an_undisturbed_run(example, quickly):
     words = ("run", "spec.py:quick", "--stages", "vgae", *quickly, "--set", "steps=10")
     notices = [{"at": "step.forward", "do": "term", "count": 5, "claim": 1}]

@@ -208,6 +208,7 @@ def test_the_factor_falls_after_running_out_of_memory_and_never_tries_that_again
     assert len(events(project, "attempt-ended")) == 1
 
 
+@pytest.mark.long
 def test_ranks_decide_together(warm, tmp_path, told):
     """From the highest peak of any; killed at the border they go on as if nothing had been."""
     whole, killed = (tell(wide(tmp_path / name, ranks=2), told) for name in "wk")

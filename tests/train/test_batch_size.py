@@ -34,7 +34,7 @@ KEYS = {"effective_batch": 256}
     ("recipe", "cap", "size"),
     [
         ("Mlp", "200K", 0),
-        ("Graphs", "700K", 0),
+        pytest.param("Graphs", "700K", 0, marks=pytest.mark.long),
         pytest.param("Convolutions", "1M", 0, marks=pytest.mark.long),
         pytest.param("Gpt", "4M", 48, marks=pytest.mark.long),
     ],
@@ -51,6 +51,7 @@ def test_the_batch_found_is_the_largest_that_fits_or_one_below(forks, recipe, ca
     assert all(row["found"] >= near for row in smaller), "smaller samples, more of them"
 
 
+@pytest.mark.long
 def test_what_cannot_be_traced_is_measured_with_four_tries_at_most(forks):
     found = forks.do(f"{MODELS}:tune", recipe="Branching", cap="200K", **KEYS)
     assert found["source"] == "measured" and found["untraced"]["reason"]

@@ -121,6 +121,7 @@ def test_what_cannot_be_traced_is_named(probe):
     assert "largest number in the data" in found["untraced"]["reason"]
 
 
+@pytest.mark.long
 def test_what_cannot_be_traced_is_measured_where_that_is_allowed(probe):
     found = probe("ForGood", device="cpu", may_measure=True)
     assert found["untraced"]["op"] == "bincount"
