@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -12,8 +13,13 @@ import pytest
 from rich.console import Console
 
 import tasuki
+from tasuki.estimate.facts import stage_key
+from tasuki.spec.load import load_spec
+from tasuki.spec.resolved import to_plain
+from tasuki.store.atomic import write_json
 from tasuki.store.attempts import write_attempt_end, write_holder
 from tasuki.store.claims import take_claim
+from tasuki.store.history import append_history
 from tasuki.store.runs import RunFolder
 from tasuki.views.estimate import show_estimate
 from tests.cli.person import person_environment
@@ -56,7 +62,16 @@ class Wide:
 
 class Counting(Wide):
     def loss(self, model, batch):
+        if type(batch["x"]) is torch.Tensor:
+            open("stepped", "w").close()
         return super().loss(model, batch) * torch.histc(batch["x"]).cumsum(0).numpy().sum()
+
+
+class Lacking(Wide):
+    def loss(self, model, batch):
+        if type(batch["x"]) is torch.Tensor:
+            raise NotImplementedError("no kernel for a CPU")
+        return super().loss(model, batch) * batch["x"].numpy().sum()
 """
 SPEC = """
 recipe: recipes:Wide
@@ -149,6 +164,104 @@ def test_the_command_to_submit_can_be_pasted(deaf):
     assert parsed.params["limit"] == "10m" and parsed.params["stages"] == ("small",)
 
 
+@pytest.mark.parametrize("name", ["h100", "A100-SXM4-80GB", "cpu"])
+def test_the_command_asks_for_the_card_that_was_asked_about(asked, here, name):
+    """By the name that was given: the site file knows it by that, or not at all."""
+    words = ["--set", "cluster.gpu=null", "--gpu", name, "--stages", "small"]
+    [row] = here(asked, "estimate", "--json", *words).json()["stages"]
+    assert f" --set cluster.gpu={name} --time " in row["submit_command"]
+    [row] = here(asked, "estimate", "--json", "--set", f"cluster.gpu={name}", *words[-2:]).json()[
+        "stages"
+    ]
+    assert row["submit_command"].count("cluster.gpu") == 1
+
+
+def test_cards_of_the_site_are_compared_too(deaf, asked):
+    shown = deaf("estimate", "--compare", "--json", TASUKI_SITE=str(asked / "site.yaml")).json()
+    assert {"tiny", "t4"} < {row["gpu"] for row in shown["stages"]}
+
+
+def test_of_two_cards_each_has_one_table(deaf):
+    shown = deaf("estimate", "--gpu", "t4", "l4").out
+    assert (shown.count("on t4"), shown.count("on l4")) == (1, 1)
+
+
+def test_a_given_peak_beyond_the_card_does_not_fit_and_one_within_it_does(deaf, asked):
+    said = deaf("estimate", "--gpu", "t4", "--set", "expect.peak=20G")
+    assert said.code == 1 and "`expect.peak` is 21.5 GB: 5.84 GB more" in said.out
+    assert "memory: 21.5 GB, given" in said.out and "as traced, needs" in said.out
+    site = str(asked / "site.yaml")
+    said = deaf("estimate", "--gpu", "tiny", "--set", "expect.peak=100M", TASUKI_SITE=site)
+    assert said.code == 0, said
+
+
+LINE = {
+    "format": 1,
+    "kind": "stage",
+    "at": 1.79e9,
+    "run": "old",
+    "experiment": "old",
+    "ranks": 1,
+    "stage": "small",
+    "samples": 40,
+    "steps": 15,
+    "steps_per_epoch": 5,
+    "effective_batch": 8,
+    "step_s": 2.0,
+    "train_s": 30.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("device", "model", "gpu", "is_known"),
+    [
+        ("cpu", "x86_64 AVX512", "cpu", True),
+        ("cpu", "x86_64 AVX512", "a100-40gb", False),
+        ("cuda", "NVIDIA A100-SXM4-40GB", "a100", True),
+        ("cuda", "NVIDIA A100-SXM4-40GB", "h200", False),
+    ],
+)
+def test_steps_of_another_device_tell_nothing_of_a_card(
+    tmp_path, here, device, model, gpu, is_known
+):
+    """Whoever tried it on a CPU first, or has no name for the card that is here."""
+    folder = write_project(tmp_path / "p")
+    stage = load_spec(str(folder / "tasuki.yaml"), environ={}).experiments[0].stages[0]
+    key = stage_key(stage, device=device, ranks=1)
+    line = {**LINE, "key": key, "device": device, "device_model": model, "gpu": None}
+    append_history(folder / "runs", "old.1", line)
+    words = ["--set", "cluster.gpu=null", "--stages", "small", "--gpu", gpu]
+    [row] = here(folder, "estimate", "--json", *words).json()["stages"]
+    assert (row["source"], row["step_s"] == 2.0) == (
+        ("history", True) if is_known else ("predicted", False)
+    )
+
+
+def test_a_run_tells_of_its_stage_only_while_it_is_the_same_work_on_the_same_card(asked, here):
+    run = RunFolder(asked / "runs" / "exp")
+    take_claim(run)
+    spec = load_spec(str(asked / "tasuki.yaml"), environ={})
+    frozen = {"spec": to_plain(spec.experiments[0]), "cluster": to_plain(spec.cluster)}
+    write_json(run.spec, frozen)
+    told = [
+        {"kind": "worker-started", "phase": "train", "ranks": 1},
+        {"kind": "memory", "on": "cuda"},
+        {"kind": "progress", "step_s": 2.0, "total_steps": 15},
+    ]
+    run.events.mkdir(exist_ok=True)
+    lines = [{"t": 1.0 + n, "claim": 1, "stage": "small", **one} for n, one in enumerate(told)]
+    (run.events / "1.0.rank0.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    words = ("estimate", "--json", "--stages", "small")
+    [row] = here(asked, *words).json()["stages"]
+    assert (row["source"], row["step_s"], row["train_s"]) == ("this run", 2.0, 30.0)
+    [row] = here(asked, *words, "--set", "epochs=300").json()["stages"]
+    assert (row["source"], row["train_s"]) == ("this run", 3000.0)
+    for other in ("params.width=128", "cluster.gpu=cpu", "cluster.gpu=h100", "cluster.gpus=2"):
+        [row] = here(asked, *words, "--set", other).json()["stages"]
+        assert row["source"] == "predicted", other
+    shutil.rmtree(run.path)
+
+
 def test_a_warm_estimate_imports_neither_torch_nor_numpy(asked):
     class Here:
         folder, python, environment = asked, sys.executable, person_environment(TASUKI_SITE="")
@@ -183,6 +296,9 @@ def test_what_is_given_wins_and_is_shown_as_given(asked, here):
     given = ("micro_batch", "peak", "wall", "limit", "host")
     assert {sources[name] for name in given} == {"given"}
     assert "--time" not in row["submit_command"] and "--memory" not in row["submit_command"]
+    little = here(asked, "estimate", "--json", "--set", "cluster.memory=100M").json()
+    assert any("the host needs about" in note for note in little["stages"][0]["notes"])
+    assert not any("the host needs about" in note for note in row["notes"])
 
 
 def test_several_cards_are_compared_without_asking_again(deaf):
@@ -229,15 +345,37 @@ def test_without_data_memory_is_known_and_time_is_not(asked, here):
     assert any("gone.txt" in note for note in row["notes"])
 
 
+def test_what_cannot_be_traced_is_measured_by_estimate_alone_and_kept(asked, here, deaf):
+    words = ("--set", "recipe=recipes:Counting", "--stages", "small", "--json")
+    stepped = asked / "stepped"
+    said = here(asked, "plan", *words)
+    assert said.code == 0, said
+    assert any("`tasuki estimate` measures it" in text for text in said.json()["warnings"])
+    assert not stepped.exists(), "a plan takes no real steps, nor does what it kept forbid them"
+    said = here(asked, "estimate", *words)
+    assert said.code == 0, said
+    (row,) = said.json()["stages"]
+    assert stepped.exists()
+    assert row["untraced"]["op"] and row["unmeasured"] is None
+    assert row["sources"]["tensors"].startswith("measured by real steps on a CPU")
+    assert any("as no GPU is here" in note for note in row["notes"])
+    assert row["tensor_peak_bytes"] > 8 * 16 * 256 * 4, "what the widest layer gives"
+    stepped.unlink()
+    (again,) = deaf("estimate", *words).json()["stages"]
+    assert again == row and not stepped.exists()
+    piece = deaf("plan", "--no-measure", *words).json()["jobs"][0]["lanes"][0]["stages"][0]
+    assert piece["peak_bytes"] == row["peak_bytes"], "as for `submit`: what is kept counts"
+
+
 @pytest.mark.long
-def test_what_cannot_be_traced_is_named(asked, here):
-    said = here(
-        asked, "estimate", "--set", "recipe=recipes:Counting", "--stages", "small", "--json"
-    )
+def test_a_real_step_that_fails_is_told_with_what_could_not_be_traced(asked, here):
+    words = ("--set", "recipe=recipes:Lacking", "--stages", "small", "--json")
+    said = here(asked, "estimate", *words)
     assert said.code == 0, said
     (row,) = said.json()["stages"]
     assert row["peak_bytes"] is None and row["untraced"]["op"]
-    assert any("only a measured probe tells" in note for note in row["notes"])
+    assert "no kernel for a CPU" in row["unmeasured"]
+    assert any("nor measured here" in note and "no kernel" in note for note in row["notes"])
 
 
 @pytest.mark.long
@@ -300,6 +438,17 @@ def test_a_plan_says_when_a_batch_does_not_fit_the_card(asked, here):
     words = ("--set", "cluster.gpu=tiny", "--set", "params.width=400000", "--stages", "small")
     said = here(asked, "plan", *words, "--json", **site)
     assert any("does not fit" in warning for warning in said.json()["warnings"]), said
+
+
+def test_a_plan_names_a_batch_that_is_predicted_and_says_auto_where_nothing_is(deaf):
+    said = deaf("plan", "--no-measure", "--json")
+    pieces = [piece for job in said.json()["jobs"] for piece in job["lanes"][0]["stages"]]
+    told = {(p["micro_batch"], p["accumulation"], p["budget"], p["batch_source"]) for p in pieces}
+    assert told == {(8, 1, None, "predicted")}, said
+    said = deaf("plan", "--no-measure", "--set", "params.width=77", "--json")
+    pieces = [piece for job in said.json()["jobs"] for piece in job["lanes"][0]["stages"]]
+    assert {(p["micro_batch"], p["batch_source"]) for p in pieces} == {(None, "auto")}
+    assert "8, auto" in deaf("plan", "--no-measure", "--set", "params.width=77").out
 
 
 def kill_once(folder: Path, *, asked_bytes: int | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -408,9 +409,31 @@ def test_options_choose_in_a_spec_and_mistakes_name_the_stage(here, with_spec):
     assert said.code == 2 and "no experiment `x`" in said.err
 
 
+def test_a_terminal_moves_from_the_first_second_on_while_the_child_is_silent():
+    clock, written = FakeClock(), io.StringIO()
+    console = Console(file=written, width=80, force_terminal=True)
+    with Waiting(clock=clock, console=console) as waiting:
+        clock.sleep(0.9)
+        console.print(waiting.render())
+        waiting(Progress("importing", 0, None))
+        clock.sleep(61.0)
+        console.print(waiting.render())
+        waiting.say("tracing a step of small")
+        console.print(waiting.render())
+        waiting(Progress("reading sizes", 30, 100))
+        console.print(waiting.render())
+    told = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]|\r", "", written.getvalue())
+    said = list(dict.fromkeys(line[2:].rstrip() for line in told.split("\n")))
+    assert "starting  0s" in said and "importing  1m1s" in said, said
+    assert "tracing a step of small  1m1s" in said
+    assert "reading sizes  ██████░░░░░░░░░░░░░░ 30%  30 of 100  1m1s" in said
+
+
 def test_progress_is_told_only_when_it_takes_a_while():
     clock, written = FakeClock(), io.StringIO()
     with Waiting(clock=clock, console=Console(file=written, width=80)) as waiting:
+        waiting(Progress("importing", 0, None))
+        clock.sleep(60.0)
         waiting(Progress("reading sizes", 1, 100))
         clock.sleep(1.9)
         waiting(Progress("reading sizes", 2, 100))

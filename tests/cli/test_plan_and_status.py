@@ -7,11 +7,14 @@ import time
 
 import pytest
 
+from tasuki.actions.status import brief_run, describe_run
 from tasuki.clock import SystemClock
 from tasuki.store.attempts import write_holder
 from tasuki.store.claims import take_claim
 from tasuki.store.control import Word, say
 from tasuki.telemetry.events import EventLog
+from tasuki.testing.clock import FakeClock
+from tasuki.views.live import line
 from tests.cli.person import make_project
 
 PLAN = {
@@ -43,7 +46,7 @@ def test_the_json_of_plan_has_the_keys_of_the_contract(here, finished):
     (lane,) = job["lanes"]
     assert set(lane) == {"gpus", "stages"}
     for piece in lane["stages"]:
-        assert set(piece) == PIECE
+        assert set(piece) == PIECE | {"budget", "batch_source"}  # which extend the contract
     told = [(p["stage"], p["kind"], p["from_step"], p["to_step"]) for p in lane["stages"]]
     assert told == [
         ("small", "train", 0, 18),
@@ -161,6 +164,32 @@ def test_what_is_left_is_as_the_stage_forecast_it_else_by_its_steps(here, tmp_pa
     shown = here(project.folder, "status", "--json").run
     assert shown["state"] == "running"
     assert (shown["eta_s"], shown["eta_s_p90"]) == eta
+
+
+def test_whoever_watches_a_start_sees_what_it_is_at_and_for_how_long(tmp_path):
+    run, stage = make_project(tmp_path / "p").run(), {"name": "one", "evaluates": False}
+    run.path.mkdir(parents=True)
+    run.spec.write_text(json.dumps({"experiment": "exp", "stages": [stage]}))
+    clock, claim = FakeClock(wall=time.time()), take_claim(run)
+    write_holder(run, claim, job="j", start=1, at=clock.wall())
+    supervisor = EventLog(run, claim=claim, node=0, who="supervisor", clock=clock)
+    rank = EventLog(run, claim=claim, node=0, who="rank0", clock=clock)
+
+    def shown() -> str:
+        clock.sleep(62.0)
+        return line(brief_run(run, now=clock.wall()))
+
+    supervisor.add("worker-started", phase="train", stage="one", ranks=1)
+    assert shown() == "exp  stage 1/1  starting: importing  1m2s  attempt 1"
+    rank.add("doing", what="compiling")
+    assert shown() == "exp  stage 1/1  starting: compiling  1m2s  attempt 1"
+    rank.add("restored", step=0)
+    assert "starting: the first steps  1m2s" in shown()
+    told = describe_run(run, now=clock.wall())["reason"]
+    assert told == "starting: the first steps, for 1m2s"
+    rank.add("progress", stage="one", step=3, total_steps=10, loss=1.0)
+    assert "starting" not in shown() and "3/10" in shown()
+    assert describe_run(run, now=clock.wall())["reason"] == ""
 
 
 def test_status_finds_runs_by_the_runs_option_from_anywhere(here, finished, tmp_path):

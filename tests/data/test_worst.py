@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasuki.data.buckets import BucketRule, plan_buckets
+from tasuki.data.order import Order
 from tasuki.data.split import split_by_cost
-from tasuki.data.worst import WorstBatches
+from tasuki.data.worst import MOST_SAMPLES, WorstBatches, worst_in_steps
 
 quick = settings(max_examples=150, deadline=None, database=None)
 all_costs = st.lists(st.integers(0, 60), min_size=1, max_size=40)
@@ -53,3 +54,45 @@ def test_the_dearest_come_first_and_the_even_ones_are_as_many_as_a_step_has():
     assert worst.of_small(14) == ([2, 3, 5, 6], 14)
     assert worst.of_small(125)[1] == worst.of_large(125)[1] == 125
     assert worst.of_large(260)[1] == 260, "twice a step, and some small ones"
+
+
+def order_of(costs: list[int], *, batch: int) -> Order:
+    plan = plan_buckets(costs, len(costs), rule=BucketRule(kind="single"))
+    return Order(plan, seed=3, stage="a", effective_batch=batch)
+
+
+@quick
+@given(all_costs, st.integers(1, 12), st.integers(1, 90), st.integers(1, 3))
+def test_no_micro_batch_of_the_run_has_more_than_the_worst_real_ones(costs, batch, budget, world):
+    order, array = order_of(costs, batch=batch), np.array(costs, dtype=np.int64)
+    part = array % 7
+    steps = 2 * order.steps_per_epoch
+    worst = worst_in_steps(
+        order, array, budget=budget, world=world, total_steps=steps, parts=[part]
+    )
+    assert len(worst) <= 4
+    real = [
+        samples[piece].tolist()
+        for step in range(steps)
+        for samples in [order.step(*divmod(step, order.steps_per_epoch)).indices]
+        for rank in range(world)
+        for piece in split_by_cost(array[samples].tolist(), budget, rank=rank, world=world)
+    ]
+    assert all(one in real for one in worst)
+    measures = [
+        lambda one: int(array[one].sum()),
+        len,
+        lambda one: len(one) * int(array[one].max()),
+        lambda one: int(part[one].sum()),
+    ]
+    for measure in measures:
+        assert max(map(measure, worst)) == max(map(measure, real))
+
+
+def test_of_a_long_run_only_the_first_steps_are_looked_through():
+    order, costs = order_of([1] * 1000, batch=100), np.ones(1000, dtype=np.int64)
+    seen: list[int] = []
+    step = order.step
+    order.step = lambda epoch, n: seen.append(n) or step(epoch, n)  # type: ignore[method-assign]
+    worst_in_steps(order, costs, budget=10, world=10, total_steps=10**9)
+    assert len(seen) == MOST_SAMPLES // 1000

@@ -24,11 +24,12 @@ class Numbered(Noisy):
 
 class Wide(Learner):
     """Little to learn with, and for each sample activations of `width` × 64 bytes; those in
-    `scratch` need `more` × 4 bytes on top, which nothing is computed from. In the tuner's child it
-    dies, if that is wanted."""
+    `scratch` need `more` × 4 bytes on top, which nothing is computed from; so does a validation
+    with `judged`. In the tuner's child it dies, if that is wanted."""
 
-    def __init__(self, width=1200, scratch=(), more=0, crash=False):
+    def __init__(self, width=1200, scratch=(), more=0, crash=False, judged=0):
         super().__init__(norm="layer")
+        self.judged = judged
         self.width, self.scratch, self.more = width, set(scratch), more
         if crash and "tasuki-batch-" in os.environ["TASUKI_RUN"]:
             os._exit(3)
@@ -48,6 +49,8 @@ class Wide(Learner):
         rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
         with open(f"{os.environ['TASUKI_RUN']}/passes.{rank}", "a") as file:
             file.write(f"{len(x)}\\n")
+        if self.judged and not model.training:
+            scratch = torch.empty(self.judged)
         if self.scratch & set(numbers.tolist()):
             scratch = torch.empty(len(x), self.more)
         h = model.body(x).unsqueeze(-1) * model.table
@@ -107,6 +110,17 @@ def told(tuned) -> list[dict[str, Any]]:
 def rising(warm, tmp_path_factory, told) -> Project:
     """Four epochs of six steps, undisturbed."""
     project = tell(wide(tmp_path_factory.mktemp("rising") / "p"), told)
+    finish(warm, project, starts=1, **CAP)
+    return project
+
+
+@pytest.fixture(scope="module")
+def validated(warm, tmp_path_factory, told) -> Project:
+    """The same, with validations that take far more than a step: at borders and between them."""
+    every = {"validate": {"every": "3 steps"}}
+    project = tell(
+        wide(tmp_path_factory.mktemp("val") / "p", params={"judged": 350_000}, defaults=every), told
+    )
     finish(warm, project, starts=1, **CAP)
     return project
 
@@ -222,3 +236,11 @@ def test_ranks_decide_together(warm, tmp_path, told):
     assert len(events(killed, "attempt-ended")) == 2
     assert decisions(killed) == decisions(whole) and factors(killed) == factors(whole)
     assert differences(whole, killed) == []
+
+
+def test_what_a_validation_takes_does_not_move_the_factor_of_training(rising, validated):
+    told, truth = (events(project, "safety-factor") for project in (validated, rising))
+    peaks = [[event["peak_bytes"] for event in found] for found in (told, truth)]
+    assert factors(validated) == factors(rising) and factors(rising)
+    assert max(peaks[0]) < 350_000 * 4, "of which every validation takes more"
+    assert peaks[0] == pytest.approx(peaks[1], rel=0.02)

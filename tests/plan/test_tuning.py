@@ -17,6 +17,8 @@ from tasuki.estimate.tuning import (
     expected_s,
     judge,
     loss_difference,
+    most_s,
+    never_tried,
     variants_for,
     winners,
 )
@@ -45,6 +47,19 @@ def labels(stage: ResolvedStage, *only: str, **more: Any) -> list[str]:
 
 
 STAGE = ResolvedStage(name="a", recipe="r:R", effective_batch=8)
+
+
+def test_what_cannot_be_tried_anyhow_is_known_before_anything_is_built():
+    reason = never_tried(STAGE, ["offload"], is_gpu=False)
+    assert reason == "`offload`: there is no GPU here to relieve"
+    assert never_tried(STAGE, ["offload"], is_gpu=True) == ""
+    assert never_tried(STAGE, ["offload", "exact"], is_gpu=False) == ""  # exactness can be given up
+    assert never_tried(STAGE, ["offload", "fused"], is_gpu=False) == ""
+    assert never_tried(STAGE, [], is_gpu=False) == ""
+
+
+def test_the_budget_bounds_what_is_measured():
+    assert [most_s(budget) for budget in (1.0, 40.0, 120.0)] == [60.0, 60.0, 180.0]
 
 
 def test_every_switch_that_this_device_has_is_tried_away_from_where_it_stands():

@@ -72,8 +72,20 @@ def test_a_budget_is_found_by_the_worst_real_micro_batches(forks):
     (row,) = found["buckets"]
     assert row["unit"] == "cost" and 0 < row["found"] < row["share"]
     assert 0.9 * (1 << 20) < row["measured_bytes"] <= 1 << 20
-    assert forks.do(f"{MODELS}:fits_cost", cap="1M", budget=row["found"], **keys)
-    assert not forks.do(f"{MODELS}:fits_cost", cap="1M", budget=row["share"], **keys)
+    assert forks.do(f"{MODELS}:fits_cost", recipe="Clouds", cap="1M", budget=row["found"], **keys)
+    assert not forks.do(
+        f"{MODELS}:fits_cost", recipe="Clouds", cap="1M", budget=row["share"], **keys
+    )
+
+
+def test_a_budget_holds_for_the_mixes_that_the_run_will_really_have(forks):
+    """A large and many small samples, padded: no micro-batch that is made up has as much."""
+    keys = {"effective_batch": 60, "buckets": {"kind": "cost", "cost": "n", "budget": "auto"}}
+    found = forks.do(f"{MODELS}:tune", recipe="Giants", cap="400K", **keys)
+    assert 1 <= len(found["tries"]) <= 4
+    (row,) = found["buckets"]
+    assert 1 < row["found"] < row["share"]
+    assert forks.do(f"{MODELS}:fits_cost", recipe="Giants", cap="400K", budget=row["found"], **keys)
 
 
 @pytest.mark.long

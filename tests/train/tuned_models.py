@@ -105,6 +105,22 @@ class Clouds(models.Graphs):
         return {"x": torch.zeros(sum(samples), self.width), "edge_index": index}
 
 
+class Giants(models.Mlp):
+    """Padded to the largest: a large one takes many small samples with it."""
+
+    def build_dataset(self, source: str, split: str) -> Any:
+        return Numbers([1] * 293 + [40] * 4 + [100, 101, 102])
+
+    def sample_costs(self, dataset: Any) -> dict[str, Any]:
+        return {"n": np.array(dataset.sizes)}
+
+    def collate(self, samples: list[int]) -> Any:
+        return torch.zeros(len(samples), max(samples), self.width)
+
+    def loss(self, model: Any, batch: Any) -> Any:
+        return model(batch).square().mean()
+
+
 def edges(nodes: int) -> int:
     return 3 * nodes if nodes < 50 else nodes // 2
 
@@ -136,9 +152,9 @@ def truth(recipe: str, cap: str, *, size: int, near: int, **keys: Any) -> int:
     return max(fitting, default=0)
 
 
-def fits_cost(cap: str, budget: int, **keys: Any) -> bool:
+def fits_cost(recipe: str, cap: str, budget: int, **keys: Any) -> bool:
     """Do all micro-batches of a whole epoch fit, split by this budget?"""
-    stage = stage_from_plain(plain("Clouds", **keys))
+    stage = stage_from_plain(plain(recipe, **keys))
     made = load_recipe(str(stage.recipe), {}, paths=[ROOT])
     data = prepare_data(made, stage, rank=0, world=1)
     split = replace(data.split, budget=budget)

@@ -1,8 +1,9 @@
 """`tasuki estimate`: what stages need and how long they take, before anything waits in a queue.
 
 Reads the spec, looks at data and recipe in a child (outlook.py), puts beside it what is given and
-what past runs taught, and says for each bucket of each stage what to ask for. Writes nothing but
-what `runs/.probes` keeps of the child's answers.
+what past runs taught, and says for each bucket of each stage what to ask for. Where a step cannot
+be traced the child takes a few real ones, on what is here. Writes nothing but what `runs/.probes`
+keeps of the child's answers.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from typing import Any
 
 from tasuki.actions.asking import Asking
 from tasuki.actions.killed import killed_for_memory
-from tasuki.actions.machine import Machine, device_for
+from tasuki.actions.machine import Machine
 from tasuki.actions.outlook import Outlook, Prospect, gpu_name
+from tasuki.actions.own_steps import own_steps
 from tasuki.actions.plan import choose_experiments, evaluates
 from tasuki.data.tempo import share_cpus
 from tasuki.estimate.fitted import GIVEN, PREDICTED, BucketFit, limit_to_ask_for
@@ -37,7 +39,7 @@ from tasuki.store.atomic import FORMAT
 from tasuki.store.find import latest_run
 from tasuki.store.history import look_at_history
 from tasuki.telemetry.events import read_events
-from tasuki.units import format_seconds
+from tasuki.units import format_bytes, format_seconds
 
 _CPUS_PER_GPU = 4
 """What `submit` asks for where the spec does not say."""
@@ -79,6 +81,7 @@ def estimate(request: EstimateRequest) -> dict[str, Any]:
         site=request.site,
         asking=request.asking,
         history=past.history,
+        measures_on="cuda" if request.machine.gpus else "cpu",
     )
     cards = [prospect.card(name) for name in _names(request)]
     looked = prospect.look([stage for _, stage in pairs], cards)
@@ -102,7 +105,8 @@ def _names(request: EstimateRequest) -> tuple[str, ...]:
     if request.gpus:
         return tuple(dict.fromkeys(request.gpus))
     if request.compares:
-        return (*(name for name in TABLE if name != CPU),)
+        own = [name for name, card in request.site.gpus.items() if card.memory_bytes is not None]
+        return tuple(dict.fromkeys([*(name for name in TABLE if name != CPU), *own]))
     return (gpu_name(request.spec.cluster, request.machine),)
 
 
@@ -110,7 +114,7 @@ class _Past:
     """What this and earlier runs measured, read once."""
 
     def __init__(self, request: EstimateRequest) -> None:
-        self._spec, self._machine = request.spec, request.machine
+        self._spec = request.spec
         self._runs = Path(request.spec.runs)
         looked = look_at_history(self._runs)
         self.history = looked.facts
@@ -121,16 +125,27 @@ class _Past:
     def times(self, experiment: str, outlook: Outlook, *, is_own_card: bool) -> StageTimes:
         """Of a card that is not the spec's own, this run has measured nothing."""
         cluster = self._spec.cluster
+        # Not the spec's: on a machine without a GPU that would be a CPU, whatever `--gpu` says.
+        device = "cpu" if outlook.card.gpu.is_cpu else "cuda"
+        ranks = cluster.gpus * cluster.nodes
+        own = own_steps(
+            latest_run(self._runs, experiment),
+            self._events_of(experiment) if is_own_card else (),
+            outlook.stage,
+            device=device,
+            ranks=ranks,
+            gpu=cluster.gpu,
+        )
         return estimate_stage(
             outlook.stage,
-            device=device_for(cluster, self._machine),
-            ranks=cluster.gpus * cluster.nodes,
-            own_events=self._events_of(experiment) if is_own_card else (),
+            device=device,
+            ranks=ranks,
+            own_events=own,
             history=self.history,
             measured=None,
             shape=outlook.shape,
             predicted=outlook.predicted,
-            gpu=cluster.gpu if is_own_card else outlook.card.gpu.name,
+            gpu=cluster.gpu if is_own_card else outlook.card.called,
         )
 
     def killed(self, experiment: str) -> list[int | None]:
@@ -158,7 +173,7 @@ class _Rows:
         self._request, self._experiment, self._outlook = request, experiment, outlook
         self._stage, self._card = outlook.stage, outlook.card
         own = not request.gpus and not request.compares
-        is_own = own or self._card.gpu.name == request.spec.cluster.gpu
+        is_own = own or self._card.called == request.spec.cluster.gpu
         self._times = past.times(experiment.name, outlook, is_own_card=is_own)
         is_evaluated = evaluates(experiment, outlook.stage)
         reserve = outlook.stage.evaluate.reserve_s if outlook.stage.evaluate else None
@@ -220,10 +235,21 @@ class _Rows:
             "sources": self._sources(fit),
             "used": list(times.used),
             "untraced": foretold.untraced if foretold is not None else None,
+            "unmeasured": foretold.unmeasured if foretold is not None else None,
             "no_data": foretold.facts["no_data"] if foretold is not None else None,
-            "remedies": list(self._outlook.remedies),
+            "remedies": list(self._remedies()),
             "notes": list(self._notes()),
         }
+
+    def _remedies(self) -> Sequence[str]:
+        """A peak that was given wins over a traced one, whichever of them fits."""
+        given, has = self._stage.expect_peak_bytes, self._card.capacity
+        if given is None or has is None:
+            return self._outlook.remedies
+        if given <= has:
+            return ()
+        missing, gpu = format_bytes(given - has), self._card.gpu.name
+        return (f"`expect.peak` is {format_bytes(given)}: {missing} more than a {gpu} has",)
 
     def _whole_s(self) -> float | None:
         """What nine of ten runs take from the start of their job to its end."""
@@ -253,10 +279,11 @@ class _Rows:
             words += ["--experiment", self._experiment.name]
         if len(self._experiment.stages) > 1:
             words += ["--stages", stage.name]
-        gpu = self._card.gpu.name
-        if gpu != (request.spec.cluster.gpu or gpu):
+        cluster, gpu = request.spec.cluster, self._card.called
+        # Where nothing was said of a card, what is here was meant; but Slurm would give GPUs.
+        is_said = bool(cluster.gpu or request.gpus or request.compares)
+        if gpu != cluster.gpu and (is_said or self._card.gpu.is_cpu):
             words += ["--set", f"cluster.gpu={gpu}"]
-        cluster = request.spec.cluster
         limit, memory = self._limit_s(), self._host_bytes()
         if cluster.time_limit_s is None and limit is not None:
             words += ["--time", format_seconds(limit)]
@@ -294,6 +321,10 @@ class _Rows:
         foretold, stage = self._outlook.foretold, self._stage
         if self._memory.reason:
             yield self._memory.reason
+        given = self._request.spec.cluster.memory_bytes
+        if given is not None and self._host is not None and given < self._host.total:
+            needs = format_bytes(self._host.total)
+            yield f"`cluster.memory` is {format_bytes(given)}, and the host needs about {needs}"
         if stage.recipe is None:
             yield "a command: nothing of it can be foretold; `expect` gives time and memory"
         if foretold is None:
@@ -303,11 +334,10 @@ class _Rows:
             yield f"how many samples there are is not known: {why}"
             if stage.buckets.kind == "cost":
                 yield self._assumed_cost()
-        if foretold.untraced is not None:
-            yield (
-                f"its memory cannot be traced: {foretold.untraced['op']}: "
-                f"{foretold.untraced['reason']}; only a measured probe tells, on the card itself"
-            )
+        if foretold.untraced is not None and foretold.probe is None:
+            op, reason = foretold.untraced["op"], foretold.untraced["reason"]
+            tried = f", nor measured here: {foretold.unmeasured}" if foretold.unmeasured else ""
+            yield f"its memory cannot be traced (`{op}`: {reason}){tried}"
         if foretold.probe is not None:
             small = foretold.small.notes if foretold.small is not None else ()
             yield from dict.fromkeys([*foretold.probe.notes, *small])

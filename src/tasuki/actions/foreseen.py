@@ -2,8 +2,9 @@
 whether a batch fits the card.
 
 A GPU that is named but not here is looked up, and the child is asked (outlook.py) where a time is
-wanted; `submit` and stages whose time is known only look at what is kept. A prediction is never
-worth a plan: what fails in here is a warning.
+wanted; `submit` and stages whose time is known only look at what is kept. No real steps are taken
+in here, since whoever plans for a GPU that is not here sits on a login node: what `estimate` has
+measured counts. A prediction is never worth a plan: what fails in here is a warning.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 from tasuki.actions.asking import Asking
 from tasuki.actions.machine import Machine
-from tasuki.actions.outlook import Outlook, Prospect
+from tasuki.actions.outlook import Outlook, Prospect, untraced_in_words
 from tasuki.errors import TasukiError
 from tasuki.estimate.times import StageTimes
 from tasuki.spec.resolved import ResolvedSpec, ResolvedStage
@@ -72,7 +73,8 @@ def foresee(
         found = _look(prospect, wanted if asks else traced, name)
     except TasukiError as error:
         return Foreseen(warnings=(f"nothing is predicted: {error.message}",) if asks else ())
-    warnings = [*(prospect.notes if asks else ()), *_doubts(found)]
+    untraced = untraced_in_words(found.values()) if asks else ()
+    warnings = [*(prospect.notes if asks else ()), *untraced, *_doubts(found)]
     return Foreseen(outlooks=found, warnings=tuple(warnings))
 
 

@@ -1,7 +1,8 @@
-"""What `inspect` says of a spec's buckets beside their samples: a micro-batch, and what it needs.
+"""What `inspect` says of a spec's buckets beside their samples: a micro-batch, and what it needs;
+of stages whose micro-batches a budget bounds, that budget.
 
 From the memory probe of the stage that takes a bucket's samples (outlook.py): asked for with the
-name of a GPU, else only if it is kept already. Called by inspect.py.
+name of a GPU, else only if it is kept already; never measured here. Called by inspect.py.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tasuki.actions.asking import Asking
-from tasuki.actions.outlook import Outlook, Prospect
+from tasuki.actions.outlook import Outlook, Prospect, untraced_in_words
 from tasuki.errors import TasukiError
 from tasuki.estimate.fitted import Card, fit_bucket
 from tasuki.spec.resolved import ResolvedSpec
@@ -40,9 +41,13 @@ def add_batches(
         return
     for part in parts:
         outlooks = [looked[_key(stage)] for stage in part["stages"]]
+        for stage, outlook in zip(part["stages"], outlooks, strict=True):
+            _fill_budget(stage, outlook)
         for bucket in part["buckets"]:
             _fill(bucket, outlooks)
-    yield from prospect.notes if gpu is not None else ()
+    if gpu is not None:
+        yield from prospect.notes
+        yield from untraced_in_words(looked.values())
     yield from (
         f"stage `{one.stage.name}` does not fit: {'; '.join(one.remedies)}"
         for one in looked.values()
@@ -63,12 +68,24 @@ def _key(stage: dict[str, Any]) -> tuple[str, str]:
     return stage["experiment"], stage["stage"]
 
 
+def _fill_budget(stage: dict[str, Any], one: Outlook) -> None:
+    """All samples of such a stage share one bucket, whatever their sizes."""
+    fit = one.fits[0] if one.stage.buckets.kind == "cost" and one.fits else None
+    if fit is None or fit.needs is None or fit.budget is None:
+        return
+    stage["gpu"], stage["cost"] = one.card.gpu.name, one.stage.buckets.cost
+    stage["budget"] = fit.budget if fit.fits else 0
+    stage["cost_budget"] = fit.max_budget
+    stage["peak_bytes"] = one.peak_bytes
+
+
 def _fill(bucket: dict[str, Any], outlooks: Sequence[Outlook]) -> None:
     """By the first stage that takes samples of this size and whose memory is known."""
     for one in outlooks:
         takes = one.stage.size is None or (
             bucket["size"] is not None and one.stage.size.contains(bucket["size"])
         )
+        takes = takes and one.stage.buckets.kind != "cost"
         if takes and one.foretold is not None and one.foretold.probe is not None:
             asked = {"largest": bucket["size"], "steps": None, **bucket}
             fit = fit_bucket(one.stage, asked, one.foretold.probe, one.card)

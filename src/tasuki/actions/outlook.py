@@ -6,7 +6,7 @@ gradient checkpointing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -107,6 +107,8 @@ class Prospect:
     """None: only what is kept counts."""
     history: Sequence[Mapping[str, Any]] = ()
     """What past runs measured."""
+    measures_on: str | None = None
+    """cuda or cpu: real steps may be taken here where none can be traced. None: they must not."""
     notes: list[str] = field(default_factory=list)
     _oracles: dict[str, Oracle] = field(default_factory=dict)
     _refused: dict[str, str] = field(default_factory=dict)
@@ -122,6 +124,7 @@ class Prospect:
             capacity = (cluster.memory_bytes or memory_here()) // cluster.gpus
         return Card(
             gpu=gpu,
+            name=name,
             capacity=capacity,
             ranks=self.ranks,
             calibration=learn_calibration(self.history, gpu=name),
@@ -196,6 +199,7 @@ class Prospect:
                 device=device,
                 ranks=self.ranks,
                 asking=self.asking,
+                measures_on=self.measures_on,
                 notes=self.notes,
             )
         return self._oracles[device]
@@ -235,6 +239,17 @@ def _amount(fit: BucketFit, needs: Needs) -> str:
         return f"{'the dearest sample, of' if alone else 'a micro-batch of'} cost {needs.batch:,}"
     batch = "one sample" if needs.batch == 1 else f"a micro-batch of {needs.batch}"
     return f"{batch} of size {fit.size}" if fit.size else batch
+
+
+def untraced_in_words(outlooks: Iterable[Outlook]) -> Iterator[str]:
+    """Stages of which nothing is known because nobody has measured: for verbs that do not."""
+    for one in outlooks:
+        foretold = one.foretold
+        if foretold is not None and foretold.probe is None and foretold.untraced is not None:
+            yield (
+                f"stage `{one.stage.name}`: `{foretold.untraced['op']}` cannot be traced, so its "
+                "memory is not known; `tasuki estimate` measures it, with a few real steps"
+            )
 
 
 def _device(card: Card) -> str:

@@ -18,8 +18,9 @@ from tasuki.actions.killed import killed_for_memory
 from tasuki.actions.machine import Machine, cpus_for, device_for, look_around
 from tasuki.actions.measure import measure_stages
 from tasuki.actions.outlook import Outlook
+from tasuki.actions.own_steps import own_steps
+from tasuki.actions.planned_batch import Known, PlannedBatch, plan_batch
 from tasuki.answers import ChildFailed
-from tasuki.data.split import resolve_batch
 from tasuki.errors import UsageError
 from tasuki.estimate.host import next_memory
 from tasuki.estimate.times import StageTimes, estimate_stage, needs_measuring
@@ -189,13 +190,13 @@ def _work_of(
     for stage in left:
         if state.get("stage") != stage.name:
             _refuse_without_start(experiment, stage, request)
-    times, foreseen = _estimate(experiment, left, run, request, warnings)
+    times, foreseen, batches = _estimate(experiment, left, run, request, warnings)
     work = []
     for stage in wanted:
         if stage in left:
             done = int(state.get("step") or 0) if state.get("stage") == stage.name else 0
             peak, outlook = foreseen.peak_bytes(stage), foreseen.outlooks.get(stage.name)
-            own = _stage_work(experiment, stage, times[stage.name], done, request, peak)
+            own = _stage_work(experiment, stage, times[stage.name], done, batches[stage.name], peak)
             work.append(replace(own, prediction=outlook.prediction if outlook else None))
         elif evaluates(experiment, stage) and not run.stage(stage.name).evaluation.exists():
             work.append(_evaluation_work(experiment, stage, request))
@@ -263,7 +264,7 @@ def _estimate(
     run: RunFolder,
     request: PlanRequest,
     warnings: list[str],
-) -> tuple[dict[str, StageTimes], Foreseen]:
+) -> tuple[dict[str, StageTimes], Foreseen, dict[str, PlannedBatch]]:
     device = device_for(request.spec.cluster, request.machine)
     events = read_events(run)
     history = look_at_history(Path(request.spec.runs))
@@ -273,14 +274,16 @@ def _estimate(
     def estimate(
         stage: ResolvedStage, measured: dict[str, Any] | None, outlook: Outlook | None = None
     ) -> StageTimes:
+        ranks, gpu = ranks_of(request), request.spec.cluster.gpu
+        own = own_steps(run, events, stage, device=device, ranks=ranks, gpu=gpu)
         return estimate_stage(
             stage,
             device=device,
-            ranks=ranks_of(request),
-            own_events=events,
+            ranks=ranks,
+            own_events=own,
             history=history.facts,
             measured=measured,
-            gpu=request.spec.cluster.gpu,
+            gpu=gpu,
             shape=outlook.shape if outlook is not None else None,
             predicted=outlook.predicted if outlook is not None else None,
         )
@@ -297,7 +300,18 @@ def _estimate(
         outlook = foreseen.outlooks.get(stage.name)
         times[stage.name] = estimate(stage, measured.get(stage.name), outlook)
         warnings += _about_time(stage, times[stage.name], request)
-    return times, foreseen
+    known = replace(_known(request), events=events, history=history.facts)
+    batches = {
+        stage.name: plan_batch(stage, replace(known, outlook=foreseen.outlooks.get(stage.name)))
+        for stage in stages
+    }
+    return times, foreseen, batches
+
+
+def _known(request: PlanRequest) -> Known:
+    cluster = request.spec.cluster
+    device = device_for(cluster, request.machine)
+    return Known(ranks=ranks_of(request), device=device, gpu=cluster.gpu)
 
 
 def _foresight(request: PlanRequest, history: Sequence[Mapping[str, Any]]) -> Foresight:
@@ -359,12 +373,9 @@ def _stage_work(
     stage: ResolvedStage,
     times: StageTimes,
     done: int,
-    request: PlanRequest,
+    batch: PlannedBatch,
     peak_bytes: int | None = None,
 ) -> StageWork:
-    ranks = ranks_of(request)
-    micro = None if stage.micro_batch == "auto" else stage.micro_batch
-    batch = resolve_batch(stage.effective_batch, micro, stage.accumulation, ranks)
     total = times.total_steps
     wall = times.wall_s
     if wall is not None and total:
@@ -383,10 +394,11 @@ def _stage_work(
         evaluate_s=reserve if reserve is not None else times.evaluate_s,
         source=times.source,
         facts={
-            # A cost budget decides step by step.
-            "micro_batch": None if stage.buckets.kind == "cost" else batch.micro_batch,
-            "accumulation": None if stage.buckets.kind == "cost" else batch.accumulation,
+            "micro_batch": batch.micro_batch,
+            "accumulation": batch.accumulation,
             "effective_batch": batch.effective_batch,
+            "budget": batch.budget,
+            "batch_source": batch.source,
             "gradient_checkpointing": stage.gradient_checkpointing,
             "peak_bytes": peak_bytes,
         },
@@ -398,7 +410,8 @@ def _evaluation_work(
 ) -> StageWork:
     """A trained stage that is not evaluated yet."""
     unknown = StageTimes(wall_s=0.0, step_s=None, total_steps=None, source="history")
-    work = _stage_work(experiment, stage, unknown, 0, request, stage.expect_peak_bytes)
+    batch = plan_batch(stage, _known(request))
+    work = _stage_work(experiment, stage, unknown, 0, batch, stage.expect_peak_bytes)
     return replace(work, trains=False, evaluates=True)
 
 

@@ -42,7 +42,9 @@ class Foretold:
     small: Probe | None = None
     """By cost: of even samples, where `probe` is of the dearest (estimate/by_cost.py)."""
     untraced: dict[str, str] | None = None
-    """What stands in the way of a probe: {"op", "reason"}."""
+    """What stands in the way of a trace: {"op", "reason"}; then `probe` was measured, if any."""
+    unmeasured: str | None = None
+    """Why real steps told nothing either."""
     is_kept: bool = False
     """It was known before."""
 
@@ -58,6 +60,9 @@ class Oracle:
     ranks: int
     asking: Asking | None
     """None: only what is kept counts."""
+    measures_on: str | None = None
+    """cuda or cpu, what is here: the child may take real steps where it cannot trace. None: it must
+    not."""
     notes: list[str] = field(default_factory=list)
     """About what was kept and does not count."""
     _facts: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -65,6 +70,8 @@ class Oracle:
     _looked: set[str] = field(default_factory=set)
     _digests: dict[str, str] = field(default_factory=dict)
     """Of files of code, as they are now."""
+    _measured: set[str] = field(default_factory=set)
+    """Probes that were asked for, with leave to measure: there is no more to know."""
 
     def foretell(self, stages: Sequence[ResolvedStage]) -> list[Foretold | None]:
         """In the order of the stages; None: not known, and nobody may be asked. Stages without a
@@ -91,8 +98,21 @@ class Oracle:
         kept = self._probe_of(stage, facts)
         if kept is None or not _tells_of(kept, facts):
             return None
+        if self._is_to_measure(self._probe_key(stage, facts)):
+            return None
         names = {"probe": "read", "small": "read_small", "untraced": "untraced"}
-        return {"facts": facts, **{name: kept[key] for name, key in names.items()}}
+        known = {name: kept[key] for name, key in names.items()}
+        return {"facts": facts, **known, "unmeasured": kept.get("unmeasured")}
+
+    def _is_to_measure(self, key: str) -> bool:
+        """What could not be traced may be measured now; what a CPU told, by a GPU. What failed is
+        tried again: memory that was short may be free."""
+        kept = self._probes[key]
+        if self.measures_on is None or kept["untraced"] is None or key in self._measured:
+            return False
+        if kept["read"] is None:
+            return True
+        return kept["read"].measured_on == "cpu" and self.device == self.measures_on == "cuda"
 
     def _facts_of(self, stage: ResolvedStage) -> dict[str, Any] | None:
         key = self._facts_key(stage)
@@ -152,6 +172,7 @@ class Oracle:
                 "folder": self.folder,
                 "device": self.device,
                 "ranks": self.ranks,
+                "may_measure": self.measures_on is not None,
                 "have": self._have(),
                 "stages": [
                     {"stage": to_plain(stage), "facts": facts}
@@ -171,9 +192,12 @@ class Oracle:
                 said.add(self._keep(key, facts, found["code"], stamp))
             key = self._probe_key(stage, facts)
             if (value := found["probes"].pop(key, None)) is not None:
+                is_less = value["probe"] is None and self._has_probe(key)
                 self._take(key, value)
+                self._measured.add(key)
                 data = stamp if is_of_data(facts) else _NO_FILES
-                said.add(self._keep(key, value, found["code"], data))
+                if not is_less:
+                    said.add(self._keep(key, value, found["code"], data))
         self.notes += [f"nothing is kept for the next time: {why}" for why in said - {""}]
 
     def _look_for_probes(self, stage: ResolvedStage) -> None:
@@ -182,6 +206,9 @@ class Oracle:
         for buckets in ([], [{"largest": 0}]):
             self._probe_of(stage, {"has_example": True, "buckets": buckets})
 
+    def _has_probe(self, key: str) -> bool:
+        return key in self._probes and self._probes[key]["read"] is not None
+
     def _have(self) -> dict[str, Any]:
         return {
             key: {
@@ -189,6 +216,7 @@ class Oracle:
                 "is_exact": value["read"] is None or value["read"].is_exact,
             }
             for key, value in self._probes.items()
+            if not self._is_to_measure(key)
         }
 
     def _keep(self, key: str, value: dict[str, Any], code: Mapping[str, str], data: str) -> str:

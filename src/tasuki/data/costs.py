@@ -18,6 +18,12 @@ Counts = Callable[[str], "Sequence[int] | NDArray[np.integer]"]
 """A number per sample, by name."""
 
 
+def cost_parts(cost: str, counts: Counts) -> list[NDArray[np.int64]]:
+    """What the costs are made of: nodes, edges."""
+    names = dict.fromkeys(term.name for term in parse_cost(cost))
+    return [np.asarray(counts(name)).astype(np.int64) for name in names]
+
+
 def sample_costs(cost: str, counts: Counts, num_samples: int) -> NDArray[np.int64]:
     """The cost of every sample, as the spec's expression says."""
     total = np.zeros(num_samples, dtype=np.int64)

@@ -1,21 +1,27 @@
-"""The micro-batches within a cost budget that may take most memory: whatever else a step has, it
-takes no more than these.
+"""The micro-batches within a cost budget that may take most memory.
 
 Memory goes by cost, but not by cost alone: a few large graphs have other shares of nodes and edges
-than many small ones. So there are two kinds, filled up with the dearest samples and with as many
-even ones as a step has; the dearest sample goes alone where it is over the budget. Which samples a
-step really takes is order.py's. Asked by the batch tuner (train/tuner.py) and by who traces before
-a run (train/probe/by_cost.py).
+than many small ones, and samples that are padded take as much as the largest among them. So there
+are two kinds that are made up, filled with the dearest samples and with as many even ones as a step
+has (the dearest sample goes alone where it is over the budget); and those that the steps of a run
+really have, as the order is known before it begins. Asked by the batch tuner (train/tuner.py), the
+first two also by who traces before a run (train/probe/by_cost.py).
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tasuki.data.buckets import BucketPlan
+from tasuki.data.order import Order
+from tasuki.data.split import split_by_cost
 
 Ints = NDArray[np.int64]
+MOST_SAMPLES = 100_000
+"""Of steps that are looked through: about a second."""
 
 
 def whole_cost(costs: Ints, plan: BucketPlan, *, batch: int, world: int) -> int:
@@ -25,6 +31,41 @@ def whole_cost(costs: Ints, plan: BucketPlan, *, batch: int, world: int) -> int:
     dearest = np.partition(own, len(own) - num)[len(own) - num :]
     total, most = int(dearest.sum()), int(dearest.max())
     return min(total, -(-total // world) + most)
+
+
+def worst_in_steps(
+    order: Order,
+    costs: Ints,
+    *,
+    budget: int,
+    world: int = 1,
+    total_steps: int,
+    parts: Sequence[Ints] = (),
+) -> list[list[int]]:
+    """The real micro-batches, of whichever rank, that have most: cost, samples, of each of the
+    `parts` that costs are made of, and samples as large as their largest. Exact for the steps from
+    the first on that have MOST_SAMPLES."""
+    each = max(1, order.effective_batch * world)
+    best: dict[int, tuple[int, list[int]]] = {}
+    for step in range(min(total_steps, -(-MOST_SAMPLES // each))):
+        samples = order.step(*divmod(step, order.steps_per_epoch)).indices
+        own = costs[samples].tolist()
+        counted = [part[samples].tolist() for part in parts]
+        for rank in range(world):
+            for piece in split_by_cost(own, budget, rank=rank, world=world):
+                for which, most in enumerate(_measures(piece, own, counted)):
+                    if which not in best or most > best[which][0]:
+                        best[which] = most, samples[piece].tolist()
+    return list({tuple(sorted(found)): found for _, found in best.values()}.values())
+
+
+def _measures(piece: list[int], costs: list[int], parts: list[list[int]]) -> Iterator[int]:
+    own = [costs[n] for n in piece]
+    yield sum(own)
+    yield len(piece)
+    yield len(piece) * max(own)
+    for part in parts:
+        yield sum(part[n] for n in piece)
 
 
 class WorstBatches:

@@ -43,6 +43,8 @@ class Card:
     gpu: Gpu
     capacity: int | None
     """Bytes of one rank; None: not known."""
+    name: str = ""
+    """As somebody asked for it, by which specs, site files and history know it."""
     ranks: int = 1
     """Of the whole job."""
     grows: bool = True
@@ -50,6 +52,10 @@ class Card:
     calibration: Calibration | None = None
     margin: Margin | None = None
     """Both as past runs on such a card taught them; None: as is assumed."""
+
+    @property
+    def called(self) -> str:
+        return self.name or self.gpu.name
 
     @property
     def beside(self) -> Beside:
@@ -148,14 +154,7 @@ def fit_cost(
         max_micro_batch=None,
         needs=needs,
         missing_bytes=max(0, missing),
-        step=probed_step_time(
-            probes.small,
-            batch=-(-mean // times),
-            accumulation=times,
-            gpu=card.gpu,
-            precision=stage.precision,
-            calibration=card.calibration,
-        ),
+        step=_step_time(probes.small, stage, card, micro=-(-mean // times), times=times, size=0),
         budget=budget,
         max_budget=None if largest is None else largest.batch,
     )
@@ -224,11 +223,20 @@ def _step(
 ) -> StepTime | None:
     if probe is None:
         return None
+    return _step_time(probe, stage, card, micro=micro, times=-(-share // micro), size=size)
+
+
+def _step_time(
+    probe: Probe, stage: ResolvedStage, card: Card, *, micro: int, times: int, size: int
+) -> StepTime | None:
+    """None: it was measured on a GPU, where nobody counts operations."""
+    if probe.measured_on == "cuda":
+        return None
     return probed_step_time(
         probe,
         batch=micro,
         size=size,
-        accumulation=-(-share // micro),
+        accumulation=times,
         gpu=card.gpu,
         precision=stage.precision,
         calibration=card.calibration,

@@ -160,6 +160,12 @@ def find_gpu(name: str, *, site: Mapping[str, SiteGpu] | None = None) -> FoundGp
     return FoundGpu(gpu=gpu, note=note)
 
 
+def may_mean_the_same(name: str, other: str) -> bool:
+    """A spec's word and a driver's, say; of a card that is in no table nothing is known."""
+    ones, others = _fitting(" ".join(_words_of(name))), _fitting(" ".join(_words_of(other)))
+    return not ones or not others or any(gpu in others for gpu in ones)
+
+
 @lru_cache(maxsize=256)
 def _fitting(words: str) -> tuple[Gpu, ...]:
     """Cards whose names may have these words, the smallest first."""
@@ -187,6 +193,7 @@ def _of_site(name: str, own: SiteGpu, known: Gpu | None) -> Gpu:
         )
     return replace(
         base,
+        name=base.name if own.memory_bytes is None else name,
         memory_bytes=own.memory_bytes or base.memory_bytes,
         advertised_bytes=own.memory_bytes or base.advertised_bytes,
         bandwidth=own.bandwidth or base.bandwidth,
@@ -197,9 +204,11 @@ def _of_site(name: str, own: SiteGpu, known: Gpu | None) -> Gpu:
 
 def _unknown(name: str, site: Mapping[str, SiteGpu]) -> UsageError:
     names = [*site, *TABLE]
-    near = difflib.get_close_matches(name.lower().replace("_", "-"), names, n=3, cutoff=0.5)
-    asked = set(_words_of(name))
-    near += [gpu.name for gpu in TABLE.values() if asked & _model_of(gpu) and gpu.name not in near]
+    word, asked = name.lower().replace("_", "-"), set(_words_of(name))
+    near = [known for known in names if word and known.lower().startswith(word)]
+    near += difflib.get_close_matches(word, names, n=3, cutoff=0.5)
+    near += [gpu.name for gpu in TABLE.values() if asked & _model_of(gpu)]
+    near = list(dict.fromkeys(near))
     meant = f"did you mean {', '.join(near[:4])}? " if near else f"known: {', '.join(names)}; "
     return UsageError(
         f"the GPU `{name}` is not known",

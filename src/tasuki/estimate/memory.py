@@ -208,11 +208,20 @@ def _tensor_source(probe: Probe) -> str:
             f"checked at {_point(probe, batch, size)}: {(predicted - traced) / max(1, traced):+.2%}"
             for batch, size, predicted, traced in probe.checked
         )
-        return f"traced, fitted allocation by allocation{f' ({checks})' if checks else ''}"
+        how = _how(probe) or "traced"
+        return f"{how}, fitted allocation by allocation{f' ({checks})' if checks else ''}"
+    how = f"{told}: " if (told := _how(probe)) else ""
     points = ", ".join(_point(probe, batch, size) for batch, size in probe.probes)
     if probe.unit == "cost":
-        return f"a line over the traced peaks at {points}"
-    return f"a curve through the peaks at {points}, which may be too low beyond them"
+        return f"{how}a line over the {'measured' if how else 'traced'} peaks at {points}"
+    return f"{how}a curve through the peaks at {points}, which may be too low beyond them"
+
+
+def _how(probe: Probe) -> str:
+    """Empty: traced, as most are."""
+    if probe.measured_on is None:
+        return ""
+    return f"measured by real steps on a {'GPU' if probe.measured_on == 'cuda' else 'CPU'}"
 
 
 def _point(probe: Probe, batch: int, size: int) -> str:
@@ -248,8 +257,12 @@ def _exchange(probe: Probe, *, batch: int, size: int, beside: Beside) -> Figure:
 
 
 def _margin(probe: Probe, beside: Beside) -> tuple[float, str]:
+    if beside.margin >= MARGIN_INEXACT:
+        return beside.margin, beside.margin_source
+    if probe.measured_on == "cpu" and not beside.is_cpu:
+        return MARGIN_INEXACT, f"{ASSUMED}, as steps on a CPU stand for a GPU's"
     is_over = probe.unit == "cost"  # no traced peak lies above the line
-    if probe.is_exact or is_over or beside.margin >= MARGIN_INEXACT:
+    if probe.is_exact or is_over:
         return beside.margin, beside.margin_source
     return MARGIN_INEXACT, f"{ASSUMED}, as the traces did not align"
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tasuki.estimate.gpus import may_mean_the_same
 from tasuki.store.history import wrong_in
 
 EVALUATION = "evaluation"
@@ -25,6 +26,8 @@ class PastBucket:
     samples: int
     step_s: float | None = None
     """The mean of those that were measured; None: none was."""
+    micro_batch: int | None = None
+    """The most samples of one, at the stage's end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +69,13 @@ class Past:
         return f"{self.run}/{self.stage}" if self.run else "an earlier run"
 
     def may_be_of(self, gpu: str | None) -> bool:
-        """On this card, as specs name it; nobody who does not tell is left out."""
-        return gpu is None or self.gpu is None or self.gpu.lower() == gpu.lower()
+        """On this card, as specs name it; else as the driver called it; nobody who tells neither is
+        left out."""
+        if gpu is None:
+            return True
+        if self.gpu is not None:
+            return self.gpu.lower() == gpu.lower()
+        return self.device_model is None or may_mean_the_same(gpu, self.device_model)
 
     @property
     def mean_step_s(self) -> float:
@@ -138,6 +146,7 @@ def _read_bucket(bucket: Mapping[str, Any]) -> PastBucket:
         size=_whole(bucket, "size"),
         samples=_whole(bucket, "samples") or 0,
         step_s=bucket.get("mean_s") or None,
+        micro_batch=_whole(bucket, "micro_batch"),
     )
 
 

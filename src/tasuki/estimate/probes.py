@@ -52,6 +52,8 @@ class Probe:
     """That the traced step has: flops, moved and ops are of all of them."""
     unit: str = "batch"
     """What `batch` counts: samples, or what they `cost` together."""
+    measured_on: str | None = None
+    """`cpu` or `cuda`, by real steps; None: it was traced."""
     secant: Coefficients | None = None
     """Where the traces of the probes did not align: a polynomial through their peaks; the events
     are those of the largest probe."""
@@ -205,6 +207,7 @@ def _read(value: object, source: str) -> Probe:
         notes=tuple(_text(one, "notes") for one in _list(value.get("notes", []), "notes")),
         micro_batches=max(1, _count(value.get("micro_batches", 1), "micro_batches")),
         unit=_text(value.get("unit", "batch"), "unit"),
+        measured_on=_device(value.get("measured_on")),
         secant=None if is_exact else _coefficients(value["secant"], "secant", width=len(terms)),
     )
 
@@ -248,6 +251,12 @@ def _text(value: object, what: str) -> str:
     if not isinstance(value, str):
         raise _Torn(f"`{what}` is no text")
     return value
+
+
+def _device(value: object) -> str | None:
+    if value not in (None, "cpu", "cuda"):
+        raise _Torn("`measured_on` is no device")
+    return None if value is None else str(value)
 
 
 def _count(value: object, what: str) -> int:

@@ -102,8 +102,23 @@ def _by_prediction(tried: Sequence[Tried], predict: Predict, *, capacity: int, h
     elif len(tried) == MOST_TRIES - 1 and len(fitted) < len(tried):
         room *= _LAST
     corrected = correction_of(fitted)
+    if fitted and _is_refuted(tried, lambda batch: corrected(predict(batch)) <= room, high=high):
+        return _between(largest_fitting(tried), high)
     guess = largest_by(lambda batch: corrected(predict(batch)) <= room, most=high - 1)
-    return guess or (0 if tried and not fitted and high == 1 else 1)
+    if tried and not fitted:
+        # Weights alone may take more than that share: a last try of one sample tells nothing.
+        return max(guess, high // 2)
+    return guess or 1
+
+
+def _is_refuted(tried: Sequence[Tried], fits: Callable[[int], bool], *, high: int) -> bool:
+    """What did not fit should have, and by a prediction that knows what was measured: the next
+    smaller batch, which it would say now, is no better."""
+    return any(one.batch == high for one in tried) and fits(high)
+
+
+def _between(low: int, high: int) -> int:
+    return max(low + 1, int((low * high) ** 0.5))
 
 
 def _by_peaks(tried: Sequence[Tried], *, capacity: int, low: int, high: int, first: int) -> int:
@@ -115,7 +130,7 @@ def _by_peaks(tried: Sequence[Tried], *, capacity: int, low: int, high: int, fir
     if len(fitted) == 1:
         return min(high - 1, first * max(2, capacity // max(1, fitted[0][1] or 0)))
     if any(one.peak_bytes is None for one in tried):
-        return max(low + 1, int((low * high) ** 0.5))
+        return _between(low, high)
     (before, was), (last, now) = fitted[-2:]
     assert was is not None and now is not None
     grows = (now - was) / (last - before)

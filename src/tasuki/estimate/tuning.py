@@ -8,13 +8,14 @@ said of what was not measured.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from tasuki.data.split import resolve_batch
+from tasuki.errors import UsageError
 from tasuki.estimate.ratios import FEWEST_PAIRS, Ratio
 from tasuki.spec.resolved import ResolvedStage
 from tasuki.units import format_seconds
@@ -42,6 +43,8 @@ LEAST_TOLERANCE, MOST_TOLERANCE = 0.005, 0.02
 """Of the loss, whatever another seed does."""
 _STEPS_OF_BLOCK, _STEPS_BEFORE = 3, 20
 """At the least, as train/tune.py takes turns."""
+_PATIENCE, _LEAST_S = 1.5, 60.0
+"""Steps may be so slow that the fewest pairs outlast the budget: then by so much at the most."""
 _LONG_START_S = 10.0
 _WORTH_TELLING = 0.05
 """Of memory."""
@@ -96,9 +99,38 @@ def variants_for(stage: ResolvedStage, facts: Facts, *, only: Sequence[str] = ()
     """What to try, in the order of the table. What cannot be is named only if it was asked for."""
     makers = (_precisions, _compile, _fused, _checkpointing, _micro_batches, _workers)
     found = [v for make in makers for v in make(stage, facts, bool(only))]
-    found += [*_offload(stage, facts), *_exact(stage)]
+    found += [*_offload(stage, is_gpu=facts.is_gpu), *_exact(stage)]
     chosen = [v for v in found if not only or v.switch in only]
     return [v for v in chosen if only or not v.refused]
+
+
+def never_tried(stage: ResolvedStage, only: Sequence[str], *, is_gpu: bool) -> str:
+    """Why nothing of what is asked for can be tried, as far as spec and device tell before anything
+    is built; empty: something may be."""
+    known = {"offload": _offload(stage, is_gpu=is_gpu), "exact": _exact(stage)}
+    if not only or not set(only) <= set(known):
+        return ""
+    return why_none(v for switch in only for v in known[switch])
+
+
+def why_none(variants: Iterable[Variant]) -> str:
+    """Why none of them is tried; empty: one is."""
+    reasons = {variant.switch: variant.refused for variant in variants}
+    if not all(reasons.values()):
+        return ""
+    return "; ".join(f"`{switch}`: {why}" for switch, why in reasons.items())
+
+
+def nothing_to_try(why: str) -> UsageError:
+    return UsageError(
+        f"there is nothing to measure{f': {why}' if why else ''}",
+        hint="leave `--only` out, or name other switches; `--dry-run` lists what can be tried",
+    )
+
+
+def most_s(budget_s: float) -> float:
+    """How long a measurement may take at the most, without starts and compilers."""
+    return max(_LEAST_S, _PATIENCE * budget_s)
 
 
 def _one(switch: str, value: Any, was: Any, refused: str = "") -> Variant:
@@ -172,8 +204,8 @@ def _workers(stage: ResolvedStage, facts: Facts, is_asked: bool) -> Iterator[Var
         yield _one(WORKERS, workers, stage.loader.workers)
 
 
-def _offload(stage: ResolvedStage, facts: Facts) -> Iterator[Variant]:
-    why = "" if facts.is_gpu else "there is no GPU here to relieve"
+def _offload(stage: ResolvedStage, *, is_gpu: bool) -> Iterator[Variant]:
+    why = "" if is_gpu else "there is no GPU here to relieve"
     yield _one("offload", stage.offload is not True, stage.offload, why)
 
 

@@ -172,6 +172,8 @@ def _piece(
         expected_s=seconds,
         peak_bytes=facts.get("peak_bytes"),
         source=stage.source,
+        budget=facts.get("budget"),
+        batch_source=facts.get("batch_source", "given"),
     )
 
 

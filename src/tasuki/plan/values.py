@@ -22,12 +22,17 @@ class Piece:
     from_step: int | None
     to_step: int | None
     micro_batch: int | None
+    """None: it is `auto`, and nothing foretells it; or a budget bounds it."""
     accumulation: int | None
     effective_batch: int | None
     gradient_checkpointing: bool | str
     expected_s: float | None
     peak_bytes: int | None
     source: str
+    budget: int | str | None = None
+    """The most that a micro-batch may cost, or `auto`; None: samples are counted."""
+    batch_source: str = "given"
+    """Of both: given, this run, history, predicted, whole share, auto, command."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +101,7 @@ class StageWork:
     """Measured, or the reserve that was asked for."""
     source: str
     facts: dict[str, Any] = field(default_factory=dict)
-    """micro_batch, accumulation, effective_batch, gradient_checkpointing, peak_bytes."""
+    """micro_batch, accumulation, effective_batch, budget, batch_source, gradient_checkpointing,
+    peak_bytes."""
     prediction: dict[str, Any] | None = None
     """What was predicted of it before it began."""

@@ -55,6 +55,7 @@ def work(order: dict[str, Any], told: Told) -> dict[str, Any]:
     if device.type == "cpu" and not cap:
         return {"capacity_bytes": None, "reason": _NO_LIMIT}
     assert stage.recipe is not None
+    told.begin("opening the data")
     seed_everything(start_seed(stage, "model", 0))
     recipe = load_recipe(stage.recipe, stage.params, paths=[Path(p) for p in order["paths"]])
     data = prepare_data(recipe, stage, rank=0, world=order["ranks"])

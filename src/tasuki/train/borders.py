@@ -3,13 +3,16 @@
 Rank 0 decides for all from the highest peak of any rank (estimate/factor.py), before anything of
 the border is saved: the decision is an event `safety-factor` after the `micro-batch` events it
 stands for, on disk before the step from which it holds, and an attempt that comes by again does
-not decide again. Between borders it costs nothing. Held by fitting.py.
+not decide again. Peaks are those of training: a validation has a batch of its own, which is no
+micro-batch, and survives a want of memory by itself (roomier.py). Between borders it costs nothing.
+Held by fitting.py.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -75,7 +78,8 @@ class Borders:
         self._tuned, self._state = tuned, state
         """Rank 0 alone knows."""
         self._earlier_peak = 0
-        """Of steps since the last border that an earlier attempt did."""
+        """Of steps since the last border that an earlier attempt did, or this one before it was
+        interrupted by a validation."""
 
     @property
     def period(self) -> int | None:
@@ -88,7 +92,7 @@ class Borders:
         """Before an attempt's first step: what a restore takes is not a step's."""
         if self._gauge is not None:
             self._earlier_peak = earlier_peak
-            self._gauge.reset()
+            self._gauge.forget()
 
     def note_shrunk(self, bucket: int, was: int) -> None:
         """A step ran out of memory."""
@@ -101,6 +105,22 @@ class Borders:
         if self._gauge is None:
             return 0
         return max(self._earlier_peak, self._gauge.peak_bytes())
+
+    @contextlib.contextmanager
+    def apart(self, keep: Callable[[], None] = lambda: None) -> Iterator[None]:
+        """What happens inside is no training: its peak does not count. `keep` is called before
+        peaks are counted anew."""
+        if self._gauge is None:
+            yield
+            return
+        keep()
+        self._earlier_peak = self.peak_bytes()
+        self._gauge.reset()
+        try:
+            yield
+        finally:
+            keep()
+            self._gauge.forget()
 
     def decide(self, step: int, split: StepSplit) -> tuple[Limit, ...]:
         """What holds from this step on; the same on all ranks. All ask at the same step."""

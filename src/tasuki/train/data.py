@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasuki.data.buckets import BucketPlan, BucketRule, plan_buckets, sort_by_score
-from tasuki.data.costs import sample_costs
+from tasuki.data.costs import cost_parts, sample_costs
 from tasuki.data.fetch import Fetcher
 from tasuki.data.foreign import ForeignLoader, ForeignOrder, is_loader
 from tasuki.data.loader import Loader
@@ -225,6 +225,12 @@ def costs_of(recipe: Any, dataset: Any, buckets: Buckets) -> NDArray[np.int64] |
     if buckets.cost is None:
         return None
     return sample_costs(buckets.cost, lambda name: _counts(recipe, dataset, name), len(dataset))
+
+
+def parts_of_costs(recipe: Any, dataset: Any, buckets: Buckets) -> list[NDArray[np.int64]]:
+    """Of every sample, each count that its cost is made of."""
+    assert buckets.cost is not None
+    return cost_parts(buckets.cost, lambda name: _counts(recipe, dataset, name))
 
 
 def _counts(recipe: Any, dataset: Any, name: str) -> Any:

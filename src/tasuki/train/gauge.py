@@ -8,7 +8,7 @@ too much of it is killed instead of told. Nothing here sets a limit. Asked by th
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 
@@ -29,6 +29,28 @@ class Gauge(Protocol):
         ...
 
     def reset(self) -> None: ...
+
+    def forget(self) -> None:
+        """As a reset, after what is not to count: nothing of it stays in a cache either."""
+        ...
+
+
+class Peaks(NamedTuple):
+    """The most that an attempt has taken, in bytes."""
+
+    tensors: int = 0
+    reserved: int = 0
+
+
+_COUNTED: dict[torch.device, Peaks] = {}
+"""Before torch began to count anew, which it does for the whole process, too."""
+
+
+def attempt_peaks(device: torch.device) -> Peaks:
+    """Of a GPU, in this process, whoever has reset the counts."""
+    before = _COUNTED.get(device, Peaks())
+    tensors, reserved = torch.cuda.max_memory_allocated, torch.cuda.max_memory_reserved
+    return Peaks(max(before.tensors, tensors(device)), max(before.reserved, reserved(device)))
 
 
 def open_gauge(device: torch.device) -> Gauge | None:
@@ -62,6 +84,11 @@ class CudaGauge:
         return int(torch.cuda.max_memory_reserved(self._device))
 
     def reset(self) -> None:
+        _COUNTED[self._device] = attempt_peaks(self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+    def forget(self) -> None:
+        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self._device)
 
 
@@ -80,3 +107,5 @@ class CapGauge:
 
     def reset(self) -> None:
         self._cap.peak_bytes = self._cap.live_bytes
+
+    forget = reset

@@ -18,8 +18,6 @@ from itertools import islice
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from tasuki.data.order import Order
 from tasuki.data.shares import StepSplit
 from tasuki.errors import StoreError
@@ -32,6 +30,7 @@ from tasuki.telemetry.events import read_events
 from tasuki.telemetry.spent import Lately, Spent, add_up_stage
 from tasuki.train.borders import EVENT as BORDER
 from tasuki.train.exact import describe
+from tasuki.train.gauge import attempt_peaks
 from tasuki.train.task import Task
 
 if TYPE_CHECKING:  # they import evaluate.py, which imports this
@@ -255,11 +254,10 @@ def _memory(task: Task, events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         + (host.get("loader") or 0),
     }
     if task.device.type == "cuda":
-        found["tensor_bytes"] = torch.cuda.max_memory_allocated(task.device)
-        # At epoch borders (borders.py) torch begins to count anew, and tells what was before.
+        peaks = attempt_peaks(task.device)
+        found["tensor_bytes"] = peaks.tensors
         before = [event.get("peak_bytes") or 0 for event in events if event["kind"] == BORDER]
-        reserved = torch.cuda.max_memory_reserved(task.device)
-        found["reserved_bytes"] = max(reserved, *before, 0)
+        found["reserved_bytes"] = max(peaks.reserved, *before, 0)
     return found
 
 

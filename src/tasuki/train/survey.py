@@ -3,9 +3,10 @@
 A child process (answers.py) of `estimate`, `plan` and `inspect`: one for all stages that are asked
 for, since importing torch takes longer than most of what follows.
 
-The order: {"folder", "device", "ranks", "have": {key of a probe: {"sizes", "is_exact"}}, "stages":
-[{"stage": plain values, "facts": null | what was answered before}]}. The answer: {"code": {file:
-sha256}, "facts": [one for each stage], "probes": {key: {"probe", "untraced", "sizes"}}}.
+The order: {"folder", "device", "ranks", "may_measure": may real steps be taken where none can be
+traced?, "have": {key of a probe: {"sizes", "is_exact"}}, "stages": [{"stage": plain values,
+"facts": null or what was answered before}]}. The answer: {"code": {file: sha256}, "facts": [one for
+each stage], "probes": {key: {"probe", "untraced", "unmeasured", "sizes"}}}.
 """
 
 from __future__ import annotations

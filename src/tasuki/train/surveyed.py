@@ -2,7 +2,8 @@
 
 Data are opened as training opens them, and what they take of the host's memory is measured; a step
 is traced by train/probe. Where the recipe has `example_batch`, stages that differ in data and size
-alone share a probe. Trains nothing, writes nothing, asks for no GPU. Called by survey.py.
+alone share a probe. What cannot be traced is measured by a few real steps, if the order says that
+it may be; else nothing is trained, and no GPU asked for. Writes nothing. Called by survey.py.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ def survey(order: dict[str, Any], told: Told) -> dict[str, Any]:
     ranks, wanted = int(order["ranks"]), order["stages"]
     surveyed = []
     for number, one in enumerate(wanted):
-        told.progress("looking at the data", number, len(wanted))
+        what = f"looking at the data of {one['stage']['name']}"
+        told.progress(what, number, len(wanted))
         surveyed.append(_survey(one, Path(order["folder"]), ranks))
     return {
         "code": _digests([one.recipe for one in surveyed], Path(order["folder"])),
@@ -157,16 +159,19 @@ def _probes(
         where_to = {name: order[name] for name in ("folder", "device", "ranks")}
         key = probe_work(one.stage, one.facts, **where_to)
         works.setdefault(key, []).append(one)
-    for key, group in works.items():
+    for number, (key, group) in enumerate(works.items(), 1):
         by_cost = is_by_cost(group[0].facts)
         sizes = set() if by_cost else {size for one in group for size in sizes_in(one.facts)}
         have = order["have"].get(key)
         if have is not None and covers(have["sizes"], sizes, is_exact=have["is_exact"]):
             continue
         sizes |= set(have["sizes"] if have is not None else ())
+        told.begin("importing what traces a step")
         with importing():  # the first fake tensor would import it, looking for garbage meanwhile
             importlib.import_module("torch._dynamo")
-        yield key, _probe(group[-1], sorted(sizes), order, told)
+        place = f" ({number} of {len(works)})" if len(works) > 1 else ""
+        about = told.about(f"of {group[-1].stage.name}{place}")
+        yield key, _probe(group[-1], sorted(sizes), order, about)
 
 
 def _probe(
@@ -181,6 +186,7 @@ def _probe(
         "device": order["device"],
         "ranks": int(order["ranks"]),
         "sizes": sizes if one.facts["has_example"] else [],
+        "may_measure": order["may_measure"],
     }
     try:
         found = probe_child.work(asked, told)
@@ -196,7 +202,7 @@ def _probe_by_cost(one: _Surveyed, order: Mapping[str, Any], told: Told) -> dict
     stage, ranks = in_one_micro_batch(one.stage), int(order["ranks"])
     os.nice(_NICE)
     data = prepare_data(one.recipe, stage, rank=0, world=ranks)
-    asked = {"folder": order["folder"], "device": order["device"], "ranks": ranks}
+    asked = {name: order[name] for name in ("folder", "device", "ranks", "may_measure")}
     return {**probe_by_cost(one.recipe, stage, data, asked, told), "sizes": []}
 
 

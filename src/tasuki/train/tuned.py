@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from tasuki.answers import ask
+from tasuki.answers import OnProgress, Progress, ask
 from tasuki.errors import TasukiError
 from tasuki.estimate.conformal import is_ratio, ratios_in
 from tasuki.estimate.factor import Tuned, TunedBucket
@@ -99,8 +99,22 @@ def _ask(task: Task) -> dict[str, Any]:
             environment={**os.environ, "TASUKI_RUN": elsewhere},
             folder=str(task.folder),
             within_s=_WITHIN_S,
+            on_progress=_telling(task),
         )
     return answer
+
+
+def _telling(task: Task) -> OnProgress:
+    """Some twenty words in all: traces and tries are few."""
+    said: list[Progress] = []
+
+    def tell(progress: Progress) -> None:
+        if said[-1:] != [progress]:
+            said[:] = [progress]
+            number = f" {progress.done + 1} of {progress.total}" if progress.total else ""
+            task.doing(f"largest micro-batch: {progress.what}{number}")
+
+    return tell
 
 
 def _go_without(task: Task, why: str) -> None:

@@ -16,6 +16,7 @@ import torch
 
 from tasuki.answers import Told
 from tasuki.data.order import Order
+from tasuki.data.worst import worst_in_steps
 from tasuki.estimate.by_cost import CostProbes
 from tasuki.estimate.gpus import find_gpu
 from tasuki.estimate.memory import MOST_BATCH, Beside, Figure, beside_on, largest_by, needs_of
@@ -30,7 +31,7 @@ from tasuki.estimate.search import (
 )
 from tasuki.spec.resolved import ResolvedStage
 from tasuki.train.batch_probe import LargestSamples, RealSteps
-from tasuki.train.data import StageData
+from tasuki.train.data import StageData, parts_of_costs
 from tasuki.train.gauge import Gauge, name_of, open_gauge
 from tasuki.train.probe.by_cost import worst_of
 
@@ -119,7 +120,7 @@ class Tuner:
         most = self._most(bucket)
         guess = self._first(predict, most)
         while guess is not None and len(self._tries) < MOST_TRIES:
-            self._told.progress("batch size", len(self._tries), MOST_TRIES)
+            self._told.progress("trying batch sizes", len(self._tries), MOST_TRIES)
             peak = self._try(steps, bucket, guess)
             self._note(bucket, guess, peak, predict)
             tried.append(Tried(guess, peak))
@@ -212,12 +213,34 @@ class CostTuner(Tuner):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._worst = worst_of(self._data)
+        self._parts: list[Any] | None = None
 
     def _try(self, steps: RealSteps, bucket: int, guess: int) -> int | None:
-        """The dearest samples, alone where one is over the budget, and even ones; the first of
-        them once more, when the gradients of the others lie there."""
+        """The dearest samples, alone where one is over the budget, even ones, and the worst of the
+        run itself, in one step; the first of them once more, when the gradients of the others lie
+        there. Where a rank's whole share fits a micro-batch, each is a step."""
         large, small = self._worst.of_large(guess)[0], self._worst.of_small(guess)[0]
-        return steps.try_batches([large] if guess >= self._share(bucket) else [large, small, large])
+        real = self._real(guess)
+        if guess < self._share(bucket):
+            return steps.try_batches([large, small, *real, large])
+        peaks = [steps.try_batches([one]) for one in (large, *real)]
+        known = [peak for peak in peaks if peak is not None]
+        return max(known) if len(known) == len(peaks) else None
+
+    def _real(self, guess: int) -> list[list[int]]:
+        order, split = self._data.order, self._data.split
+        assert isinstance(order, Order) and split.costs is not None
+        if self._parts is None:
+            buckets, dataset = self._stage.buckets, self._data.dataset
+            self._parts = parts_of_costs(self._recipe, dataset, buckets)
+        return worst_in_steps(
+            order,
+            split.costs,
+            budget=guess,
+            world=split.world,
+            total_steps=self._total_steps,
+            parts=self._parts,
+        )
 
     def _next(self, tried: list[Tried], predict: Predict | None, most: int) -> int | None:
         return next_try(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -53,6 +54,8 @@ class Validation:
         self._round = round_name
         self._store: Store | None = None
         """A connection of its own: the watch's thread uses the first one meanwhile."""
+        self.apart: Callable[[], AbstractContextManager[None]] = nullcontext
+        """What a validation takes is not to count as training's (borders.py)."""
         self._longest_s: float | None = None
         self._decisions: Decisions | None = None
         validate = task.stage.validate
@@ -92,7 +95,7 @@ class Validation:
         task.watch.enter("validate")
         if task.is_first:
             assert task.stage.validate is not None
-            with task.stopwatch.part("validate"):
+            with task.stopwatch.part("validate"), self.apart():
                 self._validate(task.stage.validate, step)
         self._first_says(f"done/{step}", True)
         if is_held:

@@ -190,16 +190,22 @@ def traces_of(
 
 
 BATCHES = [(2, 0), (3, 0), (5, 0), (56, 0)]
+FARTHER = [(112, 0), (224, 0)]
 BOTH = [(2, 16), (2, 32), (2, 48), (3, 16), (3, 32), (3, 48), (4, 64)]
 
 
 def fit_of(recipe, stage, *, device="cpu", accumulation=1) -> Fit:
     points = BOTH if isinstance(recipe, Gpt) else BATCHES
+    farther: list[Any] = []
     for times in (1, 2):  # as child.py does where a model keeps tensors of the last batch
         *used, held_back = traces_of(
             recipe, stage, points, device=device, accumulation=accumulation, times=times
         )
-        found = fit(used, held_back=held_back)
+        if times == 2 and points is BATCHES:
+            farther = traces_of(
+                recipe, stage, FARTHER, device=device, accumulation=accumulation, times=times
+            )
+        found = fit(used, held_back=held_back, farther=farther)
         if found.is_exact:
             break
     return found

@@ -116,6 +116,15 @@ def test_a_number_of_events_that_grows_with_the_batch_is_not_called_exact():
     assert "events" in fitted.reason
 
 
+@pytest.mark.parametrize("recipe", [odd.Hardest(), odd.Chunked()])
+def test_where_traces_do_not_align_peaks_far_beyond_them_are_neither_low_nor_out_of_reach(recipe):
+    """The optimizer's step, in which small batches peak, must not bend the curve upwards."""
+    fitted = fit_of(recipe, stage_of())
+    [real] = traces_of(recipe, stage_of(), [(512, 0)], is_fake=False)
+    assert not fitted.is_exact
+    assert fitted.peak(512) == pytest.approx(real.peak, rel=0.05), "six times as much, before"
+
+
 def test_rows_that_are_chosen_by_the_weights_count_as_many_as_there_could_be():
     bounds = Bounds()
     with opened(odd.Experts(), stage_of(), device="cpu", bounds=bounds) as traced:

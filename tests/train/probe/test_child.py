@@ -127,11 +127,11 @@ def test_what_cannot_be_traced_is_measured_where_that_is_allowed(probe):
     assert found["untraced"]["op"] == "bincount"
     assert found["probe"]["probes"] == [[2, 0], [3, 0], [5, 0]]
     [[batch, _, predicted, measured]] = found["probe"]["checked"]
-    assert batch == 7
+    assert batch == 56  # far beyond, as it takes little time
     assert predicted == pytest.approx(measured, rel=5e-3)
     assert "`bincount` cannot be traced" in found["probe"]["notes"][0]
     assert "measured by real steps on this CPU" in found["probe"]["notes"][1]
-    assert read_probe(found["probe"]).peak(batch=100, size=0) > 10 * measured
+    assert read_probe(found["probe"]).peak(batch=100, size=0) > 1.5 * measured
 
 
 @pytest.mark.long

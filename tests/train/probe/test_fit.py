@@ -74,7 +74,7 @@ def test_steps_that_differ_are_said_to():
     found = fit(traces, held_back=other)
     assert not found.is_exact
     assert "events" in found.reason
-    assert found.peak(7) == 7010
+    assert 7010 <= found.peak(7) <= 7030
     assert found.peak(10) >= 10_000
 
 
@@ -85,6 +85,8 @@ def test_a_curve_through_peaks_lies_below_none_of_them_and_never_bends_down():
     for batch, peak in peaks.items():
         assert secant[0] + secant[1] * batch >= peak
     assert secant[1] == pytest.approx(17_000 / 51)
+    rounded = through_peaks({56: 56_000, 112: 112_000, 224: 224_300})
+    assert rounded[2] == 0, "a row more or less is no square"
     squares = through_peaks({b: b * b for b in (2, 3, 5, 56)})
     assert squares == (0, 0, 1)
 

@@ -28,6 +28,9 @@ _BATCHES = (2, 3, 5)
 _HELD_BACK = (7, 56)
 """Near and far: many a model goes another way from some batch on, and a fake step of any batch
 costs the same. The near one where so many samples would fill the host."""
+_FARTHER = (112, 224)
+"""Where steps of different batches do not go alike, and only peaks tell. Small batches peak in the
+optimizer's step, large ones in the passes: a curve through both would bend upwards without end."""
 _BATCHES_OF_SIZES = (2, 3)
 _HELD_BACK_OF_SIZES = (4, 32)
 
@@ -40,6 +43,8 @@ class Points:
     near: Point
     held_back: Point
     """Far beyond them."""
+    farther: tuple[Point, ...] = ()
+    """Still beyond, where nothing but peaks tells; none where data have several sizes."""
 
 
 def choose_points(sizes: Sequence[int]) -> Points:
@@ -48,7 +53,8 @@ def choose_points(sizes: Sequence[int]) -> Points:
     if len(known) < 2:
         size = known[0] if known else 0
         near, far = ((batch, size) for batch in _HELD_BACK)
-        return Points(tuple((batch, size) for batch in _BATCHES), near, far)
+        farther = tuple((batch, size) for batch in _FARTHER)
+        return Points(tuple((batch, size) for batch in _BATCHES), near, far, farther)
     chosen = known if len(known) == 2 else [known[0], known[len(known) // 2], known[-1]]
     used = tuple((batch, size) for batch in _BATCHES_OF_SIZES for size in chosen)
     others = [size for size in known if size not in chosen]

@@ -3,7 +3,8 @@
 Two probes, whose `batch` is a cost: of micro-batches filled with the dearest samples and with even
 ones (data/worst.py). Each is a line through two of them, traced at the budget where one is given,
 else at a rank's whole share of a step; two more traces, one far beyond, tell whether it holds.
-Called by surveyed.py and by the batch tuner (train/tuner.py); what a budget then takes is
+What cannot be traced is measured with small ones, where the order allows it (measured.py). Called
+by surveyed.py and by the batch tuner (train/tuner.py); what a budget then takes is
 estimate/by_cost.py's.
 """
 
@@ -21,10 +22,13 @@ from tasuki.train.data import StageData
 from tasuki.train.exact import apply_settings
 from tasuki.train.footprint import count_bytes, tensors_in
 from tasuki.train.probe.bounded import Untraceable
-from tasuki.train.probe.child import MOST_BYTES, Traced, origin
+from tasuki.train.probe.child import MOST_BYTES, Traced, origin, plain_cause, real_steps
 from tasuki.train.probe.fit import Fit, Point, fit_line
+from tasuki.train.probe.measured import Unmeasured, Wanted, measured_instead
 
 _FAR, _NEAR = 8, 2
+_DEAREST = 4
+"""So many times the dearest sample is the most that a real micro-batch costs."""
 Fill = Callable[[int], tuple[list[int], int]]
 Batch = tuple[list[int], int]
 """Samples, and what they cost together."""
@@ -44,14 +48,52 @@ def worst_of(data: StageData) -> WorstBatches:
 def probe_by_cost(
     recipe: Any, stage: ResolvedStage, data: StageData, order: dict[str, Any], told: Told
 ) -> dict[str, Any]:
-    """{"probe", "small": probe files | null, "untraced"}; `order` as child.py has it."""
+    """{"probe", "small": probe files | null, "untraced", "unmeasured"}; `order` as child.py has
+    it."""
     apply_settings(threads=1, exact=stage.exact)
+    known = {"probe": None, "small": None, "untraced": None, "unmeasured": None}
     try:
-        found = _traced(recipe, stage, data, order, told)
+        return {**known, **_traced(recipe, stage, data, order, told)}
     except Untraceable as error:
-        untraced = {"op": error.op, "reason": error.reason}
-        return {"probe": None, "small": None, "untraced": untraced}
-    return {**found, "untraced": None}
+        known |= {"untraced": plain_cause(error)}  # type: ignore[dict-item]
+        if not order.get("may_measure", False) or not worst_of(data).dearest:
+            return known
+        try:
+            return {**known, **_measured(recipe, stage, data, error, order, told)}
+        except Unmeasured as trouble:
+            return {**known, "unmeasured": trouble.message}
+
+
+def _measured(
+    recipe: Any,
+    stage: ResolvedStage,
+    data: StageData,
+    error: Untraceable,
+    order: dict[str, Any],
+    told: Told,
+) -> dict[str, Any]:
+    """Small micro-batches, as real ones take time: of the dearest samples and of even ones."""
+    worst = worst_of(data)
+    steps = real_steps(recipe, stage, order, told)
+    most = min(worst.whole, stage.buckets.given_budget or worst.whole)
+    budget = max(min(most, _DEAREST * worst.dearest), worst.dearest)
+    about, found = origin(recipe, stage, order), {}
+    for name, fill, low in (
+        ("probe", worst.of_large, 1),
+        ("small", worst.of_small, max(1, budget // 2)),
+    ):
+        first, last, middle, _ = _points(fill, low=low, high=budget)
+        points = [first, middle, last]
+        watched = steps.watch([_later(data, one) for one in points])
+        low_trace, *others, high_trace = watched.traces
+        line = fit_line(low_trace, high_trace, held_back=others)
+        plain = watched.plain(line, measured_instead(error))
+        found[name] = {**plain, **about, "unit": "cost"}
+    return found
+
+
+def _later(data: StageData, batch: Batch) -> Wanted:
+    return (batch[1], 0), lambda: _fetched(data, batch)[1]
 
 
 def _traced(

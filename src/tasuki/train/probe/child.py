@@ -2,10 +2,11 @@
 
 The order: {"stage": as plain values, "folder": the spec's, "device": "cuda" | "cpu", "ranks": 1,
 "sizes": [] (those of the data), "may_measure": false}. The answer: {"probe": a probe file,
-"untraced": null}, or {"probe": null, "untraced": {"op", "reason"}} where an operation stands in
-the way, which is no error: the figure has to be measured instead. Where the order says that it may,
-that is done here (measured.py): then there are both, and a note of the file says "measured". One
-thread, behind everything else; a GPU is touched only to measure.
+"untraced": null, "unmeasured": null}, or {"probe": null, "untraced": {"op", "reason"}} where an
+operation stands in the way, which is no error: the figure has to be measured instead. Where the
+order says that it may, that is done here (measured.py): then there are both, and the file says on
+what it was measured; or `unmeasured` says why real steps tell nothing either. One thread, behind
+everything else; a GPU is touched only to measure.
 """
 
 from __future__ import annotations
@@ -33,12 +34,14 @@ from tasuki.train.probe.batches import Batches, Points, choose_points
 from tasuki.train.probe.bounded import Bounds, Untraceable
 from tasuki.train.probe.fit import Fit, Point, fit
 from tasuki.train.probe.key import probe_key
-from tasuki.train.probe.measured import measure
+from tasuki.train.probe.measured import RealSteps, Unmeasured
 from tasuki.train.probe.steps import Device, opened
 from tasuki.train.probe.trace import Trace
 from tasuki.train.recipe import load_recipe
 
 _NICE = 10
+_MOST_OPS = 5_000
+"""Of a step, to trace larger ones still: some seconds."""
 MOST_BYTES = 256 << 20
 """Of a batch on the host, for a check far beyond the probes."""
 
@@ -52,15 +55,12 @@ def work(order: dict[str, Any], told: Told) -> dict[str, Any]:
     seed_everything(start_seed(stage, "model", 0))
     recipe = load_recipe(stage.recipe, stage.params, paths=[Path(order["folder"])])
     batches = Batches(recipe, stage, sizes=order.get("sizes", ()))
-    untraced = None
     try:
         plain = _traced(recipe, stage, batches, order, told)
     except Untraceable as error:
-        untraced = {"op": error.op, "reason": error.reason}
-        if not order.get("may_measure", False):
-            return {"probe": None, "untraced": untraced}
-        plain = _measured(recipe, stage, batches, error, order, told)
-    return {"probe": {**plain, **origin(recipe, stage, order)}, "untraced": untraced}
+        return _measured(recipe, stage, batches, error, order, told)
+    about = origin(recipe, stage, order)
+    return {"probe": {**plain, **about}, "untraced": None, "unmeasured": None}
 
 
 def _traced(
@@ -88,19 +88,31 @@ def _measured(
     order: dict[str, Any],
     told: Told,
 ) -> dict[str, Any]:
-    found = measure(
-        recipe,
-        stage,
-        batches.at,
-        choose_points(batches.sizes[-1:]),
+    answer = {"probe": None, "untraced": plain_cause(error), "unmeasured": None}
+    if not order.get("may_measure", False):
+        return answer
+    try:
+        plain = real_steps(recipe, stage, order, told).fitted(batches, error)
+    except Unmeasured as trouble:
+        return {**answer, "unmeasured": trouble.message}
+    return {**answer, "probe": {**plain, **origin(recipe, stage, order)}}
+
+
+def plain_cause(error: Untraceable) -> dict[str, str]:
+    return {"op": error.op, "reason": error.reason}
+
+
+def real_steps(recipe: Any, stage: ResolvedStage, order: dict[str, Any], told: Told) -> RealSteps:
+    """As the order wants them."""
+    ranks = int(order.get("ranks", 1))
+    return RealSteps(
+        recipe=recipe,
+        stage=stage,
         device=order["device"],
-        accumulates=_accumulates(stage, int(order.get("ranks", 1))),
+        ranks=ranks,
+        accumulates=_accumulates(stage, ranks),
         told=told,
     )
-    notes = [f"`{error.op}` cannot be traced ({error.reason}): measured instead", *found.notes]
-    if len(batches.sizes) > 1:
-        notes.append(f"the figures are those of the largest size, {batches.sizes[-1]}")
-    return {**found.fit.to_plain(), "notes": notes}
 
 
 def origin(recipe: Any, stage: ResolvedStage, order: dict[str, Any]) -> dict[str, str]:
@@ -149,17 +161,26 @@ class Traced:
             return found
         # A model may keep tensors of the last batch: then a step is as the next ones only when the
         # one before had the same batch.
-        *used, held_back = self._traces(points, told, times=2)
-        return fit(used, held_back=held_back)
+        num = len(points.used)
+        # A loop over samples takes the longer the more there are.
+        is_quick = held_back.ops <= max(_MOST_OPS, 2 * used[-1].ops)
+        traces = self._traces(points, told, times=2, goes_farther=is_quick)
+        return fit(traces[:num], held_back=traces[num], farther=traces[num + 1 :])
 
-    def _traces(self, points: Points, told: Told, *, times: int) -> list[Trace]:
+    def _traces(
+        self, points: Points, told: Told, *, times: int, goes_farther: bool = False
+    ) -> list[Trace]:
         """The last of so many steps at each point."""
         assert self._batches is not None
         used = [self._batches.at(batch, size) for batch, size in points.used]
-        most = points.used[-1][0]
-        is_far = count_bytes(tensors_in(used[-1])) * points.held_back[0] <= MOST_BYTES * most
-        beyond = points.held_back if is_far else points.near
-        wanted = [*zip(points.used, used, strict=True), (beyond, self._batches.at(*beyond))]
+        most, num_bytes = points.used[-1][0], count_bytes(tensors_in(used[-1]))
+        fitting = [
+            point
+            for point in (points.held_back, *(points.farther if goes_farther else ()))
+            if num_bytes * point[0] <= MOST_BYTES * most
+        ]
+        wanted = [*zip(points.used, used, strict=True)]
+        wanted += [(point, self._batches.at(*point)) for point in fitting or [points.near]]
         return self.traces_of(wanted, told, times=times)
 
     def traces_of(
@@ -172,7 +193,7 @@ class Traced:
         ) as traced:
             # The first is thrown away: the optimizer's states come in it.
             for number, ((batch, size), data) in enumerate([wanted[0], *wanted]):
-                told.progress("memory probe", number, len(wanted) + 1)
+                told.progress("tracing a step", number, len(wanted) + 1)
                 for _ in range(times):
                     trace = traced.trace(
                         data, batch=batch, size=size, accumulation=self._accumulation

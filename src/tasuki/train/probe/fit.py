@@ -32,6 +32,8 @@ _TOLERANCE = 1e-3
 """A held-back peak that is further off than this share says that the fit does not hold."""
 _TOO_LOW, _TOO_HIGH = 0.02, 0.15
 """The same of a line by cost. A line that lies too high only takes room."""
+_STRAIGHT = Fraction(1, 100)
+"""Of the largest peak: what a bend must bring there to count."""
 FORMAT = 1
 
 
@@ -94,14 +96,15 @@ class Fit:
         return plain if self.is_exact else {**plain, "secant": list(map(_number, self.secant))}
 
 
-def fit(traces: Sequence[Trace], *, held_back: Trace) -> Fit:
-    """As many traces as terms; the largest last. `held_back` is far beyond them."""
+def fit(traces: Sequence[Trace], *, held_back: Trace, farther: Sequence[Trace] = ()) -> Fit:
+    """As many traces as terms; the largest last. `held_back` is far beyond them; those that are
+    `farther` still tell where peaks go if nothing finer does."""
     points = tuple((t.batch, t.size) for t in traces)
     terms = terms_for(len({size for _, size in points}))
     solve = _solver(points, terms)
     reason = next((r for t in (*traces[1:], held_back) if (r := _differs(traces[0], t))), "")
     if reason:
-        return _without_events(traces, held_back, terms, solve, reason)
+        return _without_events(traces, held_back, farther, terms, solve, reason)
     columns = zip(*(t.events for t in traces), strict=True)
     sizes = [tuple(event.num_bytes for event in column) for column in columns]
     found = Fit(
@@ -121,7 +124,7 @@ def fit(traces: Sequence[Trace], *, held_back: Trace) -> Fit:
             f"bytes are no polynomial of batch and size: at batch {held_back.batch}, size "
             f"{held_back.size} the fit says {predicted}, the trace {held_back.peak}"
         )
-        return _without_events(traces, held_back, terms, solve, reason)
+        return _without_events(traces, held_back, farther, terms, solve, reason)
     return _checked(found, held_back)
 
 
@@ -202,6 +205,8 @@ def _differs(one: Trace, other: Trace) -> str:
             f"a step at batch {one.batch}, size {one.size} has {len(one.events)} events, at batch "
             f"{other.batch}, size {other.size} {len(other.events)}"
         )
+    if one.kinds[: one.begin] != other.kinds[: one.begin]:
+        return f"what lies there before a step at batch {one.batch} is not so at {other.batch}"
     for place, (a, b) in enumerate(zip(one.events, other.events, strict=True)):
         if a.number != b.number:
             return f"event {place} at batch {one.batch} is another one at batch {other.batch}"
@@ -211,17 +216,18 @@ def _differs(one: Trace, other: Trace) -> str:
 def _without_events(
     traces: Sequence[Trace],
     held_back: Trace,
+    farther: Sequence[Trace],
     terms: tuple[Term, ...],
     solve: Callable[[tuple[int, ...]], tuple[Fraction, ...]],
     reason: str,
 ) -> Fit:
     """The largest trace as it is, and a polynomial through the peaks."""
-    largest = max((*traces, held_back), key=lambda t: t.peak)
+    largest = max((*traces, held_back, *farther), key=lambda t: t.peak)
     has_sizes = len(terms) != len(BATCH_TERMS)
     secant = (
         solve(tuple(t.peak for t in traces))
         if has_sizes
-        else through_peaks({t.batch: t.peak for t in (*traces, held_back)})
+        else through_peaks({t.batch: t.peak for t in (*traces, held_back, *farther)})
     )
     zeros = (Fraction(0),) * (len(terms) - 1)
     return _checked(
@@ -232,7 +238,7 @@ def _without_events(
                 (e.number, _kind(largest, e), (Fraction(e.num_bytes), *zeros))
                 for e in largest.events
             ),
-            probes=tuple((t.batch, t.size) for t in traces),
+            probes=tuple((t.batch, t.size) for t in (*traces, *farther)),
             checked=(),
             flops=solve(tuple(t.flops for t in traces)),
             moved=solve(tuple(t.moved for t in traces)),
@@ -247,10 +253,13 @@ def _without_events(
 
 def through_peaks(peaks: Mapping[int, int]) -> tuple[Fraction, ...]:
     """By batch: through the three largest batches, or the two largest where that would bend
-    downwards; raised until it lies below none of them. Small batches tell little of large ones."""
+    downwards, or hardly: half a batch, rounded, bends a line a little, and beyond the probes that
+    little grows with the square. Raised until it lies below none of them. Small batches tell little
+    of large ones."""
     points = sorted(peaks.items())
     secant = _solve_batches(points[-3:])
-    if secant[2] < 0:
+    most, peak_there = points[-1]
+    if secant[2] * most**2 <= _STRAIGHT * peak_there:
         secant = (*_line(points[-2:]), Fraction(0))
     below = max(peak - _evaluate(secant, BATCH_TERMS, (batch, 0)) for batch, peak in points)
     return (secant[0] + max(Fraction(0), below), *secant[1:])
