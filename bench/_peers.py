@@ -6,7 +6,8 @@ first use, used again later. `BENCH_PEERS=0` leaves them out. torch is the same 
 A `Worker` is a process of either environment that answers orders, one JSON line each. Some keep
 their state from order to order (`serve`), some fork for each (`serve_forks`), so that every order
 finds a fresh process with the imports done, which may be killed. Used by save.py, start.py,
-resume.py, promises.py and tokens.py. Knows nothing of tasuki, and runs in both environments.
+resume.py, promises.py, tokens.py and pack.py. Knows nothing of tasuki, and runs in all
+environments.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,26 +46,31 @@ class NoPeers(Exception):
 
 def peers_python() -> Path:
     """The interpreter that has the peers; made on first use."""
+    return python_with(PACKAGES, folder=PEERS, pins=PINS, size="1.5 GB, a minute or two")
+
+
+def python_with(packages: Sequence[str], *, folder: Path, pins: Path, size: str) -> Path:
+    """The interpreter of a venv of its own; made on first use."""
     if os.environ.get("BENCH_PEERS") == "0":
         raise NoPeers("BENCH_PEERS=0")
-    ready, python = PEERS / ".ready", PEERS / "bin" / "python"
-    pins = PINS.read_text()
-    if not ready.is_file() or ready.read_text() != pins:
-        say(f"installing the peers into {PEERS} (1.5 GB, a minute or two; BENCH_PEERS=0: not)")
+    ready, python = folder / ".ready", folder / "bin" / "python"
+    versions = pins.read_text()
+    if not ready.is_file() or ready.read_text() != versions:
+        say(f"installing {packages[0]} … into {folder} ({size}; BENCH_PEERS=0: not)")
         try:
-            _install(python)
+            _install(packages, folder, pins)
         except (OSError, subprocess.SubprocessError) as error:
             raise NoPeers(f"they cannot be installed: {error}") from error
-        ready.write_text(pins)
+        ready.write_text(versions)
     return python
 
 
-def _install(python: Path) -> None:
-    subprocess.run([sys.executable, "-m", "venv", str(PEERS)], check=True)
+def _install(packages: Sequence[str], folder: Path, pins: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     quiet = ["--quiet", "--no-cache-dir", "--disable-pip-version-check"]
     subprocess.run(
-        [str(python), "-m", "pip", "install", *quiet, *PACKAGES],
-        env={**os.environ, "PIP_CONSTRAINT": str(PINS)},
+        [str(folder / "bin" / "python"), "-m", "pip", "install", *quiet, *packages],
+        env={**os.environ, "PIP_CONSTRAINT": str(pins)},
         check=True,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 
@@ -10,6 +11,9 @@ for _name in list(os.environ):
     if _name.startswith(("TASUKI_", "SLURM_")):
         del os.environ[_name]
 os.environ["TASUKI_SITE"] = ""  # nor what holds at a site
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell's background job ignores Ctrl-C, and so would everything that tests interrupt.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

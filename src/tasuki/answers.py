@@ -21,6 +21,8 @@ from typing import IO, Any, NoReturn
 from tasuki.errors import EXIT_FAILED, TasukiError
 
 _TELL_EVERY_S = 0.1
+_FIRST = "importing"
+"""What a child does for seconds before it can say anything."""
 
 
 class ChildFailed(TasukiError):
@@ -29,7 +31,7 @@ class ChildFailed(TasukiError):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a child is."""
+    """How far a child is; without a count, what it has begun."""
 
     what: str
     done: int
@@ -102,6 +104,7 @@ def _hear(
         child.stdin.write(order)
         child.stdin.close()
     with os.fdopen(reader, "rb") as lines:
+        on_progress(Progress(_FIRST, 0, None))
         for line in lines:
             if not line.endswith(b"\n"):
                 break  # it ended in the middle of a word
@@ -132,15 +135,25 @@ def _drain(stream: IO[bytes], lines: list[bytes]) -> None:
 class Told:
     """A child's way to say how far it is; cheap enough to be called for every sample."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, about: str = "") -> None:
         self._fd = fd
+        self._about = f" {about}" if about else ""
         self._next = 0.0
+        self._what = ""
+
+    def about(self, what: str) -> Told:
+        """Says of all its progress which part of the whole it is."""
+        return Told(self._fd, what)
+
+    def begin(self, what: str) -> None:
+        """What may take seconds and cannot be counted."""
+        self.progress(what, 0, None)
 
     def progress(self, what: str, done: int, total: int | None) -> None:
         now = time.monotonic()
-        if now >= self._next or done == total:
-            self._next = now + _TELL_EVERY_S
-            self._write({"progress": [what, done, total]})
+        if now >= self._next or done == total or what != self._what:
+            self._next, self._what = now + _TELL_EVERY_S, what
+            self._write({"progress": [f"{what}{self._about}", done, total]})
 
     def answer(self, value: object) -> None:
         self._write({"answer": value})

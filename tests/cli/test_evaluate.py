@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 import tasuki
+from tasuki.answers import Told
 from tasuki.checkpoint.export import pack
 from tasuki.checkpoint.weights import read_weights
 from tasuki.errors import RecipeError, WeightsError
@@ -98,7 +98,8 @@ def assess(tmp_path, monkeypatch):
             "device": "cpu",
             "benchmark": benchmark,
         }
-        return work(order, SimpleNamespace(progress=lambda *_: None))  # type: ignore[arg-type]
+        with Path(os.devnull).open("wb") as nobody:
+            return work(order, Told(nobody.fileno()))
 
     yield assess
     torch.use_deterministic_algorithms(False)

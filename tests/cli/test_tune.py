@@ -17,7 +17,7 @@ from rich.console import Console
 
 import tasuki
 from tasuki.spec.load import load_spec
-from tasuki.views.tune import show_batch, show_tuning
+from tasuki.views.tune import _word, show_batch, show_tuning
 from tests.cli.person import make_project
 
 pytestmark = pytest.mark.timeout(400)
@@ -211,7 +211,9 @@ def test_in_a_window_of_80_columns_names_are_whole_and_reasons_follow_the_table(
         [line] = [line for line in lines if line.startswith(f"{row['label']} ")]
         assert len(line) <= 80 and "…" not in line.replace(" … ", "")
         if row["verdict"] not in line:
-            assert "below" in line and f"{row['label']}: {row['verdict']}" in lines
+            assert (
+                line.rstrip().endswith(_word(row)) and f"{row['label']}: {row['verdict']}" in lines
+            )
 
 
 def test_a_dry_run_lists_what_would_be_tried_and_changes_nothing(here, tmp_path):
@@ -244,6 +246,7 @@ def test_a_recipe_that_cannot_train_is_named_as_in_a_run(here, tmp_path):
         (["--budget", "0s"], "longer than 0", "--budget 2m"),
         (["--set", "cluster.gpu=h100"], "no GPU here", "srun"),
         (["--batch", "--only", "fused"], "`--batch` takes no switches", "tune --batch"),
+        (["--only", "offload"], "no GPU here to relieve", "name other switches"),
         (["--batch"], "memory of a CPU has no end", "where there is a GPU"),
     ],
 )

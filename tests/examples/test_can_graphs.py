@@ -120,13 +120,14 @@ def test_the_quick_spec_learns_what_follows_what_and_then_finds_attacks(example,
     said = example.type("run", "spec.py:quick", *quickly)
     assert said.code == 0, f"{said}\n{example.logs()}"
     assert said.run["state"] == "complete"
-    metrics = said.run["stages"][-1]["metrics"]
+    found = validations(RunFolder(example.folder / "runs-quick" / "quick"))
+    last = {row["stage"]: row for row in found}
+    assert (last["vgae"]["step"], last["easy"]["step"]) == (120, 160)
+    assert last["vgae"]["auc"] > 0.8 and last["vgae"]["by_frequency"] < 0.65
+    metrics = last["easy"]
     assert metrics["auc"] > 0.8 and metrics["by_size"] < 0.65
     assert metrics["accuracy"] > metrics["guess"] + 0.1 and metrics["guess"] < 0.65
     assert metrics["caught_dos"] > 0.7 and metrics["false_alarms"] < 0.2
-    run = RunFolder(example.folder / "runs-quick" / "quick")
-    (found,) = [row for row in validations(run) if row["stage"] == "vgae" and row["step"] == 120]
-    assert found["auc"] > 0.8 and found["by_frequency"] < 0.65
 
 
 def validations(run: RunFolder) -> list[dict[str, Any]]:
@@ -227,6 +228,12 @@ def test_memory_is_foretold_at_the_budget_and_what_fits_is_far_more(example, war
         assert 1000 < row["budget"] < row["cost_budget"] / 100, "all of a step, on such a card"
         # 1.2 to 1.7 kB for each node or edge, and what any card holds beside it.
         assert 1.1e3 < row["tensor_peak_bytes"] / row["budget"] < 2e3
+    told = example.type("inspect", *words[1:], "--json", within_s=280).json()
+    stages = {stage["stage"]: stage for part in told["parts"] for stage in part["stages"]}
+    for row in found["stages"]:
+        assert stages[row["stage"]]["budget"] == row["budget"]
+        assert stages[row["stage"]]["peak_bytes"] == row["peak_bytes"]
+    assert not any("micro_batch" in bucket for part in told["parts"] for bucket in part["buckets"])
     given = example.type(*words, "--set", "buckets.budget=4000", "--json", within_s=280).json()
     for row in given["stages"]:
         assert row["budget"] == 4000 and row["tensor_peak_bytes"] < 2e3 * 4000

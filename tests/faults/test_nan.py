@@ -21,6 +21,7 @@ from tasuki.checkpoint.parts import read_part
 from tasuki.checkpoint.verify import verify
 from tasuki.data.loader import MicroBatch
 from tasuki.store.control import last_said
+from tasuki.telemetry.metrics import read_metrics
 from tasuki.train.engine import LossModule, StepEngine
 
 BAD = [3]
@@ -256,11 +257,16 @@ def test_too_many_bad_steps_stop_the_run_with_a_clear_message(warm, tmp_path, po
 
 
 def test_a_bad_step_now_and_then_in_a_long_run_never_stops_it(warm, tmp_path):
-    """18 of 108 steps: many, but far from half."""
+    """18 of 108 steps: many, but far from half. There is no loss of theirs to log."""
     stages = [{"name": "one", "data": "d", "epochs": 18}]
-    project = make_faulty(tmp_path / "p", defaults={"on_nan": "skip"}, stages=stages, **ONE)
+    defaults = {"on_nan": "skip", "log_every": "1 steps"}
+    project = make_faulty(tmp_path / "p", defaults=defaults, stages=stages, **ONE)
     finish(warm, project, starts=1)
-    assert len(steps_of(project, "skipped")) == 18
+    skipped = steps_of(project, "skipped")
+    assert len(skipped) == 18
+    rows = [row for row in read_metrics(project.run) if row["split"] == "train"]
+    assert {row["step"] - 1 for row in rows} == set(range(108)) - set(skipped)
+    assert all(row["loss"] > 0 for row in rows)
 
 
 @pytest.mark.parametrize("policy", ["skip", "roll_back"])

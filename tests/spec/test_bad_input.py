@@ -117,6 +117,7 @@ def test_a_wrong_value_is_named_with_its_line(project: Project, line: str, messa
         ("recipe: a:B\ndefaults: {save: {evry: 3}}", 2, "did you mean `every`?"),
         ("recipe: a:B\nconfigs:\n  big: {epocs: 3}", 3, "did you mean `epochs`?"),
         ("recipe: a:B\nexperiments: {a: {gpu: x}}", 2, "`gpu` belongs in `cluster`"),
+        ("recipe: a:B\ndefaults: {expect: {step: 3ms}}", 2, "known in `expect`: wall peak"),
         ("recipe: a:B\nzzzzzz: 1", 2, "known in the top level: project recipe"),
     ],
 )

@@ -88,8 +88,7 @@ def lay_ground(recipe: Recipe) -> Ground:
 def test_where_steps_outlast_the_budget_by_far_the_rest_is_not_begun_and_a_budget_named(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(tune, "_PATIENCE_S", 0.0)
-    monkeypatch.setattr(tune, "_PATIENCE", 0.0)
+    monkeypatch.setattr(tune, "most_s", lambda _: 0.0)
     order = {"folder": str(tmp_path), "ranks": 1, "cpus": 1, "device": "cpu", "budget_s": 0.01}
     order |= {"only": ["precision", "fused"], "asked": [], "is_dry": False}
     stage = msgspec.structs.replace(STAGE, recipe=f"{__name__}:Recipe")
@@ -100,6 +99,22 @@ def test_where_steps_outlast_the_budget_by_far_the_rest_is_not_begun_and_a_budge
     tried = [row["verdict"] for row in answer["rows"] if "not tried" not in row["verdict"]]
     assert tried and set(tried) == {"no time left: try --budget 1m"}
     assert answer["keep"] == {} and answer["together"] is None
+
+
+def test_a_row_that_has_begun_ends_with_the_time_and_starts_do_not_count(tmp_path, monkeypatch):
+    """The third look at the clock is inside the first row."""
+    order = {"folder": str(tmp_path), "ranks": 1, "cpus": 1, "device": "cpu", "budget_s": 0.01}
+    order |= {"only": ["precision"], "asked": [], "is_dry": False}
+    stage = msgspec.structs.replace(STAGE, recipe=f"{__name__}:Recipe")
+    with Path(os.devnull).open("wb") as nowhere:
+        tuning = tune._Tuning(stage, order, Told(nowhere.fileno()))
+        looks = iter([False, False])
+        monkeypatch.setattr(tuning, "_is_over", lambda: next(looks, True))
+        answer = tuning.measure()
+    [row] = [row for row in answer["rows"] if "not tried" not in row["verdict"]]
+    assert row["verdict"].startswith("no time left") and "pairs" not in row
+    assert tuning._starting_s > answer["control"]["start_s"] > 0
+    assert tuning._measuring_s() + tuning._starting_s <= time.monotonic() - tuning._began
 
 
 @pytest.mark.parametrize("recipe", [Recipe, Batches])

@@ -86,6 +86,49 @@ def test_a_step_without_any_weight_changes_nothing():
         assert torch.equal(start, after)
 
 
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("is_weighted", [False, True], ids=["mean", "sum"])
+def test_a_step_that_uses_no_trained_parameter_leaves_all_of_them_alone(precision, is_weighted):
+    model = nn.ModuleDict({"frozen": nn.Linear(5, 1), "trained": nn.Linear(5, 1)})
+    optimizer = torch.optim.SGD(model["trained"].parameters(), lr=0.1)
+
+    def loss(model, batch):
+        x, name = batch
+        out = model[name](x).float() / 1000
+        return (out.sum(), float(len(x))) if is_weighted else out.mean()
+
+    engine = StepEngine(
+        LossModule(model, loss),
+        optimizer,
+        device=torch.device("cpu"),
+        clip=1.0,
+        world=1,
+        precision=precision,
+    )
+    before = model["trained"].weight.detach().clone()
+    for name in ("frozen", "trained"):
+        assert torch.equal(before, model["trained"].weight)
+        parts = [MicroBatch((x.float(), name), len(x)) for x in X.split(6)]
+        assert engine.step(iter(parts), len(X))
+    assert not torch.equal(before, model["trained"].weight)
+
+
+def test_groups_of_parameters_that_come_in_mid_stage_are_refused_in_words():
+    model = nn.ModuleList([nn.Linear(5, 1), nn.Linear(5, 1)]).double()
+    optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    engine = StepEngine(
+        LossModule(model, lambda model, x: (model[0](x) + model[1](x)).mean()),
+        optimizer,
+        device=torch.device("cpu"),
+        clip=None,
+        world=1,
+    )
+    engine.step(iter([MicroBatch(X, len(X))]), len(X))
+    optimizer.add_param_group({"params": list(model[1].parameters())})
+    with pytest.raises(RecipeError, match="other groups of parameters"):
+        engine.step(iter([MicroBatch(X, len(X))]), len(X))
+
+
 def test_scalars_of_a_loss_are_kept_for_the_log():
     def loss(model, batch):
         return mean_loss(model, batch) * len(batch[0]), float(len(batch[0])), {"mae": 3.0}

@@ -85,5 +85,8 @@ def test_gradients_are_dropped_as_zero_grad_does_unless_an_optimizer_has_its_own
     made = parameters_with_gradients([3, 4], dtype=torch.float32, scale=1.0)
     assert drops_plainly(torch.optim.AdamW(made))
     assert not drops_plainly(Keeping(made, lr=0.1))
+    patched = torch.optim.SGD(made, lr=0.1)
+    patched.zero_grad = lambda set_to_none=True: None
+    assert not drops_plainly(patched)
     drop(made)
     assert gradients(made) == [None] * len(made)

@@ -75,9 +75,24 @@ def test_progress_comes_before_the_answer_and_its_end_is_never_left_out(ask_chil
     return "done"
     """
     assert ask_child(body, on_progress=heard.append) == "done"
-    assert heard[0] == Progress("reading", 1, 1000)
+    assert heard[:2] == [Progress("importing", 0, None), Progress("reading", 1, 1000)]
     assert Progress("reading", 1000, 1000) in heard
     assert len(heard) < 100  # a line for each of them would cost more than the work
+
+
+def test_what_begins_is_told_however_soon_after_the_last_word(ask_child: Ask) -> None:
+    heard: list[Progress] = []
+    body = """
+    told.begin("opening the data")
+    told.begin("building the model")
+    told.about("of small (2 of 12)").progress("tracing a step", 1, 9)
+    """
+    ask_child(body, on_progress=heard.append)
+    assert [one.what for one in heard[1:]] == [
+        "opening the data",
+        "building the model",
+        "tracing a step of small (2 of 12)",
+    ]
 
 
 def test_what_the_users_code_prints_disturbs_nothing(
@@ -165,7 +180,8 @@ def test_a_child_that_takes_too_long_is_ended(ask_child: Ask) -> None:
 
 def test_a_listener_that_fails_ends_the_child(ask_child: Ask, tmp_path: Path) -> None:
     def stop(progress: Progress) -> None:
-        raise KeyboardInterrupt
+        if progress.total:
+            raise KeyboardInterrupt
 
     body = f"""
     open({str(tmp_path / "pid")!r}, "w").write(str(os.getpid()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from tasuki.store.nearby import look_beside
 _SAMPLES = "tasuki.data.curate.work"
 _TOKENS = "tasuki.data.tokens.work"
 _TEXT = (".jsonl", ".json", ".txt", ".md", ".parquet")
+_HDF5 = (".h5", ".hdf5")
 _PATTERN = "*?["
 
 
@@ -70,6 +72,7 @@ def check_files(
     tokens = [file for file in files if (Path(file) / "index.json").is_file()]
     samples = [file for file in files if file not in tokens]
     _refuse_text(samples)
+    _refuse_folders_of_tokens(samples)
     found = []
     if tokens:
         found.append(work.ask("check", tokens, module=_TOKENS, fix=fix))
@@ -85,6 +88,19 @@ def _refuse_text(files: Sequence[str]) -> None:
                 f"`{file}` is text: HDF5 files of samples and folders of tokens are checked",
                 hint=f"`tasuki data tokenize {file} -o tokens` makes a folder of tokens, and names "
                 "each line that is broken",
+            )
+
+
+def _refuse_folders_of_tokens(files: Sequence[str]) -> None:
+    """A level too high, as `data/tokens` above `data/tokens/train`."""
+    for file in map(Path, files):
+        if not file.is_dir() or any(path.suffix in _HDF5 for path in file.iterdir()):
+            continue
+        if below := sorted(path.parent for path in file.glob("*/index.json")):
+            raise DataError(
+                f"`{file}` holds no samples, but folders of tokens: "
+                f"{', '.join(path.name for path in below)}",
+                hint=f"`tasuki data check {shlex.join(map(str, below))}` checks them",
             )
 
 

@@ -18,6 +18,7 @@ from tasuki.telemetry.cost import add_up_spent, price_of
 from tasuki.telemetry.events import read_events, read_recent_events
 from tasuki.telemetry.ledger import Ledger, make_ledger
 from tasuki.telemetry.view import count_preemptions, live_holder
+from tasuki.units import format_seconds
 
 _CAUSES = {"limit": "at its time limit", "lost": "saved when a part of its job died"}
 _STATE_OF = {Word.CANCEL: "cancelled", Word.HOLD: "held", Word.FAIL: "failed"}
@@ -45,6 +46,8 @@ def _describe_run(run: RunFolder, now: float, known: Known | None) -> dict[str, 
     state, reason = state_of(run, now=now)
     if known is not None:
         state, reason = in_queue(run, state, reason, known)
+    if state == "running":
+        reason = _starting(read_recent_events(run, claim), now)
     said = last_said(run)
     told = read_json_or_none(run.training_state) or {}
     progress = last_progress(run, claim) if state == "running" else {}
@@ -230,6 +233,28 @@ def _notable(run: RunFolder, claim: int, events: list[dict[str, Any]]) -> list[s
     return told
 
 
+_BEGINS = {"worker-started": "importing", "restored": "the first steps"}
+"""What follows these, until something else is told."""
+
+
+def doing_in(events: list[dict[str, Any]]) -> tuple[str, float] | None:
+    """(what a start is at, since when); None: no start is under way."""
+    for event in reversed(events):
+        kind = event["kind"]
+        if kind in _BEGINS or kind == "doing":
+            return str(event.get("what") or _BEGINS.get(kind, "")), float(event["t"])
+        if kind in ("progress", "worker-ended"):
+            return None
+    return None
+
+
+def _starting(events: list[dict[str, Any]], now: float) -> str:
+    found = doing_in(events)
+    if found is None or _last_of(events, "worker-started").get("phase") != "train":
+        return ""
+    return f"starting: {found[0]}, for {format_seconds(max(0, round(now - found[1])))}"
+
+
 def brief_run(run: RunFolder, *, now: float) -> dict[str, Any]:
     """What a live view shows, several times a second: no ledger, no history."""
     claim = highest_claim(run)
@@ -237,6 +262,7 @@ def brief_run(run: RunFolder, *, now: float) -> dict[str, Any]:
     events = read_recent_events(run, claim) if claim else []
     progress = _last_of(events, "progress")
     phase = _last_of(events, "worker-started")
+    doing = doing_in(events) if state == "running" else None
     stages = [stage["name"] for stage in read_json(run.spec)["stages"]]
     return {
         "experiment": run.name,
@@ -248,6 +274,8 @@ def brief_run(run: RunFolder, *, now: float) -> dict[str, Any]:
         "eta_s": _eta(progress, _last_of(events, "forecast"))["eta_s"],
         "phase": phase.get("phase"),
         "phase_stage": phase.get("stage"),
+        "doing": doing[0] if doing else None,
+        "doing_s": max(0, round(now - doing[1])) if doing else None,
         "notable": _notable(run, claim, events),
         **{key: progress.get(key) for key in _PROGRESS},
     }

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import stat
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,12 @@ from tasuki.actions.plan import choose_experiments
 from tasuki.answers import OnProgress, ask
 from tasuki.errors import SpecError, UsageError
 from tasuki.estimate.factor import TunedBucket
-from tasuki.estimate.tuning import SWITCHES, WORKERS
+from tasuki.estimate.tuning import SWITCHES, WORKERS, most_s, never_tried, nothing_to_try
 from tasuki.spec.edit import edit_stage, refuse_unwritten
 from tasuki.spec.resolved import ResolvedExperiment, ResolvedSpec, ResolvedStage, to_plain
 from tasuki.store.atomic import FORMAT, write_bytes
 from tasuki.train.kernels import keep_kernels
+from tasuki.units import format_seconds
 
 DEFAULT_BUDGET = "2m"
 _CAP = "TASUKI_MEMORY_CAP"
@@ -49,6 +50,8 @@ class TuneRequest:
     is_dry: bool = False
     """Tell what would be tried."""
     on_progress: OnProgress = lambda _: None
+    on_begin: Callable[[str], None] = lambda _: None
+    """Told how long it will take, when nothing is wrong with the request."""
 
 
 def tune_stage(request: TuneRequest) -> dict[str, Any]:
@@ -205,6 +208,15 @@ def _choose_stage(
 
 def _measure(stage: ResolvedStage, request: TuneRequest) -> dict[str, Any]:
     spec, device = request.spec, _device(request)
+    why = never_tried(stage, request.only, is_gpu=device == "cuda")
+    if why and not request.is_dry:
+        raise nothing_to_try(why)
+    if not request.is_dry:
+        longest = format_seconds(most_s(request.budget_s))
+        request.on_begin(
+            f"measuring for about {format_seconds(request.budget_s)}, {longest} at the most; "
+            "starts and compilers come on top"
+        )
     order: dict[str, Any] = {
         "stage": to_plain(stage),
         "folder": spec.folder,

@@ -33,11 +33,12 @@ def command(
     from tasuki.clock import SystemClock
 
     folder = runs_folder(runs)
-    wanted = Filter.read(experiments, recipe=recipe, gpu=gpu, since=since, now=SystemClock.wall())
+    now = SystemClock.wall()
+    wanted = Filter.read(experiments, recipe=recipe, gpu=gpu, since=since, now=now)
     found = list_history(folder, wanted)
     if as_json:
         print_json(found)
         return
     from tasuki.views.history import show_history
 
-    show_history(found, folder=str(folder))
+    show_history(found, folder=str(folder), now=now)

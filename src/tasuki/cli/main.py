@@ -128,10 +128,17 @@ def _report(error: TasukiError) -> int:
         import traceback
 
         traceback.print_exception(error)
-    colour = False if os.environ.get("NO_COLOR") else None
-    words = f"{click.style('error:', fg='red', bold=True)} {error}"
-    click.echo(words, err=True, color=colour)
+    _say("error:", str(error), "red")
     if error.hint:
-        words = f"\n{click.style('hint:', fg='cyan', bold=True)} {error.hint}"
-        click.echo(words, err=True, color=colour)
+        click.echo("", err=True)
+        _say("hint:", error.hint, "cyan")
     return error.exit_code
+
+
+def _say(label: str, text: str, colour: str) -> None:
+    from tasuki.views.text import width_of, wrap
+
+    words = wrap(f"{label} {text}", width_of(sys.stderr)).removeprefix(label)
+    shows_colour = False if os.environ.get("NO_COLOR") else None
+    styled = click.style(label, fg=colour, bold=True)
+    click.echo(f"{styled}{words}", err=True, color=shows_colour)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tasuki.spec.resolved import ResolvedSpec
 
 F = TypeVar("F", bound=Callable[..., Any])
+_CAP = "TASUKI_MEMORY_CAP"
 
 
 class ManyValues(click.Command):
@@ -80,8 +81,20 @@ def read_spec(source: str, settings: tuple[str, ...], config: str | None) -> Res
     from tasuki.actions.discover import look_with
     from tasuki.spec.load import load_spec
 
+    _check_memory_cap()
     look = look_with(python=sys.executable, environment=dict(os.environ))
     return load_spec(source, settings=settings, config=config, environ=os.environ, look=look)
+
+
+def _check_memory_cap() -> None:
+    """Before anything is started that would stumble over it."""
+    from tasuki.errors import UsageError
+    from tasuki.units import parse_bytes
+
+    try:
+        parse_bytes(os.environ.get(_CAP) or 0)
+    except UsageError as error:
+        raise UsageError(f"the variable {_CAP}: {error.message}", hint=error.hint) from None
 
 
 def make_request(

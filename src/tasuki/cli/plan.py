@@ -37,7 +37,11 @@ def command(
     Times come from `expect`, else from this run's events, else from history, else some steps are
     measured here. Nothing is changed.
     """
+    from dataclasses import replace
+
     from tasuki.actions.plan import make_plan
+    from tasuki.clock import SystemClock
+    from tasuki.views.waiting import Waiting
 
     request = make_request(
         read_spec(spec, settings, config),
@@ -46,7 +50,8 @@ def command(
         is_new=is_new,
         measure=not no_measure,
     )
-    plan = make_plan(request)
+    with Waiting(clock=SystemClock()) as waiting:
+        plan = make_plan(replace(request, on_progress=waiting.say))
     if as_json:
         print_json(plan.as_json())
         return

@@ -138,7 +138,7 @@ def run_and_show(
     with LiveView(look, clock=SystemClock()) as view:
         result = run_here(
             RunRequest(
-                plan=request,
+                plan=replace(request, on_progress=view.begin),
                 clock=SystemClock(),
                 accepted=accepted,
                 preemption=preemption,
@@ -156,7 +156,7 @@ def run_and_show(
     else:
         from tasuki.views.status import show_results
 
-        show_results(values)
+        show_results(values, runs=_unusual(request.spec.runs))
         if values["profiles"]:
             from tasuki.views.profile import show_profiles
 
@@ -164,11 +164,21 @@ def run_and_show(
     return result.exit_code
 
 
+def _unusual(runs: str) -> str:
+    """A folder that nobody would look for here."""
+    from pathlib import Path
+
+    return "" if Path(runs).resolve() == Path("runs").resolve() else runs
+
+
 def _dry_run(request: PlanRequest, as_json: bool) -> int:
     from tasuki.actions.plan import make_plan
+    from tasuki.clock import SystemClock
     from tasuki.views.plan import show_plan
+    from tasuki.views.waiting import Waiting
 
-    plan = make_plan(request)
+    with Waiting(clock=SystemClock()) as waiting:
+        plan = make_plan(replace(request, on_progress=waiting.say))
     if as_json:
         print_json(plan.as_json())
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from itertools import pairwise
+from typing import NoReturn
 
 import click
 
@@ -35,6 +36,13 @@ class _OptionalValue(click.Command):
 
 def _is_spec(word: str) -> bool:
     return word.endswith((".yaml", ".yml")) or ".py:" in word or os.path.isdir(word)  # noqa: PTH112
+
+
+def _refuse_beside_batch() -> NoReturn:
+    raise UsageError(
+        "`--batch` takes no switches and has no dry run",
+        hint="write `tasuki tune --batch`, with `--write` alone if it is to be written",
+    )
 
 
 @click.command(cls=_OptionalValue, epilog=_EXAMPLES)
@@ -98,10 +106,7 @@ def command(
     wanted = None if write is None else read_switches("" if write == _WINNERS else write)
     chosen = read_switches(only or "")
     if is_batch and (chosen or wanted or is_dry):
-        raise UsageError(
-            "`--batch` takes no switches and has no dry run",
-            hint="write `tasuki tune --batch`, with `--write` alone if it is to be written",
-        )
+        _refuse_beside_batch()
     environment = dict(os.environ)
     with Waiting(clock=SystemClock()) as waiting:
         work = tune_batch if is_batch else tune_stage
@@ -118,6 +123,7 @@ def command(
                 write=wanted,
                 is_dry=is_dry,
                 on_progress=waiting,
+                on_begin=lambda text: click.echo(text, err=True),
             )
         )
     if as_json:

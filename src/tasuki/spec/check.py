@@ -156,6 +156,10 @@ def name_at(name: str, mark: Mark, *, what: str) -> str:
         raise SpecError(f"{mark}: {error.message}", hint=error.hint) from None
 
 
+_FEW = 4
+"""Keys of a mapping that are all named rather than guessed at elsewhere."""
+
+
 def unknown_key(
     key: str,
     mark: Mark,
@@ -172,7 +176,7 @@ def unknown_key(
     ][:1]
     if near := nearest(key, hints_of(shape)):
         hints.append(f"did you mean `{near}`?")
-    elif not hints:
+    elif not hints and len(hints_of(shape)) > _FEW:
         for place, other in places.items():
             if near := nearest(key, hints_of(other)):
                 hints = [f"did you mean `{near}`, which belongs in {place}?"]

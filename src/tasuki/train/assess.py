@@ -39,10 +39,11 @@ def work(order: dict[str, Any], told: Told) -> dict[str, Any]:
     apply_settings(threads=_threads(stage, order), exact=stage.exact)
     is_gpu = order["device"] == "cuda" and torch.cuda.is_available()
     device = torch.device("cuda", 0) if is_gpu else torch.device("cpu")
-    told.progress("loading", 0, None)
+    told.begin("importing the recipe, loading the weights")
     paths = [Path(path) for path in order["paths"]]
     with setup_advice(stage):
         subject = set_up(stage, weights, paths=paths, device=device, hint=_FIT_HINT)
+    told.begin("opening the data")
     dataset = build_dataset(subject.recipe, order["data"], order["split"])
     try:
         with evaluation_advice(stage, subject.batch, then="evaluate again"):
@@ -90,7 +91,7 @@ def _evaluate(
     )
     if not benchmark:
         return {"metrics": spelled(metrics)}
-    told.progress("benchmarking", 0, None)
+    told.begin("benchmarking")
     measured = benchmark_model(
         subject.recipe,
         subject.model,

@@ -52,6 +52,7 @@ def _audit(
 ) -> dict[str, Any]:
     """One stage. Data that cannot be opened any more leave it unproven, with their reason."""
     facts = {"stage": stage.name, **_of_record(record)}
+    told.begin(f"opening the data of {stage.name}")
     try:
         order = _build_order(run, stage, record, paths)
     except TasukiError as error:

@@ -122,6 +122,7 @@ class StepEngine:
         if isinstance(module, LossModule):  # ours: nobody hangs hooks on it
             self._call = module.as_function()
         self._optimizer = optimizer
+        self._num_groups = len(optimizer.param_groups)
         self._parameters: list[Tensor] = [p for g in optimizer.param_groups for p in g["params"]]
         self._clip_norm = clip_alike if are_alike(self._parameters) else nn.utils.clip_grad_norm_
         self._drops_plainly = drops_plainly(optimizer)
@@ -244,10 +245,18 @@ class StepEngine:
             factor = self._world / weight  # DDP has averaged over the ranks
             if isinstance(factor, Tensor):  # unread: it may be 0, and then the gradient is
                 factor = factor.nan_to_num(posinf=0.0)
-            torch._foreach_mul_(grads, factor)
+            if grads:  # not where a loss used nothing that is trained
+                torch._foreach_mul_(grads, factor)
         return None if self._clip is None else self._clip_gradients(self._clip)
 
     def _apply(self) -> None:
+        if len(self._optimizer.param_groups) != self._num_groups:
+            raise RecipeError(
+                "the optimizer got other groups of parameters in the middle of a stage: gradients "
+                "of theirs were not clipped, and no checkpoint could be resumed",
+                hint="give `build_optimizer` all groups, some with an lr of 0 at first; or begin "
+                "another stage with them",
+            )
         if self.scaling is None:
             self._optimizer.step()
         else:
@@ -262,6 +271,7 @@ class StepEngine:
     def _throw_step_away(self, kept: list[Kept], place: int) -> bool:
         self._optimizer.zero_grad(set_to_none=True)
         self.window.drop_since(place)
+        self.scalars = {}
         put_buffers_back(kept)
         return False
 

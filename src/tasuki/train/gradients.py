@@ -37,7 +37,9 @@ def clip_alike(parameters: Sequence[Tensor], limit: float) -> Tensor:
 
 def drops_plainly(optimizer: object) -> bool:
     """Its `zero_grad` is torch's: it only lets go of gradients."""
-    return isinstance(optimizer, Optimizer) and type(optimizer).zero_grad is Optimizer.zero_grad
+    if not isinstance(optimizer, Optimizer) or "zero_grad" in vars(optimizer):
+        return False
+    return type(optimizer).zero_grad is Optimizer.zero_grad
 
 
 def drop(parameters: Sequence[Tensor]) -> None:

@@ -55,6 +55,7 @@ def work(order: dict[str, Any], told: Told) -> list[dict[str, Any] | None]:
 
 
 def _describe_part(part: dict[str, Any], folder: Path, told: Told) -> dict[str, Any] | None:
+    told.begin(f"opening the data of {part['stage']}")
     try:
         seed_everything(0)
         recipe = load_recipe(part["recipe"], part["params"], paths=[folder])

@@ -89,8 +89,13 @@ class Scaling:
 
     def step(self, optimizer: Any) -> None:
         """The optimizer's step, unless a gradient overflowed; then the next scale."""
+        overflows = self._scaler._found_inf_per_device(optimizer)
+        if not overflows:  # no parameter has a gradient: torch's scaler refuses such a step
+            self._scaler._per_optimizer_states.clear()
+            optimizer.step()
+            return
         self._scaler.step(optimizer)
-        for found in self._scaler._found_inf_per_device(optimizer).values():
+        for found in overflows.values():
             self._overflows += found.to(self._overflows.device)
         self._scaler.update()
         self._steps += 1

@@ -61,8 +61,10 @@ def prepare(task: Task) -> Setup:
     """The same for a first start and a resume: what a checkpoint holds is put in later."""
     stage = task.stage
     assert stage.recipe is not None
+    task.doing("importing the recipe")
     seed_everything(start_seed(stage, "model", 0))
     recipe = load_recipe(stage.recipe, stage.params, paths=[task.run.code, task.folder])
+    task.doing("opening the data")
     data = prepare_data(
         recipe,
         stage,
@@ -79,6 +81,7 @@ def prepare(task: Task) -> Setup:
     if task.is_first and isinstance(order, Order):
         looked = fingerprint_samples(data.fetcher, order)  # now, while this process is small
     total = order.total_steps(stage.length.unit, stage.length.count)
+    task.doing("building the model")
     assembled = assemble(recipe, stage, device=task.device, total_steps=total, say=task.say)
     validation = None
     if stage.validate is not None and task.is_first:

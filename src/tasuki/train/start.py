@@ -95,6 +95,7 @@ def begin_or_resume(
 ) -> Begin:
     """Find the checkpoint to go on from, or commit the stage's first; then restore it."""
     with task.stopwatch.part("restore"):
+        task.doing("looking for a checkpoint")
         newest, is_resumed, loaded = _agree_on_checkpoint(task)
         failpoint("start.found")
         begin = _make_begin(task, setup)
@@ -102,11 +103,13 @@ def begin_or_resume(
         if task.is_first:
             begin = replace(begin, data=fingerprint_data(task, setup))
         if name is None:
+            task.doing("saving the first checkpoint")
             name, cost = _commit_start(task, setup, engine, saver, begin, parent=newest)
             failpoint("start.committed")
         _settle_buckets(task, setup, engine, fitting)
         if is_resumed and task.is_first:
             _refuse_changed_data(task, begin, name)
+        task.doing("restoring")
         restored = restore_checkpoint(task, setup, engine, saver, name, loaded=loaded)
     if is_resumed:
         _say_resuming(task, restored.manifest)
@@ -418,6 +421,7 @@ def _settle_buckets(task: Task, setup: Setup, engine: StepEngine, fitting: Fitti
         return
     if not isinstance(setup.order, Order):  # a loader of the user's own, which has one rank
         return
+    task.doing("compiling" if engine.is_compiled else "settling the ranks")
     if engine.is_compiled:
         task.say("Compiling: this may take minutes")
     began = task.clock.monotonic()

@@ -69,6 +69,10 @@ class Task:
         if self.is_first:
             self.events.add(kind, **facts)
 
+    def doing(self, what: str) -> None:
+        """What the start is at; whoever watches sees it. Not for what happens in every step."""
+        self.event("doing", what=what)
+
 
 def read_experiment(run: RunFolder) -> tuple[ResolvedExperiment, Path]:
     value = read_json(run.spec)

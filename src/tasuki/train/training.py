@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -175,6 +176,7 @@ class Training:
         now = task.clock.monotonic()
         self._tokens = read_tokens_per_sample(setup.recipe)
         self._memory = MemoryGauge(task.device)
+        self._validation.apart = partial(fitting.borders.apart, self._memory.keep)
         self._profile = self._open_profile() if task.is_profiled and task.is_first else None
         self._onlookers = self._find_onlookers(saver, is_again=metrics is not None)
         self._saver = saver
@@ -360,10 +362,10 @@ class Training:
         total, weight = self.engine.read_losses()
         failpoint("loop.log")
         self._refuse_nan(total)
-        loss = total / weight if weight else 0.0
         scaled = self.engine.scaling.facts() if self.engine.scaling is not None else {}
-        if not self.task.is_first:
+        if not self.task.is_first or not weight:  # no step counted: there is no mean to tell
             return
+        loss = total / weight
         rate = (self.progress.samples - self._logged_samples) / max(1e-9, now - self._logged_at)
         self._logged_at, self._logged_samples = now, self.progress.samples
         since = self.progress.samples - int(self.last_row.get("samples", 0))

@@ -35,7 +35,10 @@ from tasuki.estimate.tuning import (
     expected_s,
     judge,
     loss_difference,
+    most_s,
+    nothing_to_try,
     variants_for,
+    why_none,
     winners,
 )
 from tasuki.spec.resolved import ResolvedStage, stage_from_plain
@@ -54,9 +57,6 @@ _FEWEST_STEPS = 2
 _MOST_PAIRS = 200
 _SHORTEST_BLOCK_S = 0.02
 _LONGEST_BLOCK_S = 2.0
-_PATIENCE, _PATIENCE_S = 3.0, 300.0
-"""Steps may be so slow that the fewest pairs outlast the budget: then by so much at the most, and
-the row that has begun."""
 _ORDER_SEED = 20
 _LONGEST_REASON = 200
 _OF_A_RUN = ", the model runs as it is written"
@@ -90,12 +90,16 @@ class _Tuning:
 
     def __init__(self, stage: ResolvedStage, order: Mapping[str, Any], told: Told) -> None:
         self._stage, self._order, self._told = stage, order, told
-        self._began = time.monotonic()
+        self._began = self._measures_from = time.monotonic()
+        self._starting_s = 0.0
+        """Of variants: building, compiling, the first steps. Not in the budget."""
         self._budget_s = float(order["budget_s"])
         self._spent_s = 0.0
         """Of the budget: pairs alone. Compilers and large data take their time besides."""
         self._turns = random.Random(_ORDER_SEED)
+        told.begin("opening the data")
         self._ground = _lay_ground(stage, order)
+        told.begin("starting the stage as it is")
         self._base = Contestant(stage, self._ground)
         block = self._warm_up(self._base)
         self._wait_share = block.wait_s / block.wall_s if block.wall_s else 0.0
@@ -112,6 +116,9 @@ class _Tuning:
         answer = self._head() | {"variants": [_as_row(variant) for variant in variants]}
         if self._order["is_dry"]:
             return answer
+        if not (variants and self._total > 2):
+            raise nothing_to_try(why_none(variants))
+        self._measures_from = time.monotonic()
         control = self._control()
         self._base_start_s = control.start_s
         yardstick = Yardstick(
@@ -197,7 +204,7 @@ class _Tuning:
         if variant.refused:
             found = Measured(variant=variant, error=f"not tried: {variant.refused}")
         elif self._is_over():
-            found = Measured(variant=variant, error=f"no time left: try --budget {self._needed()}")
+            found = Measured(variant=variant, error=self._no_time())
         else:
             self._say(variant.label)
             figures, error = self._try(changed(self._stage, variant.changes))
@@ -243,22 +250,34 @@ class _Tuning:
     def _against_base(
         self, stage: ResolvedStage, *, seed: int | None = None, is_first: bool = False
     ) -> _Figures:
+        self._tell(" (starting)")
         began = time.monotonic()
-        other = Contestant(stage, self._ground, seed=seed)
         try:
-            self._warm_up(other)
+            other = self._started(stage, seed)
+        finally:
             start_s = time.monotonic() - began
+            self._starting_s += start_s
+        try:
             self._refuse_idle(other, stage)
             if not is_first:
                 self._base.rewind()
                 self._warm_up(self._base)
                 self._base.run(1)
             memory_bytes = other.peak_bytes(others_bytes=self._base.resident_bytes())
-            steps, pairs = self._pairs(other, self._slot_end())
+            steps, pairs = self._pairs(other, self._slot_end(), must_end=not is_first)
             self._refuse_idle(other, stage)
             return self._figures(other, steps, pairs, memory_bytes, start_s)
         finally:
             other.leave()
+
+    def _started(self, stage: ResolvedStage, seed: int | None) -> Contestant:
+        other = Contestant(stage, self._ground, seed=seed)
+        try:
+            self._warm_up(other)
+        except BaseException:
+            other.leave()
+            raise
+        return other
 
     def _refuse_idle(self, other: Contestant, stage: ResolvedStage) -> None:
         """A switch without effect has no gain to be measured."""
@@ -268,8 +287,11 @@ class _Tuning:
             why = other.last_warning.replace(_OF_A_RUN, "")
             raise RunError(why or "without effect on this recipe")
 
-    def _pairs(self, other: Contestant, until: float) -> tuple[int, list[tuple[Block, Block]]]:
-        """Steps of a block, and (baseline, other) until the time is over."""
+    def _pairs(
+        self, other: Contestant, until: float, *, must_end: bool
+    ) -> tuple[int, list[tuple[Block, Block]]]:
+        """Steps of a block, and (baseline, other) until the time is over; RunError where it is over
+        before there are enough. Without the control nothing can be said: it need not end."""
         # At least one: the other's turn has emptied the caches. In a run steps do not begin so, and
         # what costs both the same drags a ratio towards 1.
         lead_in = max(1, self._base.lead_in(), other.lead_in())
@@ -277,13 +299,15 @@ class _Tuning:
         pairs: list[tuple[Block, Block]] = []
         began, spent_s = time.monotonic(), self._spent_s
         while len(pairs) < FEWEST_PAIRS or (time.monotonic() < until and len(pairs) < _MOST_PAIRS):
+            if must_end and len(pairs) < FEWEST_PAIRS and self._is_over():
+                raise RunError(self._no_time())
             turn = [self._base, other]
             self._turns.shuffle(turn)
             blocks = {id(one): one.run(steps, lead_in=lead_in) for one in turn}
             pairs.append((blocks[id(self._base)], blocks[id(other)]))
             self._spent_s = spent_s + time.monotonic() - began
             # On a machine that others use the first step is no measure.
-            self._step_s = sum(block.wall_s for block in pairs[-1]) / (2 * steps)
+            self._step_s = median(a.wall_s + b.wall_s for a, b in pairs) / (2 * steps)
             self._tell(f" (pair {len(pairs)})")
         return steps, pairs
 
@@ -336,12 +360,16 @@ class _Tuning:
 
     def _is_over(self) -> bool:
         """What is measured already is shown; the rest would take far longer than was asked for."""
-        return time.monotonic() - self._began > max(_PATIENCE_S, _PATIENCE * self._budget_s)
+        return self._measuring_s() > most_s(self._budget_s)
 
-    def _needed(self) -> str:
-        """A budget within which all rows would be measured."""
+    def _measuring_s(self) -> float:
+        return time.monotonic() - self._measures_from - self._starting_s
+
+    def _no_time(self) -> str:
+        """With a budget within which all rows would be measured."""
         whole_s = expected_s(step_s=self._step_s, num=self._total, budget_s=self._budget_s)
-        return str(Duration(max(60.0, 60.0 * -(-whole_s // 60))))
+        wanted_s = max(whole_s, 2 * self._budget_s)
+        return f"no time left: try --budget {Duration(max(60.0, 60.0 * -(-wanted_s // 60)))}"
 
     def _longer(self) -> str:
         return str(Duration(max(60.0, 4 * self._budget_s)))
@@ -359,7 +387,8 @@ class _Tuning:
 
     def _expected_s(self, num: int) -> float:
         left_s = max(0.0, self._budget_s - self._spent_s)
-        return expected_s(step_s=self._step_s, num=num, budget_s=left_s)
+        end_s = max(0.0, most_s(self._budget_s) - self._measuring_s())
+        return min(end_s, expected_s(step_s=self._step_s, num=num, budget_s=left_s))
 
     # -- rows -----------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from tasuki.views.text import count, neutral
+from tasuki.views.text import count, say
 
 _COLOURS = {"proven": "green", "not proven": "red", "not known": "yellow"}
 _NOTES = (
@@ -25,7 +25,7 @@ def show_audit(found: dict[str, Any], *, console: Console | None = None) -> None
         told = f"{escape(stage['stage'])}: [{colour}]{stage['verdict']}[/]{_usage(stage)}"
         console.print(told, highlight=False)
         for line in _notes(stage):
-            console.print(f"  {escape(neutral(line))}", highlight=False)
+            say(console, f"  {line}")
     console.print(_verdict(found), highlight=False)
 
 

@@ -13,10 +13,9 @@ from typing import Any
 from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
-from rich.text import Text
 
 from tasuki.units import format_bytes, format_seconds
-from tasuki.views.text import count, neutral
+from tasuki.views.text import count, neutral, say
 
 _GAP = 3
 """Between the columns of a table."""
@@ -212,8 +211,7 @@ def _show_one(told: dict[str, Any], console: Console) -> None:
     for line in _manifest_lines(one):
         _say(console, f"  {line}")
     for finding in one["findings"]:
-        words = f"[red]{one['state']}:[/] {escape(neutral(_finding(finding)))}"
-        console.print(words, highlight=False, soft_wrap=True)
+        say(console, _finding(finding), label=f"{one['state']}:", label_style="red")
     limit = _MOST_ENTRIES if told["pattern"] is None else None
     for group in told["groups"]:
         entries = [entry for entry in told["entries"] if entry["group"] == group["group"]]
@@ -425,8 +423,7 @@ def show_pruned(told: dict[str, Any], *, console: Console | None = None) -> None
 
 
 def _say(console: Console, text: str, *, bold: bool = False) -> None:
-    words = Text(neutral(text), style="bold" if bold else "")
-    console.print(words, highlight=False, soft_wrap=True)
+    say(console, text, "bold" if bold else "")
 
 
 def _say_more(console: Console, number: int) -> None:

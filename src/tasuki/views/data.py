@@ -9,14 +9,13 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from tasuki.answers import Progress
 from tasuki.clock import Clock
 from tasuki.units import format_bytes
-from tasuki.views.text import count, neutral
+from tasuki.views.text import count, neutral, say, warn
 from tasuki.views.waiting import Waiting
 
 _MOST_SIZES = 20
@@ -49,15 +48,15 @@ def show_merged(merged: dict[str, Any], *, console: Console | None = None) -> No
     console = console or Console()
     has = "would have" if merged["dry_run"] else "has"
     size = format_bytes(merged["bytes"])
-    _say(console, f"{merged['output']} {has} {_samples(merged['samples'])}, {size}")
+    say(console, f"{merged['output']} {has} {_samples(merged['samples'])}, {size}")
     for file in merged["files"]:
-        _say(console, f"  {count(file['samples'])} of {file['path']}")
+        say(console, f"  {count(file['samples'])} of {file['path']}")
     repeated = merged["duplicates"]
     if repeated["samples"]:
         what = "left out" if repeated["left_out"] else "kept; `--unique` leaves them out"
-        _say(console, f"{_samples(repeated['samples'])} came before ({what}):")
+        say(console, f"{_samples(repeated['samples'])} came before ({what}):")
         for pair in repeated["first"]:
-            _say(
+            say(
                 console,
                 f"  sample {pair['sample']} of {pair['file']} is sample {pair['same_sample']} "
                 f"of {pair['same_file']}",
@@ -70,7 +69,7 @@ def show_split(made: dict[str, Any], *, console: Console | None = None) -> None:
     console = console or Console()
     parts = ", ".join(f"{count(number)} {name}" for name, number in made["samples"].items())
     what = "would be split into" if made["dry_run"] else "split into"
-    _say(console, f"{count(sum(made['samples'].values()))} samples {what} {parts}")
+    say(console, f"{count(sum(made['samples'].values()))} samples {what} {parts}")
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("size", "samples", *made["samples"]):
         table.add_column(name, justify="right")
@@ -78,9 +77,9 @@ def show_split(made: dict[str, Any], *, console: Console | None = None) -> None:
         table.add_row(*(count(one[name]) for name in ("size", "samples", *made["samples"])))
     console.print(table)
     if (more := len(made["sizes"]) - _MOST_SIZES) > 0:
-        _say(console, f"and {count(more)} sizes more (`--json` has all)")
+        say(console, f"and {count(more)} sizes more (`--json` has all)")
     for path in made["outputs"]:
-        _say(console, path)
+        say(console, path)
     _warn(console, made["warnings"])
 
 
@@ -88,23 +87,23 @@ def show_checked(found: dict[str, Any], *, console: Console | None = None) -> No
     console = console or Console()
     for file in found["files"]:
         if file["error"] is not None:
-            _say(console, f"{file['path']}: {file['error']}", style="red")
+            say(console, f"{file['path']}: {file['error']}", style="red")
             if file["hint"]:
-                _say(console, f"  hint: {file['hint']}")
+                say(console, f"  hint: {file['hint']}")
             continue
         state = f"{count(file['bad'])} bad" if file["bad"] else "clean"
         colour = "yellow" if file["bad"] else "green"
         has_tokens = file.get("holds") == "tokens"
         num = _chunks(file["samples"]) if has_tokens else _samples(file["samples"])
-        _say(console, f"{file['path']}: {num}, {state}", style=colour)
+        say(console, f"{file['path']}: {num}, {state}", style=colour)
         for finding in file["findings"]:
             if has_tokens:
-                _say(console, f"  {finding['kind']}: {finding['first'][0]['why']}")
+                say(console, f"  {finding['kind']}: {finding['first'][0]['why']}")
             else:
                 _print_finding(finding, console)
         if file["output"]:
             has = "would have" if found["dry_run"] else "has"
-            _say(console, f"  {file['output']} {has} the {count(file['kept'])} others")
+            say(console, f"  {file['output']} {has} the {count(file['kept'])} others")
         _warn(console, file["warnings"])
 
 
@@ -113,40 +112,41 @@ def show_tokenized(made: dict[str, Any], *, console: Console | None = None) -> N
     if made["dry_run"]:
         total = sum(source["bytes"] for source in made["sources"])
         num = len(made["sources"])
-        _say(
+        say(
             console,
             f"{made['output']} would have the tokens of {count(num)} file{'s' if num > 1 else ''}, "
             f"{format_bytes(total)}, in chunks of {count(made['chunk'])} ({made['dtype']})",
         )
         return
     shards = len(made["shards"])
-    _say(
+    say(
         console,
         f"{made['output']} has {count(made['tokens'])} tokens of {count(made['documents'])} "
         f"document{'' if made['documents'] == 1 else 's'}: {_chunks(made['chunks'])} of "
         f"{count(made['chunk'])} in {count(shards)} shard{'' if shards == 1 else 's'}, "
         f"{format_bytes(made['bytes'])}",
     )
-    _say(
+    say(
         console,
         f"  vocabulary {count(made['vocab'])} ({made['dtype']}), end token {made['end_token']}",
     )
     if made["padding"]:
-        _say(console, f"  the last chunk is filled up with {count(made['padding'])} end tokens")
+        tokens = f"{count(made['padding'])} end token{'' if made['padding'] == 1 else 's'}"
+        say(console, f"  the last chunk is filled up with {tokens}")
     if made["skipped"]:
         lines = "line was" if made["skipped"] == 1 else "lines were"
-        _say(console, f"{count(made['skipped'])} broken {lines} skipped:", style="yellow")
+        say(console, f"{count(made['skipped'])} broken {lines} skipped:", style="yellow")
         for one in made["first_skipped"]:
-            _say(console, f"  {one['file']}:{one['row']}: {one['why']}")
+            say(console, f"  {one['file']}:{one['row']}: {one['why']}")
         _and_more(console, made["skipped"] - len(made["first_skipped"]))
     _warn(console, made["warnings"])
 
 
 def _print_finding(finding: dict[str, Any], console: Console) -> None:
     where = f" in `{finding['dataset']}`" if finding["dataset"] else ""
-    _say(console, f"  {finding['kind']}{where}: {_samples(finding['samples'])}")
+    say(console, f"  {finding['kind']}{where}: {_samples(finding['samples'])}")
     for one in finding["first"]:
-        _say(console, f"    sample {one['sample']}: {one['why']}")
+        say(console, f"    sample {one['sample']}: {one['why']}")
     _and_more(console, finding["samples"] - len(finding["first"]), indent="    ")
 
 
@@ -160,14 +160,9 @@ def _samples(number: int) -> str:
 
 def _and_more(console: Console, number: int, indent: str = "  ") -> None:
     if number > 0:
-        _say(console, f"{indent}and {count(number)} more")
-
-
-def _say(console: Console, text: str, *, style: str = "") -> None:
-    console.print(Text(neutral(text), style=style), highlight=False, soft_wrap=True)
+        say(console, f"{indent}and {count(number)} more")
 
 
 def _warn(console: Console, warnings: Sequence[str]) -> None:
     for warning in warnings:
-        words = f"[yellow]warning:[/] {escape(neutral(warning))}"
-        console.print(words, highlight=False, soft_wrap=True)
+        warn(console, warning)

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from tasuki.units import format_bytes, format_seconds
-from tasuki.views.text import neutral
+from tasuki.views.text import neutral, wrap
 
 _WIDTH = 100
 _NAME = 14
@@ -22,7 +22,7 @@ _STYLES = {"problem": "red bold", "advice": "yellow", "hint": "cyan"}
 def show_doctor(report: dict[str, Any], *, console: Console | None = None) -> None:
     console = console or Console()
     for line in doctor_lines(report):
-        text = Text(line)
+        text = Text(wrap(line, console.width if console.is_terminal else None))
         for mark, style in _STYLES.items():
             text.highlight_regex(rf"^{mark}:", style)
             text.highlight_regex(rf"^  {mark}:", style)

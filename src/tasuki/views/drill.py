@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from tasuki.units import format_seconds
-from tasuki.views.text import count, neutral
+from tasuki.views.text import count, neutral, wrap
 
 _WIDTH = 100
 _NAME = 14
@@ -22,7 +22,7 @@ _STYLES = {"equal": "green", "DIFFERS": "red bold", "not here": "yellow"}
 def show_drill(report: dict[str, Any], *, console: Console | None = None) -> None:
     console = console or Console()
     for line in drill_lines(report):
-        text = Text(line)
+        text = Text(wrap(line, console.width if console.is_terminal else None))
         for mark, style in _STYLES.items():
             text.highlight_regex(rf"^  {mark}\b", style)
         if line and not line.startswith(" "):

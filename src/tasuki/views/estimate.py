@@ -11,15 +11,17 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from tasuki.units import format_bytes, format_seconds, format_step
-from tasuki.views.text import count, neutral
+from tasuki.views.text import count, neutral, say, warn
 
 _NARROW = 64
-_ROOMY = 104
+_ANY_WIDTH = 1000
+_DROP = ("known from", "samples", "step", "room", "has", "batch")
+"""What gives way first where a table is wider than the window."""
+_LEFT = ("stage", "GPU", "known from")
 _MOST_BUCKETS = 12
 """Rows of one stage."""
 _Row = dict[str, Any]
@@ -31,27 +33,28 @@ def show_estimate(found: dict[str, Any], *, console: Console | None = None) -> N
     if found["compares"]:
         _show_compared(rows, console)
     else:
-        for _, own in groupby(rows, key=lambda row: row["gpu"]):
-            _show_card(list(own), console)
+        for gpu in dict.fromkeys(row["gpu"] for row in rows):
+            _show_card([row for row in rows if row["gpu"] == gpu], console)
     for text in dict.fromkeys([*found["notes"], *_notes(rows), *found["warnings"]]):
-        console.print(f"[yellow]warning:[/] {escape(neutral(text))}", highlight=False)
+        warn(console, text)
+    if not found["compares"]:
+        _print_commands(rows, console)
 
 
 def _show_card(rows: Sequence[_Row], console: Console) -> None:
     first = rows[0]
     has = "" if first["capacity_bytes"] is None else f" ({format_bytes(first['capacity_bytes'])})"
-    _say(console, f"on {first['gpu']}{has}", "bold")
+    say(console, f"on {first['gpu']}{has}", "bold")
     shown = list(_some_buckets(rows))
     if console.width < _NARROW:
         for row in shown:
             _print_short(row, console)
     else:
-        console.print(_table(shown, is_roomy=console.width >= _ROOMY), highlight=False)
+        console.print(_table(shown, console), highlight=False)
     if len(shown) < len(rows):
-        _say(console, f"{len(rows) - len(shown)} more buckets: `--json` has all", "dim")
+        say(console, f"{len(rows) - len(shown)} more buckets: `--json` has all", "dim")
     for line in _explain(rows):
-        _say(console, line)
-    _print_commands(rows, console)
+        say(console, line)
 
 
 def _some_buckets(rows: Sequence[_Row]) -> Iterator[_Row]:
@@ -62,27 +65,35 @@ def _some_buckets(rows: Sequence[_Row]) -> Iterator[_Row]:
         yield from (row for row in buckets if row in most)
 
 
-def _table(rows: Sequence[_Row], *, is_roomy: bool) -> Table:
-    names = ["stage", "size>", "batch>", "needs>", "room>", "step>", "time>", "ask for>"]
-    if is_roomy:
-        names = [*names[:2], "samples>", *names[2:], "known from"]
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
-    for name in names:
-        justify = "right" if name.endswith(">") else "left"
-        table.add_column(name.removesuffix(">"), justify=justify, no_wrap=True)  # type: ignore[arg-type]
+def _table(rows: Sequence[_Row], console: Console) -> Table:
     several = len({row["experiment"] for row in rows}) > 1
-    before = None
+    before, lines = None, []
     for row in rows:
         name = f"{row['experiment']}/{row['stage']}" if several else row["stage"]
         is_first = name != before
-        cells = _cells(row, name if is_first else "", is_first=is_first)
-        chosen = [cell for key, cell in cells.items() if is_roomy or key not in _ONLY_ROOMY]
-        table.add_row(*chosen, style="red" if row["remedies"] else "")
+        lines.append(_cells(row, name if is_first else "", is_first=is_first))
         before = name
+    return _fit(lines, [_style(row) for row in rows], console)
+
+
+def _fit(lines: Sequence[dict[str, Text]], styles: Sequence[str], console: Console) -> Table:
+    """Columns are left out, not cut, until the others fit."""
+    names = list(lines[0])
+    wide = console.options.update(max_width=_ANY_WIDTH)
+    for gone in ("", *_DROP):
+        names = [name for name in names if name != gone]
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+        for name in names:
+            table.add_column(name, justify="left" if name in _LEFT else "right", no_wrap=True)
+        for cells, style in zip(lines, styles, strict=True):
+            table.add_row(*(cells[name] for name in names), style=style)
+        if table.__rich_measure__(console, wide).maximum <= console.width:
+            break
     return table
 
 
-_ONLY_ROOMY = ("samples", "known from")
+def _style(row: _Row) -> str:
+    return "red" if row["remedies"] else ""
 
 
 def _cells(row: _Row, name: str, *, is_first: bool) -> dict[str, Text]:
@@ -150,34 +161,45 @@ def _gib(value: int) -> str:
 def _print_short(row: _Row, console: Console) -> None:
     size = f" {count(row['bucket'])}" if row["bucket"] is not None else ""
     style = "red" if row["remedies"] else ""
-    _say(console, f"{row['stage']}{size}", style or "bold")
-    _say(console, f"  batch {_batch(row)}", style)
-    _say(console, f"  needs {_bytes(row['peak_bytes'])}", style)
-    _say(console, f"  time {_time(row)}", style)
-    _say(console, f"  ask for {_asked(row)}", style)
+    say(console, f"{row['stage']}{size}", style or "bold")
+    say(console, f"  batch {_batch(row)}", style)
+    say(console, f"  needs {_bytes(row['peak_bytes'])}", style)
+    say(console, f"  time {_time(row)}", style)
+    say(console, f"  ask for {_asked(row)}", style)
 
 
 def _explain(rows: Sequence[_Row]) -> Iterator[str]:
     """Where the numbers come from, and what they consist of: of the bucket that needs most."""
     worst = max(rows, key=lambda row: row["peak_bytes"] or 0)
     sources, parts = worst["sources"], worst["breakdown"]
+    is_given = "peak" in sources
+    if is_given:
+        yield f"memory: {_bytes(worst['peak_bytes'])}, {sources['peak']}"
     if parts["device"]:
-        told = _parts(parts["device"])
+        told, needs = _parts(parts["device"]), _bytes(sum(parts["device"].values()))
         which = f" of size {count(worst['bucket'])}" if worst["bucket"] is not None else ""
-        yield f"{worst['stage']}{which} needs {_bytes(worst['peak_bytes'])}: {told}"
+        by_trace = ", as traced," if is_given else ""
+        yield f"{worst['stage']}{which}{by_trace} needs {needs}: {told}"
         names = ("tensors", "reserved", "context", "margin")
-        yield "memory: " + "; ".join(f"{n} {sources[n]}" for n in names if n in sources)
-    elif "peak" in sources:
-        yield f"memory: {sources['peak']}"
+        told = "; ".join(f"{n} {sources[n]}" for n in names if n in sources)
+        yield f"{'traced' if is_given else 'memory'}: {told}"
     if "micro_batch" in sources:
         yield f"batch: {sources['micro_batch']}"
     if "step" in sources:
-        yield f"step: {sources['step']}"
+        yield f"step: {_step_source(rows, worst)}"
     yield f"time: {worst['source']}{_used(rows)}"
     if parts["host"]:
         yield f"host: {_parts(parts['host'])}; {sources['host']}"
     elif worst["host_bytes"] is not None:
         yield f"host: {sources['host']}"
+
+
+def _step_source(rows: Sequence[_Row], worst: _Row) -> str:
+    """Of several cards no single one is named."""
+    told: str = worst["sources"]["step"]
+    if len({row["gpu"] for row in rows}) == 1:
+        return told
+    return told.replace(f"roofline of {worst['gpu']} ", "roofline of each card ")
 
 
 def _parts(parts: dict[str, int]) -> str:
@@ -204,9 +226,13 @@ def _notes(rows: Sequence[_Row]) -> Iterator[str]:
 
 
 def _print_commands(rows: Sequence[_Row], console: Console) -> None:
-    _say(console, "")
-    for command in dict.fromkeys(row["submit_command"] for row in rows):
-        _say(console, f"  {command}")
+    """Of stages that fit: what cannot run is not to be pasted."""
+    refused = {row["submit_command"] for row in rows if row["remedies"]}
+    commands = dict.fromkeys(row["submit_command"] for row in rows)
+    for number, command in enumerate(one for one in commands if one not in refused):
+        if not number:
+            console.print()
+        console.print(Text(f"  {neutral(command)}"), highlight=False, soft_wrap=True)
 
 
 # -- several cards ---------------------------------------------------------------------------------
@@ -221,44 +247,37 @@ def _show_compared(rows: Sequence[_Row], console: Console) -> None:
         ]
         samples = worst[0]["samples"]
         told = "" if samples is None else f", {count(samples)} samples in its largest bucket"
-        _say(console, f"{experiment}/{stage}{told}", "bold")
+        say(console, f"{experiment}/{stage}{told}", "bold")
         if console.width < _NARROW:
             for row in worst:
-                _say(console, f"  {row['gpu']}", "red" if row["remedies"] else "bold")
-                _say(console, f"    batch {_batch(row)}, {_time_of_stage(row)}")
+                say(console, f"  {row['gpu']}", "red" if row["remedies"] else "bold")
+                say(console, f"    batch {_batch(row)}, {_time_of_stage(row)}")
         else:
-            console.print(_compared(worst), highlight=False)
-        _say(console, "")
+            console.print(_compared(worst, console), highlight=False)
+        say(console, "")
     for line in _explain(rows):
-        _say(console, line)
+        say(console, line)
 
 
 def _by_card(rows: Sequence[_Row]) -> list[list[_Row]]:
     return [list(group) for _, group in groupby(rows, key=lambda row: row["gpu"])]
 
 
-def _compared(rows: Sequence[_Row]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
-    for name in ("GPU", "has>", "batch>", "needs>", "room>", "step>", "time>", "ask for>"):
-        justify = "right" if name.endswith(">") else "left"
-        table.add_column(name.removesuffix(">"), justify=justify, no_wrap=True)  # type: ignore[arg-type]
+def _compared(rows: Sequence[_Row], console: Console) -> Table:
+    lines = []
     for row in rows:
         cells = _cells(row, row["gpu"], is_first=True)
-        names = ("batch", "needs", "room", "step")
-        table.add_row(
-            cells["stage"],
-            _bytes(row["capacity_bytes"]),
-            *(cells[name] for name in names),
-            _time_of_stage(row),
-            cells["ask for"],
-            style="red" if row["remedies"] else "",
+        lines.append(
+            {
+                "GPU": cells["stage"],
+                "has": Text(_bytes(row["capacity_bytes"])),
+                **{name: cells[name] for name in ("batch", "needs", "room", "step")},
+                "time": Text(_time_of_stage(row)),
+                "ask for": cells["ask for"],
+            }
         )
-    return table
+    return _fit(lines, [_style(row) for row in rows], console)
 
 
 def _time_of_stage(row: _Row) -> str:
     return _time({**row, "wall_s": row["stage_wall_s"]})
-
-
-def _say(console: Console, text: str, style: str = "") -> None:
-    console.print(Text(neutral(text), style=style), highlight=False, soft_wrap=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 from rich.console import Console
@@ -9,27 +10,30 @@ from rich.markup import escape
 
 from tasuki.units import format_bytes, format_seconds, format_step
 from tasuki.views.checkpoint import Column, make_table
-from tasuki.views.text import count, neutral
+from tasuki.views.text import count, say
 
 _COLUMNS = (
-    Column("when", least=10),
-    Column("stage", least=12),
-    Column("gpu", least=6, drop=2),
+    Column("when"),
+    Column("stage"),
+    Column("device", drop=1),
     Column("ranks", is_right=True, drop=5),
     Column("samples", is_right=True, drop=3),
     Column("step", is_right=True),
-    Column("peak", is_right=True, drop=1),
+    Column("peak", is_right=True, drop=2),
     Column("wall", is_right=True),
     Column("waited", is_right=True, drop=4),
     Column("attempts", is_right=True, drop=6),
 )
 
 
-def show_history(found: dict[str, Any], *, folder: str, console: Console | None = None) -> None:
+def show_history(
+    found: dict[str, Any], *, folder: str, now: float, console: Console | None = None
+) -> None:
     console = console or Console()
+    here = datetime.fromtimestamp(now).astimezone()
     stages = found["stages"]
     if stages:
-        head, lines = make_table(_COLUMNS, [_row(stage) for stage in stages], console.width)
+        head, lines = make_table(_COLUMNS, [_row(stage, here) for stage in stages], console.width)
         console.print(f"[bold]{escape(head)}[/]", highlight=False)
         console.out("\n".join(lines), highlight=False)
     elif found["all"]:
@@ -40,16 +44,16 @@ def show_history(found: dict[str, Any], *, folder: str, console: Console | None 
     for left_out in found["left_out"]:
         number = left_out["lines"]
         words = f"{left_out['file']}: {number} line{'s' if number > 1 else ''} {left_out['what']}"
-        console.print(f"[yellow]left out:[/] {escape(neutral(words))}", highlight=False)
+        say(console, words, label="left out:", label_style="yellow")
 
 
-def _row(stage: dict[str, Any]) -> list[str]:
+def _row(stage: dict[str, Any], now: datetime) -> list[str]:
     preempted = f" ({stage['preemptions']} preempted)" if stage["preemptions"] else ""
     name = f"{stage['run']}/{stage['stage']}" if stage["run"] else "an earlier run"
     return [
-        stage["at"] or "–",
+        short_time(stage["at"], now=now) if stage["at"] else "–",
         name,
-        stage["gpu"] or stage["device_model"] or stage["device"] or "–",
+        _device(stage),
         count(stage["ranks"]),
         count(stage["samples"]),
         format_step(stage["step_s"]),
@@ -58,6 +62,21 @@ def _row(stage: dict[str, Any]) -> list[str]:
         _seconds(stage["queue_s"]),
         f"{count(stage['attempts'])}{preempted}",
     ]
+
+
+def short_time(at: str, *, now: datetime) -> str:
+    """`22:53` of today, `11-17 22:53` of this year, else the day: as clocks went here."""
+    then = datetime.fromisoformat(at).astimezone()
+    if then.date() == now.date():
+        return f"{then:%H:%M}"
+    return f"{then:%m-%d %H:%M}" if then.year == now.year else f"{then:%Y-%m-%d}"
+
+
+def _device(stage: dict[str, Any]) -> str:
+    """A processor's model is long, and says little."""
+    if stage["device"] == "cpu":
+        return "cpu"
+    return stage["gpu"] or stage["device_model"] or stage["device"] or "–"
 
 
 def _seconds(seconds: float | None) -> str:

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from tasuki.units import format_bytes
 from tasuki.views.data import show_checked
-from tasuki.views.text import count, neutral
+from tasuki.views.text import count, neutral, warn
 
 _MOST_FILES = 12
 _MOST_COLUMNS = 16
@@ -39,7 +39,7 @@ def show_inspection(found: dict[str, Any], *, console: Console | None = None) ->
             console.print()
         _print_proposal(part, console)
     for warning in found.get("warnings", []):
-        console.print(f"[yellow]warning:[/] {_plain(warning)}", highlight=False)
+        warn(console, warning)
     if "check" in found:
         console.print("\n[bold]checked:[/]\n", highlight=False)
         show_checked(found["check"], console=console)
@@ -225,12 +225,24 @@ def _largest(part: dict[str, Any]) -> Table:
 
 def _stages(stages: Sequence[dict[str, Any]]) -> Table:
     several = len({stage["experiment"] for stage in stages}) > 1
-    table = _table("stage", "size>", "samples>")
+    has_budgets = any("budget" in stage for stage in stages)
+    more = ("budget>", "of>", "needs>") if has_budgets else ()
+    table = _table("stage", "size>", "samples>", *more)
     for stage in stages[:_MOST_STAGES]:
         name = f"{stage['experiment']}/{stage['stage']}" if several else stage["stage"]
-        table.add_row(_plain(name), stage["size"] or "all", count(stage["samples"]))
+        cells = _budget(stage) if has_budgets else []
+        table.add_row(_plain(name), stage["size"] or "all", count(stage["samples"]), *cells)
     _add_rest(table, stages, _MOST_STAGES)
     return table
+
+
+def _budget(stage: dict[str, Any]) -> list[str]:
+    """What a micro-batch may cost, the most that fits the card, and what it must hold."""
+    if "budget" not in stage:
+        return ["–", "–", "–"]
+    most = "–" if stage["cost_budget"] is None else count(stage["cost_budget"])
+    budget = count(stage["budget"]) if stage["budget"] else "too large"
+    return [budget, most, format_bytes(stage["peak_bytes"])]
 
 
 def _print_proposal(part: dict[str, Any], console: Console) -> None:

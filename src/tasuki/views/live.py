@@ -8,15 +8,18 @@ from typing import Any
 from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
+from rich.spinner import Spinner
 from rich.text import Text
 
 from tasuki.clock import Clock
 from tasuki.units import format_seconds
 from tasuki.views.status import bar
-from tasuki.views.text import count, money, neutral, number
+from tasuki.views.text import count, money, neutral, number, say
 
 _EVERY_S = 0.5
 _PLAIN_EVERY_S = 10.0
+_BARS = (20, 12, 6, 0)
+"""Widths, the widest that fits is taken."""
 
 
 class LiveView:
@@ -50,6 +53,13 @@ class LiveView:
     def headline(self, text: str) -> None:
         self.console.print(f"\n[bold]{escape(text)}[/]", highlight=False)
 
+    def begin(self, text: str) -> None:
+        """What is done before anything runs."""
+        if self._live is not None:
+            self._live.update(Spinner("dots", text=Text(text)))
+        else:
+            self.say("plan", f"{text} …")
+
     def show_plan(self, plan: Any) -> None:
         num = len(plan.jobs)
         if num:
@@ -61,7 +71,7 @@ class LiveView:
             self.say("warning", f"warning: {warning}")
 
     def say(self, kind: str, text: str) -> None:  # noqa: ARG002 (kinds are for other faces)
-        self.console.print(Text(text), highlight=False)
+        say(self.console, text)
 
     def tick(self) -> None:
         now = self._clock.monotonic()
@@ -72,7 +82,8 @@ class LiveView:
         for run in runs:
             self._tell_notable(run)
         if self._live is not None:
-            self._live.update(Group(*(Text.from_markup(line(run)) for run in runs)))
+            width = self.console.width
+            self._live.update(Group(*(_one_line(line(run, width=width)) for run in runs)))
         else:
             self._tell_changes(runs, now)
 
@@ -96,22 +107,43 @@ class LiveView:
                 self.console.print(Text.from_markup(text), highlight=False, soft_wrap=True)
 
 
-def line(run: dict[str, Any]) -> str:
-    """One run in one line."""
+def _one_line(markup: str) -> Text:
+    text = Text.from_markup(markup)
+    text.no_wrap, text.overflow = True, "ellipsis"
+    return text
+
+
+def line(run: dict[str, Any], *, width: int | None = None) -> str:
+    """One run in one line: the bar gives way first where it is wider than the window."""
+    words = ""
+    for cells in _BARS:
+        words = _line(run, cells)
+        if width is None or Text.from_markup(words).cell_len <= width:
+            break
+    return words
+
+
+def _line(run: dict[str, Any], cells: int) -> str:
     name = escape(run["experiment"])
     number_of = f"stage {min(len(run['done']) + 1, len(run['stages']))}/{len(run['stages'])}"
     if run["state"] == "complete":
         return f"{name}  complete"
     if run["phase"] == "evaluate" and run["phase_stage"] in run["done"]:
-        return f"{name}  evaluating {escape(run['phase_stage'])}  attempt {run['attempts']}"
-    if not run["stage"] or not run["total_steps"]:
-        return f"{name}  {number_of}  starting  attempt {run['attempts'] or 1}"
-    if run["stage"] in run["done"]:
-        return f"{name}  {number_of}  starting  attempt {run['attempts']}"
+        passed = f"  {format_seconds(run['doing_s'])}" if run["doing_s"] else ""
+        return f"{name}  evaluating {escape(run['phase_stage'])}{passed}  attempt {run['attempts']}"
+    if not run["stage"] or not run["total_steps"] or run["stage"] in run["done"]:
+        return f"{name}  {number_of}  {_starting(run)}  attempt {run['attempts'] or 1}"
     share = run["step"] / run["total_steps"]
     left = f"  {format_seconds(run['eta_s'])} left" if run["eta_s"] else ""
+    progress = f"  {bar(share, cells)}" if cells else ""
     return (
-        f"{name}  {number_of} {escape(run['stage'])}  {bar(share, 20)}  "
+        f"{name}  {number_of} {escape(run['stage'])}{progress}  "
         f"{count(run['step'])}/{count(run['total_steps'])}  loss {number(run['loss'])}{left}  "
         f"attempt {run['attempts']}"
     )
+
+
+def _starting(run: dict[str, Any]) -> str:
+    if not run["doing"]:
+        return "starting"
+    return f"starting: {escape(run['doing'])}  {format_seconds(run['doing_s'])}"

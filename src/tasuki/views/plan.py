@@ -10,10 +10,12 @@ from rich.console import Console
 from rich.table import Table
 
 from tasuki.units import format_seconds
-from tasuki.views.text import count, money, neutral
+from tasuki.views.text import count, money, neutral, warn
 
 _NARROW = 70
 _ROOMY = 100
+_FORETOLD = ("predicted", "history")
+"""Batches that may turn out otherwise."""
 
 
 def show_plan(
@@ -37,7 +39,7 @@ def show_plan(
         if commands:
             _print_commands(plan, python, runs, console)
     for warning in plan["warnings"]:
-        console.print(f"[yellow]warning:[/] {_plain(warning)}", highlight=False)
+        warn(console, warning)
 
 
 def _print_list(plan: dict[str, Any], console: Console) -> None:
@@ -69,7 +71,8 @@ def _table(plan: dict[str, Any], *, has_costs: bool) -> Table:
     for job in plan["jobs"]:
         first = (job["name"].rsplit("-", 1)[-1], _time(job["limit_s"]))
         last = [money(job["cost"])] if has_costs else []
-        for piece in [p for lane in job["lanes"] for p in lane["stages"]]:
+        lanes = [(len(lane["gpus"]), piece) for lane in job["lanes"] for piece in lane["stages"]]
+        for ranks, piece in lanes:
             seconds = piece["expected_s"]
             total = None if total is None or seconds is None else total + seconds
             where = f"{piece['experiment']}/" if several else ""
@@ -77,7 +80,7 @@ def _table(plan: dict[str, Any], *, has_costs: bool) -> Table:
                 *first,
                 f"{piece['kind']} {where}{piece['stage']}",
                 _steps(piece),
-                _batch(piece),
+                _batch(piece, ranks),
                 _time(seconds),
                 _time(total),
                 piece["source"],
@@ -96,10 +99,19 @@ def _steps(piece: dict[str, Any]) -> str:
     return f"{count(piece['from_step'])} – {count(piece['to_step'])}"
 
 
-def _batch(piece: dict[str, Any]) -> str:
-    if piece["kind"] != "train" or piece["micro_batch"] is None:
+def _batch(piece: dict[str, Any], ranks: int = 1) -> str:
+    """`64 = 8 × 4 × 2 (predicted)` with two ranks; what is not known before it runs is `auto`."""
+    source = piece["batch_source"]
+    if piece["kind"] != "train" or source == "command":
         return ""
-    return f"{piece['effective_batch']} = {piece['micro_batch']} × {piece['accumulation']}"
+    whole, mark = piece["effective_batch"], f" ({source})" if source in _FORETOLD else ""
+    if piece["budget"] is not None:
+        known = piece["budget"] if piece["budget"] == "auto" else count(piece["budget"])
+        return f"{whole}, budget {known}{mark}"
+    if piece["micro_batch"] is None:
+        return f"{whole}, auto"
+    times = f" × {ranks}" if ranks > 1 else ""
+    return f"{whole} = {piece['micro_batch']} × {piece['accumulation']}{times}{mark}"
 
 
 def _time(seconds: float | None) -> str:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from tasuki.units import format_bytes, format_step
 from tasuki.views.status import bar
-from tasuki.views.text import count, neutral
+from tasuki.views.text import count, neutral, say
 
 _SHOWN = 0.0005
 _UNDISTURBED = 0.9
@@ -36,7 +36,7 @@ def _show(profile: dict[str, Any], runs: str, console: Console) -> None:
     for line in _beside(profile):
         console.print(line, highlight=False)
     for sentence in profile["advice"]:
-        console.print(f"[yellow]→[/] {escape(neutral(sentence))}", highlight=False)
+        say(console, sentence, label="→", label_style="yellow")
     if not profile["advice"]:
         console.print("nothing to change", highlight=False)
     if profile["trace"]:

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from tasuki.units import format_seconds
-from tasuki.views.text import count, money, neutral, number
+from tasuki.views.text import count, money, number, say, warn
 
 _NARROW = 78
 _ANY_WIDTH = 1000
@@ -89,7 +89,7 @@ def _print_doubt(slurm: dict[str, Any] | None, console: Console) -> None:
     if slurm is None or not slurm["problem"]:
         return
     since = f"; what is shown of jobs is of {slurm['at']}" if slurm["at"] else ""
-    console.print(f"[yellow]warning:[/] {escape(neutral(slurm['problem']))}{since}")
+    warn(console, f"{slurm['problem']}{since}")
 
 
 def _brief(run: dict[str, Any]) -> str:
@@ -120,8 +120,8 @@ def _row(run: dict[str, Any]) -> list[str]:
     ]
 
 
-def show_results(result: dict[str, Any], *, console: Console | None = None) -> None:
-    """The end of `tasuki run`: what each run came to."""
+def show_results(result: dict[str, Any], *, runs: str = "", console: Console | None = None) -> None:
+    """The end of `tasuki run`: what each run came to; and where, if `runs` is given."""
     console = console or Console()
     for run in result["runs"]:
         colour = _COLOURS.get(run["state"], "default")
@@ -135,13 +135,15 @@ def show_results(result: dict[str, Any], *, console: Console | None = None) -> N
         for stage in run["stages"]:
             if stage["is_trained"]:
                 console.print(f"  {_stage_line(stage)}", highlight=False)
+        if runs:
+            say(console, f"  in {runs}/{run['experiment']}")
 
 
 def _print_reason(run: dict[str, Any], console: Console, *, label: str) -> None:
     if run["reason"]:
-        console.print(f"{escape(label)}{escape(neutral(run['reason']))}", highlight=False)
+        say(console, f"{label}{run['reason']}")
     if run["hint"]:
-        console.print(f"  [cyan]hint:[/] {escape(neutral(run['hint']))}", highlight=False)
+        say(console, run["hint"], label="  hint:", label_style="cyan")
 
 
 def _stage_line(stage: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from tasuki.views.plan import show_plan
-from tasuki.views.text import neutral
+from tasuki.views.text import neutral, say
 
 
 def show_submitted(
@@ -23,7 +23,7 @@ def show_submitted(
     if is_dry and values["jobs"]:
         _show_scripts(values["jobs"], console)
     for note in values["notes"] if is_dry or not values["jobs"] else ():
-        console.print(escape(neutral(note)), highlight=False)
+        say(console, note)
     if not values["jobs"] and not values["notes"]:
         console.print("nothing left to do")
     elif not is_dry:

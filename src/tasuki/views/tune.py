@@ -10,20 +10,29 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from tasuki.units import format_bytes, format_seconds, format_step
-from tasuki.views.text import neutral
+from tasuki.views.text import neutral, say, warn
 
 _PAD = 2
-_BELOW = "below"
+_WORDS = {
+    "slower": "slower",
+    "no gain": "no gain",
+    "too noisy": "unclear",
+    "above 1": "unclear",
+    "quicker, but": "not kept",
+    "not tried": "not tried",
+    "no time left": "no time",
+}
+"""How verdicts begin, and what a narrow table says of them."""
+_WORD_ROOM = len("not tried")
 _NOISY = 1.1
 """Of what noise measured: a person may ask for a quieter clock."""
 _LONG_START_S = 5.0
-_Row = tuple[tuple[str, ...], str, str]
-"""Cells, verdict, style."""
+_Row = tuple[tuple[str, ...], str, str, str]
+"""Cells, verdict, the word for it, style."""
 _HEAD = ("switch", "gain", "memory", "Δ loss")
 _CLOCKS = {
     "cpu": "CPU time of a step, and its wait for data",
@@ -33,14 +42,14 @@ _CLOCKS = {
 
 def show_tuning(found: dict[str, Any], *, console: Console | None = None) -> None:
     console = console or Console()
-    _say(console, f"{found['experiment']}, stage {found['stage']}, on {_device(found)}", "bold")
+    say(console, f"{found['experiment']}, stage {found['stage']}, on {_device(found)}", "bold")
     if found["dry_run"]:
         for row in found["variants"]:
-            _say(console, f"  {row['label']}")
-        _say(console, _how_long(found))
+            say(console, f"  {row['label']}")
+        say(console, _how_long(found))
         return
     base = found["baseline"]
-    _say(
+    say(
         console,
         f"as it is: {format_seconds(base['step_s'])} a step, {format_bytes(base['memory_bytes'])} "
         f"of tensors at a step's peak, loss {base['loss']:.4g} after {base['steps']} steps",
@@ -48,16 +57,15 @@ def show_tuning(found: dict[str, Any], *, console: Console | None = None) -> Non
     rows = _rows(found)
     room = _room(rows, console.width)
     console.print("", _table(rows, room), "", highlight=False, sep="\n")
-    for cells, verdict, style in rows:
+    for cells, verdict, _, style in rows:
         if len(verdict) > room:
-            _say(console, f"{cells[0]}: {verdict}", style)
+            say(console, f"{cells[0]}: {verdict}", style)
     for line in _explain(found):
-        _say(console, line)
+        say(console, line)
     for line in _outcome(found):
-        _say(console, line)
+        say(console, line)
     for text in [*found["notes"], *found["warnings"]]:
-        words = f"[yellow]warning:[/] {escape(neutral(text))}"
-        console.print(words, highlight=False, soft_wrap=True)
+        warn(console, text)
 
 
 def show_batch(found: dict[str, Any], *, console: Console | None = None) -> None:
@@ -65,20 +73,19 @@ def show_batch(found: dict[str, Any], *, console: Console | None = None) -> None
     console = console or Console()
     room = format_bytes(found["capacity_bytes"])
     where = f"{found['device']} with room for {room}"
-    _say(console, f"{found['experiment']}, stage {found['stage']}, on {where}", "bold")
+    say(console, f"{found['experiment']}, stage {found['stage']}, on {where}", "bold")
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
-    for name in ("size", "found", "factor", "micro-batch", "of a rank's", "peak", "predicted"):
+    for name in ("size", "found", "factor", "micro-batch", "rank's batch", "peak", "predicted"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in found["buckets"]:
         table.add_row(*map(Text, _batch_cells(row, found["safety_factor"])))
     console.print("", table, "", highlight=False, sep="\n")
     num = len(found["tries"])
-    _say(console, f"{num} {'try' if num == 1 else 'tries'} on the device, {found['found_by']}")
+    say(console, f"{num} {'try' if num == 1 else 'tries'} on the device, {found['found_by']}")
     for line in _outcome(found):
-        _say(console, line)
+        say(console, line)
     for text in found["warnings"]:
-        words = f"[yellow]warning:[/] {escape(neutral(text))}"
-        console.print(words, highlight=False, soft_wrap=True)
+        warn(console, text)
 
 
 def _batch_cells(row: dict[str, Any], factor: float) -> list[str]:
@@ -107,31 +114,39 @@ def _how_long(found: dict[str, Any]) -> str:
 
 
 def _rows(found: dict[str, Any]) -> list[_Row]:
-    rows: list[_Row] = [(_cells("(another seed)", found["control"]), "noise", "dim")]
+    rows: list[_Row] = [(_cells("(another seed)", found["control"]), "noise", "noise", "dim")]
     for row in found["rows"]:
         style = "green" if row["keep"] else ("dim" if row["error"] else "")
-        rows.append((_cells(row["label"], row), neutral(row["verdict"]), style))
+        rows.append((_cells(row["label"], row), neutral(row["verdict"]), _word(row), style))
     together = found["together"]
     if together is not None:
-        rows.append((_cells("together", together), neutral(together["verdict"]), "bold"))
+        verdict = neutral(together["verdict"])
+        rows.append((_cells("together", together), verdict, _word(together), "bold"))
     return rows
+
+
+def _word(row: dict[str, Any]) -> str:
+    if row["keep"]:
+        return "keep"
+    known = (word for start, word in _WORDS.items() if row["verdict"].startswith(start))
+    return next(known, "failed")
 
 
 def _room(rows: list[_Row], width: int) -> int:
     """Characters that are left for a verdict in a line of its row."""
-    widths = [max(len(cells[i]) for cells, _, _ in rows) for i in range(len(_HEAD))]
+    widths = [max(len(cells[i]) for cells, *_ in rows) for i in range(len(_HEAD))]
     taken = sum(max(w, len(name)) + _PAD for w, name in zip(widths, _HEAD, strict=True))
-    return max(len("verdict"), width - taken)
+    return max(_WORD_ROOM, width - taken)
 
 
 def _table(rows: list[_Row], room: int) -> Table:
-    """One line for each row, whatever the window: what is longer follows below."""
+    """One line for each row, whatever the window: why follows below where it is longer."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
     for name in _HEAD:
         table.add_column(name, justify="left" if name == "switch" else "right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
-    for cells, verdict, style in rows:
-        told = verdict if len(verdict) <= room else _BELOW
+    for cells, verdict, word, style in rows:
+        told = verdict if len(verdict) <= room else word
         table.add_row(*(Text(cell) for cell in (*cells, told)), style=style)
     return table
 
@@ -194,14 +209,15 @@ def _outcome(found: dict[str, Any]) -> Iterator[str]:
         yield f"nothing was written: {written['reason']}"
     elif found["keep"]:
         told = ", ".join(f"{key}: {_plain(value)}" for key, value in found["keep"].items())
-        yield f"worth keeping: {told} (`--write` puts it into the spec)"
+        by_hand = any(isinstance(value, dict) for value in found["keep"].values())
+        how = "to be written by hand" if by_hand else "`--write` puts it into the spec"
+        yield f"worth keeping: {told} ({how})"
     else:
         yield "nothing is worth keeping"
 
 
 def _plain(value: object) -> str:
+    """As a spec has it."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {_plain(one)}' for key, one in value.items())}}}"
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _say(console: Console, text: str, style: str = "") -> None:
-    console.print(Text(neutral(text), style=style), highlight=False, soft_wrap=True)

@@ -95,6 +95,8 @@ def test_a_context_that_does_not_divide_the_chunk_names_those_that_do(folder):
             TokenDataset(folder, context=context)
         assert "8" in error.value.hint or "32" in error.value.hint
         assert "64 (the whole of it)" in error.value.hint
+    with pytest.raises(DataError, match=r"a number of tokens, not 32\.0"):
+        TokenDataset(folder, context=32.0)
 
 
 def test_parts_are_disjoint_complete_and_always_the_same(folder):

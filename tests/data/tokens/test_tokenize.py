@@ -44,6 +44,17 @@ def test_every_kind_of_file_gives_its_documents_in_order(tmp_path):
     assert told["said"] == [] and not list(tmp_path.glob(".*"))
 
 
+def test_a_table_whose_texts_are_categories_gives_them_too(tmp_path):
+    """As pandas writes a column of few different texts."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    column = pa.array([*TEXTS, *TEXTS]).dictionary_encode()
+    pq.write_table(pa.table({"text": column}), tmp_path / "a.parquet", row_group_size=2)
+    tokenize(tmp_path / "a.parquet", output=tmp_path / "t")
+    assert documents_of(tmp_path / "t") == [text.encode() for text in [*TEXTS, *TEXTS]]
+
+
 def test_texts_are_cut_into_documents_as_asked(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"one\r\ntwo\n\n \n\nthree\nfour\n\n\n")
     (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b"\xef\xbb\xbf\nfive\n\tsix"))

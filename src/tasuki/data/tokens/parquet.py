@@ -84,6 +84,8 @@ def _refuse_field(file: Any, source: Source, field: str) -> None:
             hint="name the column of the text: `--field NAME`",
         )
     kind = schema.field(field).type
+    if types.is_dictionary(kind):  # pandas' `category`: text all the same
+        kind = kind.value_type
     if not (types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)):
         raise DataError(
             f"column `{field}` of `{source.path}` holds {kind}, not text",
@@ -96,5 +98,7 @@ def rows_of(payload: bytes) -> list[bytes | None]:
     arrow = _import()
     with arrow.ipc.open_stream(payload) as reader:
         column = reader.read_all().column(0)
+    if arrow.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
     values: list[bytes | None] = column.cast(arrow.large_binary()).to_pylist()
     return values

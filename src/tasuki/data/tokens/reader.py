@@ -179,6 +179,8 @@ def _folder_of(folder: Path, split: str | None) -> tuple[Path, bool]:
 
 
 def _pieces(chunk: int, context: int) -> int:
+    if type(context) is not int:
+        raise DataError(f"`context` is a number of tokens, not {context!r}", hint="such as 1024")
     if 1 <= context <= chunk and chunk % context == 0:
         return chunk // context
     fitting = [size for size in range(1, chunk + 1) if chunk % size == 0]
