@@ -271,6 +271,14 @@ def test_a_run_stays_on_one_line_of_its_window(width):
     assert not any(text.startswith(("attempt", "1")) for text in shown(console))
 
 
+def test_what_a_run_says_right_before_its_end_is_still_shown_and_once():
+    run = {"experiment": "exp", "notable": []}
+    console = screen(120, is_terminal=False)
+    with LiveView(lambda: [run], clock=FakeClock(), console=console):
+        run["notable"] = ["attempt 1: step 0 ran out of memory"]
+    assert [text for text in shown(console) if text] == ["exp  attempt 1: step 0 ran out of memory"]
+
+
 @pytest.mark.parametrize("place", ["runs", "../elsewhere"])
 def test_the_end_of_a_run_names_its_folder_where_nobody_would_look(tmp_path, monkeypatch, place):
     monkeypatch.chdir(tmp_path)

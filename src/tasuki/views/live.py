@@ -46,9 +46,12 @@ class LiveView:
             self._live.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         if self._live is not None:
             self._live.stop()
+        if kind is None:  # what was told since the last look
+            for run in self._look():
+                self._tell_notable(run)
 
     def headline(self, text: str) -> None:
         self.console.print(f"\n[bold]{escape(text)}[/]", highlight=False)
