@@ -40,13 +40,15 @@ STATES = {"waiting", "running", "handed-over", "complete", "failed", "held", "ca
 def test_the_json_of_plan_has_the_keys_of_the_contract(here, finished):
     plan = here(finished.folder, "plan", "--new", "--json").json()
     # They extend the contract: `id` names plan and job folders, `predictions` are learnt from.
-    assert set(plan) == PLAN | {"id", "predictions"}
+    more = {"makespan_s_p10", "makespan_s_p90", "gpu_hours", "deadline_s", "fits"}
+    assert set(plan) == PLAN | {"id", "predictions"} | more
     (job,) = plan["jobs"]
-    assert set(job) == JOB | {"cost"}  # which extends the contract
+    assert set(job) == JOB | {"cost", "start_s", "useful"}  # which extend the contract
     (lane,) = job["lanes"]
     assert set(lane) == {"gpus", "stages"}
     for piece in lane["stages"]:
-        assert set(piece) == PIECE | {"budget", "batch_source"}  # which extend the contract
+        more = {"budget", "batch_source", "start_s", "cpus"}
+        assert set(piece) == PIECE | more  # which extend the contract
     told = [(p["stage"], p["kind"], p["from_step"], p["to_step"]) for p in lane["stages"]]
     assert told == [
         ("small", "train", 0, 18),

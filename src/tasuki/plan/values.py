@@ -33,6 +33,10 @@ class Piece:
     """The most that a micro-batch may cost, or `auto`; None: samples are counted."""
     batch_source: str = "given"
     """Of both: given, this run, history, predicted, whole share, auto, command."""
+    start_s: float | None = None
+    """When it is expected to begin, from the plan's beginning; None: not known."""
+    cpus: int | None = None
+    """Of its job's CPUs, while it runs; None: all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +59,10 @@ class Job:
     lanes: tuple[Lane, ...]
     cost: float | None = None
     """Of all its GPUs for as long as it is expected to last; None: not known."""
+    start_s: float | None = None
+    """When it is expected to begin, from the plan's beginning, if it never waits in a queue."""
+    useful: float | None = None
+    """The share of its GPUs' time that goes into steps and evaluations."""
 
     def __post_init__(self) -> None:
         if self.limit_s is not None and self.reserve_s >= self.limit_s:
@@ -76,6 +84,15 @@ class Plan:
     cost: float | None
     reasons: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    makespan_s_p10: float | None = None
+    makespan_s_p90: float | None = None
+    """Between these it ends in four of five cases, as far as its sources' error bars tell."""
+    gpu_hours: float | None = None
+    """Of all jobs, as long as they are expected to last."""
+    deadline_s: float | None = None
+    """From the plan's beginning; None: there is none."""
+    fits: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By `experiment/stage`: what was chosen at the same effective batch, what lost, and why."""
     predictions: dict[str, dict[str, Any]] = field(default_factory=dict)
     """By `experiment/stage`: what finished stages are compared with, and predictions learn from."""
 
