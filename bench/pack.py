@@ -1,11 +1,15 @@
 """How short tasuki packs, how quickly, and how much an exact solver still finds.
 
-Run as `python bench/pack.py`; five to ten minutes, most of them CP-SAT's. Three parts:
+Run as `python bench/pack.py`; about a quarter of an hour, most of it CP-SAT's and real runs'. Four
+parts, some of them alone by name (`pack.py five makespans`; nothing is written then):
 
-- the five experiments of requirements.md (E) on four GPUs: a proof, and the packing made by hand;
-- random chains of 1, 2 and 4 GPUs of fixed seeds: tasuki without OR-tools beside the longest chain
-  first, and beside what CP-SAT has after five seconds on two cores, from the same first schedule;
-- 1,000 chains on 64 GPUs: the distance to the lower bound.
+- `five`: the five experiments of requirements.md (E) on four GPUs: a proof, and the packing made
+  by hand;
+- `chains`: random chains of 1, 2 and 4 GPUs of fixed seeds: tasuki without OR-tools beside the
+  longest chain first, and beside what CP-SAT has after five seconds on two cores, from the same
+  first schedule;
+- `large`: 1,000 chains on 64 GPUs: the distance to the lower bound;
+- `makespans` (_makespans.py): whole examples, as planned and as they really ran.
 
 Exit code 1 where a goal is missed. Schedules are the same on every machine, times are not: CPU
 seconds stand beside those of the wall clock. `BENCH_SEEDS` sets the number of seeds,
@@ -24,6 +28,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from _makespans import measure as measure_makespans
 from _measure import machine_facts, print_facts, print_table, write_results
 from _peers import BENCH, ROOT, NoPeers, Worker, python_with, say
 from tasuki.plan.packing.bounds import lower_bound
@@ -241,29 +246,56 @@ def pack_the_five() -> tuple[dict[str, Any], list[str]]:
     return facts, [] if is_met else ["the five experiments"]
 
 
-def main() -> None:
-    facts = machine_facts()
-    print_facts(facts)
-    five, failures = pack_the_five()
-    solver = find_solver()
-    results = {}
-    for family in (*SMALL, *LARGE):
-        results[family] = measure_family(family, solver if family in SMALL else None)
-        failures += missed(family, results[family])
+def pack_chains(families: Sequence[tuple[int, int, int]]) -> tuple[dict[str, Any], list[str]]:
+    solver = find_solver() if set(families) & set(SMALL) else None
+    found: dict[tuple[int, int, int], list[Packed]] = {}
+    failures: list[str] = []
+    for family in families:
+        found[family] = measure_family(family, solver if family in SMALL else None)
+        failures += missed(family, found[family])
     if solver is not None:
         solver.close()
     head = ["", "longest first", "tasuki", "CP-SAT", "tasuki/CP-SAT", "worst", "proved", "had"]
     print_table(
         f"Above the lower bound, mean of {SEEDS} seeds; CPU seconds of tasuki",
         [*head, "CPU s", "most", "wall, most"],
-        [row(family, found) for family, found in results.items()],
+        [row(family, packed) for family, packed in found.items()],
     )
-    told = {"×".join(map(str, family)): [asdict(p) for p in f] for family, f in results.items()}
-    write_results("pack", {"machine": facts, "five": five, "chains": told, "missed": failures})
+    told = {"×".join(map(str, family)): [asdict(p) for p in f] for family, f in found.items()}
+    return told, failures
+
+
+def run_examples() -> tuple[dict[str, Any], list[str]]:
+    told = measure_makespans()
+    off = [name for name, case in told.items() if not case["is_covered"]]
+    return told, [f"{name}: the median of real runs is not within p10 and p90" for name in off]
+
+
+PARTS = {
+    "five": pack_the_five,
+    "chains": lambda: pack_chains(SMALL),
+    "large": lambda: pack_chains(LARGE),
+    "makespans": run_examples,
+}
+
+
+def main(wanted: Sequence[str]) -> int:
+    if unknown := set(wanted) - set(PARTS):
+        sys.exit(f"error: there is no part {', '.join(unknown)}; there are {', '.join(PARTS)}")
+    facts = machine_facts()
+    print_facts(facts)
+    failures: list[str] = []
+    results: dict[str, Any] = {}
+    for name in wanted or PARTS:
+        results[name], own = PARTS[name]()
+        failures += own
+        sys.stdout.flush()
+    if not wanted:
+        write_results("pack", {"machine": facts, **results, "missed": failures})
     for failure in failures:
         print(f"missed: {failure}", file=sys.stderr)
-    sys.exit(1 if failures else 0)
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))
