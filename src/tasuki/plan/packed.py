@@ -59,7 +59,7 @@ def pack_into_jobs(chains: Chains, terms: Terms) -> Packed:
                 hint="ask for a longer `cluster.time_limit`, or for fewer experiments at a time",
             )
         taken, schedule = packing.next_job()
-        jobs.append(_lay(jobs, taken, schedule, reserve_s, terms))
+        jobs.append(_lay(jobs, taken, schedule, reserve_s))
     is_known = all(part.is_known for part in parts)
     bound_s = max(packing.bound_s, bound_of(chains, terms)) if is_known else None
     return Packed(tuple(jobs), bound_s, packing.reasons)
@@ -161,7 +161,6 @@ def _lay(
     parts: dict[ItemId, Part],
     schedule: Schedule,
     reserve_s: float,
-    terms: Terms,
 ) -> LaidJob:
     start_s = _end_of(before[-1]) if before else 0.0
     is_known = all(part.is_known for part in parts.values())
@@ -171,7 +170,8 @@ def _lay(
     )
     useful_s = sum(part.useful_s * part.gpus for part in parts.values())
     makespan_s = schedule.makespan_s
-    lanes, legs = [], []
+    num_gpus = 1 + max(gpu for placed in schedule.placements for gpu in placed.gpus)
+    lanes = []
     numbers = {placed.id: number for number, placed in enumerate(schedule.placements)}
     by_number: dict[int, Leg] = {}
     for lane in lanes_of(schedule):
@@ -193,7 +193,7 @@ def _lay(
         expected_s=makespan_s if is_known else None,
         reserve_s=reserve_s,
         start_s=start_s,
-        useful=useful_s / (terms.gpus * makespan_s) if is_known else None,
+        useful=useful_s / (num_gpus * makespan_s) if is_known else None,
         reason=_told(parts, makespan_s if is_known else None, num_lanes=len(lanes)),
         legs=tuple(legs),
     )

@@ -112,6 +112,7 @@ def lay_out_or_refuse(chains: Chains, terms: Terms) -> Layout:
 def choices(chains: Chains, terms: Terms) -> Iterator[Choice]:
     """One of each kind, the nearest of its kind."""
     num_stages = sum(len(chain) for chain in chains)
+    terms = replace(terms, exact_s=None)
     if terms.cut == "stage" and terms.limit_s is not None:
         yield from _first([("`cut: fill`", chains, replace(terms, cut="fill"))])
     if terms.limit_s is not None:

@@ -54,6 +54,7 @@ class Job:
     reserve_s: float
     """Kept free at the end for the last save and the evaluation."""
     gpus: int
+    """On each node: those of the cluster, or as many as its lanes need."""
     cpus: int
     host_bytes: int | None
     lanes: tuple[Lane, ...]
