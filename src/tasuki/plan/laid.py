@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from tasuki.plan.packing.search import EFFORT
 from tasuki.plan.values import Lane, StageWork
 
 Chains = Sequence[Sequence[StageWork]]
@@ -31,6 +32,8 @@ class Terms:
     """That the site takes of a user."""
     exact_s: float | None = None
     """For how long, about, CP-SAT may look."""
+    effort: int = EFFORT
+    """Of packing one job, in placements."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from tasuki.plan.packing.bounds import lower_bound
 from tasuki.plan.packing.lanes import lanes_of
 from tasuki.plan.packing.pack import pack
 from tasuki.plan.packing.problem import order_by_priority, state_problem
-from tasuki.plan.packing.search import EFFORT, rules
+from tasuki.plan.packing.search import rules
 from tasuki.plan.packing.values import Item, ItemId, Pool, Schedule
 from tasuki.plan.packing.within import fill, schedule_in_order
 from tasuki.plan.parts import Part, Slots, parts_of, split
@@ -30,7 +30,7 @@ _TICK_S = 0.002
 _AHEAD = 3
 """So many times what fits a job is looked at for it."""
 _MOST_PACKED = 200
-"""Parts that are more than a job holds are packed by rules alone."""
+"""More parts, where one job does not hold them, are packed by rules alone."""
 _MOST_JOBS = 10_000
 
 
@@ -86,6 +86,7 @@ class _Packing:
         self._pool = Pool(gpus_per_node=terms.gpus, cpus_per_node=terms.cpus)
         self._order = self._by_chain()
         self._num_jobs = 0
+        self._num_parts = len(parts)
 
     def _by_chain(self) -> list[ItemId]:
         """The longest chain first, nothing before what it comes after."""
@@ -102,7 +103,9 @@ class _Packing:
         self._order = [i for i in self._order if i in self.left]
         room_s = self._room_s
         if room_s is None or self._may_fit(room_s):
-            schedule = pack(self._items(self._order), self._pool, exact=self._terms.exact_s)
+            items = self._items(self._order)
+            effort, exact_s = self._terms.effort, self._terms.exact_s
+            schedule = pack(items, self._pool, effort=effort, exact=exact_s)
             if room_s is None or schedule.makespan_s <= room_s:
                 return self._take_all(schedule)
         else:
@@ -125,8 +128,8 @@ class _Packing:
     ) -> tuple[dict[ItemId, Part], Schedule]:
         """What ends within the job; with `cut: fill` also the beginning of what does not."""
         near = self._items(self._near(room_s))
-        if whole is None and len(near) <= _MOST_PACKED:
-            whole = pack(near, self._pool, effort=EFFORT // 20)
+        if whole is None and self._num_parts <= _MOST_PACKED:
+            whole = pack(near, self._pool, effort=self._terms.effort // 20)
         first = [placed.item for placed in whole.placements] if whole is not None else near
         filling = fill(near, self._pool, until_s=room_s, first=first)
         taken = {item.id: self.left[item.id] for item in filling.placed}

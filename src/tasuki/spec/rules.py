@@ -53,7 +53,7 @@ Count = Annotated[
     int, Meta(ge=1, le=LARGEST_COUNT), Rule("a whole number", "at least 1", example="20")
 ]
 Gpus = Annotated[
-    int, Meta(ge=1, le=1024), Rule("a whole number", "between 1 and 1024", example="1")
+    int, Meta(ge=1, le=LARGEST_COUNT), Rule("a whole number", "at least 1", example="1")
 ]
 Seed = Annotated[
     int, Meta(ge=0, le=2**63 - 1), Rule("a whole number", "between 0 and 2^63 - 1", example="42")
