@@ -116,9 +116,13 @@ def plan(
     stages: Sequence[str] = (),
     settings: Sequence[str] = (),
     config: str | None = None,
+    deadline: str | None = None,
+    exact: str | None = None,
 ) -> dict[str, Any]:
-    """What would be done, in which jobs, how long it takes. Changes nothing."""
-    request = _request(_load(spec, settings, config), experiments, stages)
+    """What would be done, in which jobs, how long it takes. Changes nothing. `deadline`: `6h` or a
+    date with a time; `exact`: how long CP-SAT may look for a shorter packing."""
+    loaded = _load(spec, settings, config)
+    request = _request(loaded, experiments, stages, deadline=deadline, exact=exact)
     return make_plan(request).as_json()
 
 
@@ -132,11 +136,15 @@ def run(
     is_new: bool = False,
     accepted: Sequence[str] = (),
     profile: bool = False,
+    deadline: str | None = None,
+    exact: str | None = None,
 ) -> dict[str, Any]:
     """Train here until it is done, or handed over: `exit_code` tells. `profile` measures where a
     step's time goes: `profiles` tells."""
-    request = _request(_load(spec, settings, config), experiments, stages)
-    request = replace(request, is_new=is_new, measure=request.spec.cluster.time_limit_s is not None)
+    loaded = _load(spec, settings, config)
+    request = _request(loaded, experiments, stages, deadline=deadline, exact=exact)
+    needs_times = loaded.cluster.time_limit_s is not None or request.deadline_s is not None
+    request = replace(request, is_new=is_new, measure=needs_times)
     request = replace(request, is_profiled=profile)
     result = run_here(RunRequest(plan=request, clock=_CLOCK, accepted=tuple(accepted)))
     return result.as_json(now=_CLOCK.wall())
@@ -177,9 +185,12 @@ def submit(
     accepted: Sequence[str] = (),
     profile: bool = False,
     is_dry: bool = False,
+    deadline: str | None = None,
+    exact: str | None = None,
 ) -> dict[str, Any]:
     """Give the work to Slurm; what waits or runs already is not submitted again."""
-    request = _request(_load(spec, settings, config), experiments, stages)
+    loaded = _load(spec, settings, config)
+    request = _request(loaded, experiments, stages, deadline=deadline, exact=exact)
     result = submit_jobs(
         SubmitRequest(
             plan=replace(request, is_new=is_new, is_profiled=profile),
@@ -490,6 +501,20 @@ def _load(spec: str | Path, settings: Sequence[str], config: str | None) -> Reso
     return load_spec(str(spec), settings=settings, config=config, environ=os.environ, look=look)
 
 
-def _request(spec: ResolvedSpec, experiments: Sequence[str], stages: Sequence[str]) -> PlanRequest:
-    environment = dict(os.environ)
-    return request_plan(spec, experiments, stages, python=sys.executable, environment=environment)
+def _request(
+    spec: ResolvedSpec,
+    experiments: Sequence[str],
+    stages: Sequence[str],
+    *,
+    deadline: str | None = None,
+    exact: str | None = None,
+) -> PlanRequest:
+    return request_plan(
+        spec,
+        experiments,
+        stages,
+        python=sys.executable,
+        environment=dict(os.environ),
+        deadline=deadline,
+        exact_s=Duration.parse(exact).seconds if exact else None,
+    )

@@ -276,7 +276,6 @@ WITHOUT_EFFECT = {
 WITHOUT_EFFECT_ABOVE = {
     "on": "on: {complete: mail}",
     "share": "share: group",
-    "deadline": "deadline: 2030-01-01 08:00",
     "signal": "cluster: {signal: USR1@60}",
 }
 

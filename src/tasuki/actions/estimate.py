@@ -19,7 +19,7 @@ from tasuki.actions.killed import killed_for_memory
 from tasuki.actions.machine import Machine
 from tasuki.actions.outlook import Outlook, Prospect, gpu_name
 from tasuki.actions.own_steps import own_steps
-from tasuki.actions.plan import choose_experiments, evaluates
+from tasuki.actions.plan import choose_experiments, evaluates, gpus_of
 from tasuki.data.tempo import share_cpus
 from tasuki.estimate.fitted import GIVEN, PREDICTED, BucketFit, limit_to_ask_for
 from tasuki.estimate.gpus import CPU, TABLE
@@ -75,30 +75,49 @@ def estimate(request: EstimateRequest) -> dict[str, Any]:
         if not wanted or stage.name in wanted
     ]
     past = _Past(request)
-    prospect = Prospect(
-        spec=spec,
-        ranks=spec.cluster.gpus * spec.cluster.nodes,
-        site=request.site,
-        asking=request.asking,
-        history=past.history,
-        measures_on="cuda" if request.machine.gpus else "cpu",
-    )
-    cards = [prospect.card(name) for name in _names(request)]
-    looked = prospect.look([stage for _, stage in pairs], cards)
+    looked, notes = _look([stage for _, stage in pairs], request, past)
     rows = [
         row
         for number, (experiment, _) in enumerate(pairs)
-        for outlooks in looked
-        for row in _Rows(request, experiment, outlooks[number], past).rows()
+        for outlook in looked[number]
+        for row in _Rows(request, experiment, outlook, past).rows()
     ]
     return {
         "format": FORMAT,
         "spec": spec.file,
         "compares": request.compares,
         "stages": rows,
-        "notes": prospect.notes,
+        "notes": notes,
         "warnings": [*spec.warnings, *past.left_out],
     }
+
+
+def _look(
+    stages: Sequence[ResolvedStage], request: EstimateRequest, past: _Past
+) -> tuple[dict[int, list[Outlook]], list[str]]:
+    """(by number of the stage: its outlook on each card, notes). Stages of as many ranks are looked
+    at together."""
+    cluster = request.spec.cluster
+    looked: dict[int, list[Outlook]] = {}
+    notes: list[str] = []
+    by_gpus: dict[int, list[int]] = {}
+    for number, stage in enumerate(stages):
+        by_gpus.setdefault(gpus_of(stage, cluster), []).append(number)
+    for gpus, numbers in by_gpus.items():
+        prospect = Prospect(
+            spec=request.spec,
+            ranks=gpus * cluster.nodes,
+            site=request.site,
+            asking=request.asking,
+            history=past.history,
+            measures_on="cuda" if request.machine.gpus else "cpu",
+        )
+        cards = [prospect.card(name) for name in _names(request)]
+        found = prospect.look([stages[number] for number in numbers], cards)
+        for place, number in enumerate(numbers):
+            looked[number] = [outlooks[place] for outlooks in found]
+        notes += [note for note in prospect.notes if note not in notes]
+    return looked, notes
 
 
 def _names(request: EstimateRequest) -> tuple[str, ...]:
@@ -127,7 +146,7 @@ class _Past:
         cluster = self._spec.cluster
         # Not the spec's: on a machine without a GPU that would be a CPU, whatever `--gpu` says.
         device = "cpu" if outlook.card.gpu.is_cpu else "cuda"
-        ranks = cluster.gpus * cluster.nodes
+        ranks = gpus_of(outlook.stage, cluster) * cluster.nodes
         own = own_steps(
             latest_run(self._runs, experiment),
             self._events_of(experiment) if is_own_card else (),
@@ -395,7 +414,7 @@ def _host(request: EstimateRequest, outlook: Outlook) -> HostNeeds | None:
             is_spawned=stage.loader.context == "spawn",
             device_bytes=0 if is_gpu else _tensors(outlook.fits),
             is_gpu=is_gpu,
-            ranks=cluster.gpus,
+            ranks=gpus_of(stage, cluster),
         )
     )
 

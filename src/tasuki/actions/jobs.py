@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tasuki.actions.items import PlannedItem, items_of
 from tasuki.actions.machine import device_for
 from tasuki.actions.plan import PlanRequest
 from tasuki.clock import Clock
@@ -54,10 +55,11 @@ def write_jobs(
     make_folder(path.parent)
     write_json(path, plan.as_json())
     written = []
+    last = {name: n for n, job in enumerate(plan.jobs) for name in experiments_of(job)}
     for number, job in enumerate(plan.jobs):
         folder = job_folder(runs, job.name)
         make_folder(folder.path)
-        later = [name for other in plan.jobs[number + 1 :] for name in experiments_of(other)]
+        later = [name for name in experiments_of(job) if last[name] > number]
         write_json(folder.lanes, _lanes(job, plan.id, folders, later, request, terms))
         names = experiments_of(job)
         for name in names:
@@ -100,10 +102,10 @@ def _lanes(
     spec = request.spec
     device = device_for(spec.cluster, request.machine)
     container = container_words(spec.cluster, device=device, folder=spec.folder)
+    found = items_of(job, request)
     lanes = []
-    for lane in job.lanes:
-        names = list(dict.fromkeys(piece.experiment for piece in lane.stages))
-        items = [_item(name, lane.stages, folders, later, request) for name in names]
+    for number, lane in enumerate(job.lanes):
+        items = [_item(item, job, folders, later) for item in found if item.lane == number]
         lanes.append({"gpus": list(lane.gpus), "items": items})
     return {
         "format": FORMAT,
@@ -130,19 +132,20 @@ def _lanes(
 
 
 def _item(
-    name: str,
-    pieces: Sequence[Any],
-    folders: Mapping[str, RunFolder],
-    later: Sequence[str],
-    request: PlanRequest,
+    item: PlannedItem, job: Job, folders: Mapping[str, RunFolder], later: Sequence[str]
 ) -> dict[str, Any]:
-    is_continued = name in later
-    last = [piece.stage for piece in pieces if piece.experiment == name][-1]
-    is_limited = is_continued or bool(request.stages)
+    is_continued = item.experiment in later
+    is_limited = is_continued or item.is_limited
     return {
-        "run": folders[name].name,
-        "until": last if is_limited else None,
+        "run": folders[item.experiment].name,
+        "until": item.stage if is_limited else None,
         "continued": is_continued,
+        "id": item.id,
+        "after": list(item.after),
+        "seconds": item.seconds,
+        "start_s": item.start_s,
+        "cpus": item.cpus or job.cpus,
+        "trains_only": item.trains_only,
     }
 
 

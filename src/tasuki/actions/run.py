@@ -19,8 +19,8 @@ from tasuki.actions.freeze import (
     take_over,
 )
 from tasuki.actions.jobs import Terms, write_jobs
-from tasuki.actions.machine import cpus_for, device_for
-from tasuki.actions.plan import PlanRequest, make_plan
+from tasuki.actions.machine import device_for
+from tasuki.actions.plan import PlanRequest, make_plan, slots_here
 from tasuki.actions.resume import take_current_code
 from tasuki.actions.sinks import check_sinks
 from tasuki.actions.status import read_status
@@ -91,7 +91,7 @@ def run_here(request: RunRequest) -> RunResult:
     """Everything that is asked for and not done yet, on this machine."""
     spec = request.plan.spec
     folders = open_runs(request)
-    plan = make_plan(replace(request.plan, folders=folders))
+    plan = make_plan(replace(request.plan, folders=folders, is_here=True))
     request.on_plan(plan)
     notes = [*nothing_to_profile(plan, request.plan), *take_up(folders, request)]
     for note in notes:
@@ -100,7 +100,7 @@ def run_here(request: RunRequest) -> RunResult:
     backend = LocalBackend(
         clock=request.clock,
         python=spec.cluster.python or request.plan.python,
-        slots=_slots(request),
+        slots=slots_here(request.plan),
         preemption=request.preemption,
         environment=request.plan.environment,
         devices=request.plan.machine.devices if _uses_gpus(request) else (),
@@ -256,14 +256,6 @@ def _lift(run: RunFolder) -> None:
 
 def _uses_gpus(request: RunRequest) -> bool:
     return device_for(request.plan.spec.cluster, request.plan.machine) == "cuda"
-
-
-def _slots(request: RunRequest) -> int:
-    """How many GPUs (or CPU slots) of jobs run side by side."""
-    cluster, machine = request.plan.spec.cluster, request.plan.machine
-    if _uses_gpus(request):
-        return max(1, machine.gpus)
-    return max(1, machine.cpus // cpus_for(cluster, machine)) * cluster.gpus
 
 
 def local_jobs(plan: Plan, folders: dict[str, RunFolder], request: RunRequest) -> list[LocalJob]:

@@ -282,7 +282,7 @@ def _slurm_job(job: Job, folder: JobFolder, request: SubmitRequest) -> SlurmJob:
         command=(python, "-P", "-m", "tasuki.supervisor", str(folder.path)),
         limit_s=job.limit_s,
         nodes=cluster.nodes,
-        gres=_gres(cluster, wanted) if gpus else None,
+        gres=f"{wanted.gres or 'gpu'}:{job.gpus}" if gpus else None,
         cpus=job.cpus,
         memory_bytes=job.host_bytes,
         partition=cluster.partition,
@@ -294,10 +294,6 @@ def _slurm_job(job: Job, folder: JobFolder, request: SubmitRequest) -> SlurmJob:
         after=job.after,
         extra=cluster.extra,
     )
-
-
-def _gres(cluster: ResolvedCluster, wanted: SiteGpu) -> str:
-    return f"{wanted.gres or 'gpu'}:{cluster.gpus}"
 
 
 def _unknown_gpu(cluster: ResolvedCluster, site: Site) -> list[str]:

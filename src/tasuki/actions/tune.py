@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from tasuki.actions.machine import Machine, cpus_for, device_for
-from tasuki.actions.plan import choose_experiments
+from tasuki.actions.plan import choose_experiments, gpus_of
 from tasuki.answers import OnProgress, ask
 from tasuki.errors import SpecError, UsageError
 from tasuki.estimate.factor import TunedBucket
@@ -68,7 +68,7 @@ def tune_stage(request: TuneRequest) -> dict[str, Any]:
         "source": spec.file,
         "experiment": experiment.name,
         "stage": stage.name,
-        "ranks": spec.cluster.gpus,
+        "ranks": gpus_of(stage, spec.cluster),
         "budget_s": request.budget_s,
         "dry_run": request.is_dry,
         **found,
@@ -100,7 +100,7 @@ def tune_batch(request: TuneRequest) -> dict[str, Any]:
         "source": spec.file,
         "experiment": experiment.name,
         "stage": stage.name,
-        "ranks": spec.cluster.gpus,
+        "ranks": gpus_of(stage, spec.cluster),
         "safety_factor": stage.safety_factor,
         **{key: value for key, value in found.items() if key != "source"},
         "found_by": found["source"],
@@ -162,7 +162,7 @@ def _ask_for_batch(stage: ResolvedStage, request: TuneRequest) -> dict[str, Any]
             "stage": to_plain(open_stage),
             "paths": [spec.folder],
             "device": "cuda:0" if device == "cuda" else "cpu",
-            "ranks": spec.cluster.gpus,
+            "ranks": gpus_of(stage, spec.cluster),
             "threads": min(cpus_for(spec.cluster, request.machine), request.machine.cpus),
             "is_bounded": False,
             "parent": None,
@@ -220,7 +220,7 @@ def _measure(stage: ResolvedStage, request: TuneRequest) -> dict[str, Any]:
     order: dict[str, Any] = {
         "stage": to_plain(stage),
         "folder": spec.folder,
-        "ranks": spec.cluster.gpus,
+        "ranks": gpus_of(stage, spec.cluster),
         "cpus": min(cpus_for(spec.cluster, request.machine), request.machine.cpus),
         "device": device,
         "budget_s": request.budget_s,

@@ -67,6 +67,16 @@ def spec_options(function: F) -> F:
     return function
 
 
+def time_options(function: F) -> F:
+    """--deadline, --exact."""
+    for decorate in (
+        click.option("--exact", metavar="5s", help="Let CP-SAT look for a shorter packing."),
+        click.option("--deadline", metavar="6h", help="By when all must be done, or refuse."),
+    ):
+        function = decorate(function)
+    return function
+
+
 def json_option(function: F) -> F:
     return click.option("--json", "as_json", is_flag=True, help="Values for scripts.")(function)
 
@@ -104,13 +114,22 @@ def make_request(
     *,
     is_new: bool = False,
     measure: bool = True,
+    deadline: str | None = None,
+    exact: str | None = None,
 ) -> PlanRequest:
     from dataclasses import replace
 
     from tasuki.actions.plan import request_plan
+    from tasuki.units import Duration
 
     request = request_plan(
-        spec, experiments, stages, python=sys.executable, environment=dict(os.environ)
+        spec,
+        experiments,
+        stages,
+        python=sys.executable,
+        environment=dict(os.environ),
+        deadline=deadline,
+        exact_s=Duration.parse(exact).seconds if exact else None,
     )
     return replace(
         request,

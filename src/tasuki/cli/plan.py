@@ -11,6 +11,7 @@ from tasuki.cli.options import (
     print_json,
     read_spec,
     spec_options,
+    time_options,
 )
 
 
@@ -19,6 +20,7 @@ from tasuki.cli.options import (
     epilog="Example:  tasuki plan --set cluster.time_limit=8h --stages small_512 small_1024",
 )
 @spec_options
+@time_options
 @click.option("--new", "is_new", is_flag=True, help="Plan as if nothing were done yet.")
 @click.option("--no-measure", is_flag=True, help="Do not measure steps of unknown stages.")
 @json_option
@@ -28,6 +30,8 @@ def command(
     config: str | None,
     stages: tuple[str, ...],
     settings: tuple[str, ...],
+    deadline: str | None,
+    exact: str | None,
     is_new: bool,
     no_measure: bool,
     as_json: bool,
@@ -49,6 +53,8 @@ def command(
         stages,
         is_new=is_new,
         measure=not no_measure,
+        deadline=deadline,
+        exact=exact,
     )
     with Waiting(clock=SystemClock()) as waiting:
         plan = make_plan(replace(request, on_progress=waiting.say))

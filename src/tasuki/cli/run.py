@@ -15,6 +15,7 @@ from tasuki.cli.options import (
     print_json,
     read_spec,
     spec_options,
+    time_options,
 )
 from tasuki.cli.torchrun import enter_torchrun
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     epilog="Example:  tasuki run --set epochs=2 --preempt-every 20s",
 )
 @spec_options
+@time_options
 @click.option("--new", "is_new", is_flag=True, help="Begin a new run beside the old one.")
 @click.option(
     "--accept-change", "accepted", multiple=True, metavar="KEY", help="Go on although KEY changed."
@@ -45,6 +47,8 @@ def command(
     config: str | None,
     stages: tuple[str, ...],
     settings: tuple[str, ...],
+    deadline: str | None,
+    exact: str | None,
     is_new: bool,
     accepted: tuple[str, ...],
     preempt_every: str | None,
@@ -63,8 +67,11 @@ def command(
     if torchrun is not None and not torchrun.leads:
         return 0
     resolved = read_spec(spec, settings, config)
-    needs_times = resolved.cluster.time_limit_s is not None or dry_run
-    request = make_request(resolved, experiments, stages, is_new=is_new, measure=needs_times)
+    request = make_request(
+        resolved, experiments, stages, is_new=is_new, deadline=deadline, exact=exact
+    )
+    needs_times = resolved.cluster.time_limit_s is not None or request.deadline_s is not None
+    request = replace(request, measure=needs_times or dry_run)
     if torchrun is not None:
         request = torchrun.put_ranks(request)
     request = replace(request, is_profiled=is_profiled)

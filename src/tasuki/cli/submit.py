@@ -15,6 +15,7 @@ from tasuki.cli.options import (
     print_json,
     read_spec,
     spec_options,
+    time_options,
     user,
 )
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     epilog="Example:  tasuki submit --time 16h --memory 128G --extra reservation=class",
 )
 @spec_options
+@time_options
 @click.option("--new", "is_new", is_flag=True, help="Begin a new run beside the old one.")
 @click.option("--time", "limit", metavar="16h", help="`cluster.time_limit` of each job.")
 @click.option("--memory", metavar="128G", help="`cluster.memory` of each node.")
@@ -44,6 +46,8 @@ def command(
     config: str | None,
     stages: tuple[str, ...],
     settings: tuple[str, ...],
+    deadline: str | None,
+    exact: str | None,
     is_new: bool,
     limit: str | None,
     memory: str | None,
@@ -66,7 +70,15 @@ def command(
         *(f"cluster.extra.{pair if '=' in pair else f'{pair}=true'}" for pair in extra),
     )
     resolved = read_spec(spec, (*settings, *own), config)
-    request = make_request(resolved, experiments, stages, is_new=is_new, measure=False)
+    request = make_request(
+        resolved,
+        experiments,
+        stages,
+        is_new=is_new,
+        measure=False,
+        deadline=deadline,
+        exact=exact,
+    )
     request = replace(request, is_profiled=is_profiled)
     return submit_and_show(request, accepted=accepted, is_dry=dry_run, as_json=as_json)
 

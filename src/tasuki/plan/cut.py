@@ -1,7 +1,7 @@
 """Cut the stages of an experiment into jobs that each end before the cluster's time limit.
 
-Called by actions/plan.py. Steps are forecasts: a running job does what comes next in its lane until
-its deadline, and never re-plans itself.
+Called by chains.py; parts.py takes its rules of what fits. Steps are forecasts: a running job does
+what comes next in its lane until its deadline, and never re-plans itself.
 """
 
 from __future__ import annotations
@@ -51,7 +51,16 @@ def cut_into_jobs(
     """`cut: stage` starts a new job for a stage that does not fit the rest; `fill` fills it up."""
     if limit_s is None:
         return [_single_job(work)] if work else []
-    reserve_s = _reserve(work)
+    reserve_s = reserve_of(work)
+    jobs: list[_Filling] = [_Filling(capacity_of(limit_s, reserve_s))]
+    for stage in work:
+        _place(jobs, stage, cut)
+    filled = [job for job in jobs if job.pieces]
+    return [_draft(job, reserve_s, number) for number, job in enumerate(filled, 1)]
+
+
+def capacity_of(limit_s: float, reserve_s: float) -> float:
+    """What a job can use of its time."""
     if reserve_s >= limit_s:
         raise PlanError(
             f"a job of {format_seconds(limit_s)} cannot keep {format_seconds(reserve_s)} free for "
@@ -59,19 +68,37 @@ def cut_into_jobs(
             hint="ask for a longer `cluster.time_limit`, or make steps shorter with a smaller "
             "`effective_batch`; fewer epochs do not help: even one step and one save are too long",
         )
-    jobs: list[_Filling] = [_Filling(limit_s - reserve_s)]
-    for stage in work:
-        _place(jobs, stage, cut)
-    filled = [job for job in jobs if job.pieces]
-    return [_draft(job, reserve_s, number) for number, job in enumerate(filled, 1)]
+    return limit_s - reserve_s
 
 
-def _reserve(work: Sequence[StageWork]) -> float:
-    step_s = max((_step_s(stage) for stage in work), default=0.0)
+def refuse_without_progress(stage: StageWork, capacity_s: float) -> None:
+    least_s = stage.start_s + stage.save_s + step_seconds(stage)
+    if least_s > capacity_s:
+        raise PlanError(
+            f"stage `{stage.stage}` cannot progress in a job: start-up "
+            f"({format_seconds(stage.start_s)}), one step and one save do not fit: they take "
+            f"{format_seconds(least_s)}, and of a job {format_seconds(capacity_s)} can be used",
+            hint="ask for a longer `cluster.time_limit`, or make steps shorter with a smaller "
+            "`effective_batch`; fewer epochs do not help: even one step is too long",
+        )
+
+
+def refuse_long_evaluation(stage: StageWork, capacity_s: float) -> None:
+    seconds = stage.start_s + (stage.evaluate_s or 0.0)
+    if seconds > capacity_s:
+        raise PlanError(
+            f"evaluating stage `{stage.stage}` takes {format_seconds(seconds)}, more than a job",
+            hint="ask for a longer `cluster.time_limit`, split the data and evaluate a part "
+            "(`evaluate.data`, `evaluate.split`), or shorten `evaluate.reserve`",
+        )
+
+
+def reserve_of(work: Sequence[StageWork]) -> float:
+    step_s = max((step_seconds(stage) for stage in work), default=0.0)
     return LEAD_S + max((1.5 * s.save_s for s in work), default=0.0) + step_s
 
 
-def _step_s(stage: StageWork) -> float:
+def step_seconds(stage: StageWork) -> float:
     """How long a step takes; 0 where it is not known."""
     if not stage.wall_s or stage.total_steps is None:
         return 0.0
@@ -83,18 +110,12 @@ def _place(jobs: list[_Filling], stage: StageWork, cut: str) -> None:
     if not stage.trains:
         _place_evaluation(jobs, stage)
         return
-    if stage.start_s + stage.save_s + _step_s(stage) > jobs[-1].capacity_s:
-        raise PlanError(
-            f"stage `{stage.stage}` cannot progress in a job: start-up "
-            f"({format_seconds(stage.start_s)}), one step and one save do not fit",
-            hint="ask for a longer `cluster.time_limit`, or make steps shorter with a smaller "
-            "`effective_batch`; fewer epochs do not help: even one step is too long",
-        )
+    refuse_without_progress(stage, jobs[-1].capacity_s)
     if stage.wall_s is None:
         # Unknown: it goes on from job to job by requeueing, however long it takes.
-        _add(jobs[-1], _piece(stage, "train", stage.from_step, stage.total_steps, None))
+        _add(jobs[-1], make_piece(stage, "train", stage.from_step, stage.total_steps, None))
         if stage.evaluates:
-            _add(jobs[-1], _piece(stage, "evaluate", None, None, None))
+            _add(jobs[-1], make_piece(stage, "evaluate", None, None, None))
         jobs[-1].is_known = False
         return
     left = stage.wall_s
@@ -106,11 +127,11 @@ def _place(jobs: list[_Filling], stage: StageWork, cut: str) -> None:
         room = jobs[-1].left_s - overhead
         if jobs[-1].pieces and room < overhead:
             room = 0.0  # not worth starting for
-        seconds, to_step = _part_that_fits(stage, step, room)
+        seconds, to_step = part_that_fits(stage, step, room)
         if seconds > 0:
             _add(
                 jobs[-1],
-                _piece(stage, "train", step, to_step, stage.start_s + seconds + stage.save_s),
+                make_piece(stage, "train", step, to_step, stage.start_s + seconds + stage.save_s),
             )
             left, step = left - seconds, to_step
         if len(jobs) >= _MOST_JOBS:
@@ -121,22 +142,17 @@ def _place(jobs: list[_Filling], stage: StageWork, cut: str) -> None:
             )
         jobs.append(_Filling(jobs[-1].capacity_s))
     seconds = overhead + left
-    _add(jobs[-1], _piece(stage, "train", step, stage.total_steps, seconds))
+    _add(jobs[-1], make_piece(stage, "train", step, stage.total_steps, seconds))
     if stage.evaluates:
         _place_evaluation(jobs, stage)
 
 
 def _place_evaluation(jobs: list[_Filling], stage: StageWork) -> None:
     seconds = stage.start_s + (stage.evaluate_s or 0.0)
-    if seconds > jobs[-1].capacity_s:
-        raise PlanError(
-            f"evaluating stage `{stage.stage}` takes {format_seconds(seconds)}, more than a job",
-            hint="ask for a longer `cluster.time_limit`, split the data and evaluate a part "
-            "(`evaluate.data`, `evaluate.split`), or shorten `evaluate.reserve`",
-        )
+    refuse_long_evaluation(stage, jobs[-1].capacity_s)
     if seconds > jobs[-1].left_s:
         jobs.append(_Filling(jobs[-1].capacity_s))
-    _add(jobs[-1], _piece(stage, "evaluate", None, None, seconds))
+    _add(jobs[-1], make_piece(stage, "evaluate", None, None, seconds))
 
 
 def _whole(stage: StageWork, left: float) -> float:
@@ -144,18 +160,18 @@ def _whole(stage: StageWork, left: float) -> float:
     return stage.start_s + left + stage.save_s + evaluation
 
 
-def _part_that_fits(stage: StageWork, step: int | None, room_s: float) -> tuple[float, int | None]:
+def part_that_fits(stage: StageWork, step: int | None, room_s: float) -> tuple[float, int | None]:
     """(seconds, step it ends at): whole steps where their number is known."""
     if room_s <= 0:
         return 0.0, step
     if stage.total_steps is None or step is None or not stage.wall_s:
         return room_s, None
-    step_s = _step_s(stage)
+    step_s = step_seconds(stage)
     steps = int(room_s / step_s * _ROUNDING)
     return steps * step_s, step + steps
 
 
-def _piece(
+def make_piece(
     stage: StageWork, kind: str, from_step: int | None, to_step: int | None, seconds: float | None
 ) -> Piece:
     facts = stage.facts
@@ -186,7 +202,7 @@ def _single_job(work: Sequence[StageWork]) -> JobDraft:
     job = _Filling(float("inf"))
     for stage in work:
         _place([job], stage, "fill")
-    return _draft(job, _reserve(work), 1)
+    return _draft(job, reserve_of(work), 1)
 
 
 def _draft(job: _Filling, reserve_s: float, number: int) -> JobDraft:

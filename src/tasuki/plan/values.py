@@ -54,6 +54,7 @@ class Job:
     reserve_s: float
     """Kept free at the end for the last save and the evaluation."""
     gpus: int
+    """On each node: those of the cluster, or as many as its lanes need."""
     cpus: int
     host_bytes: int | None
     lanes: tuple[Lane, ...]
@@ -117,6 +118,16 @@ class StageWork:
     evaluate_s: float | None
     """Measured, or the reserve that was asked for."""
     source: str
+    gpus: int = 1
+    """Of its job, while it trains: its ranks (on each node)."""
+    cpus: int | None = None
+    """Of its job, while it trains; None: its share by GPUs."""
+    starts_from: str | None = None
+    """`EXPERIMENT/STAGE`, where it needs the weights of another experiment."""
+    error: float | None = None
+    """How much longer nine of ten runs take at the most, as a share; None: nobody knows."""
+    epochs: int | None = None
+    """Of the whole stage, where it is counted in them."""
     facts: dict[str, Any] = field(default_factory=dict)
     """micro_batch, accumulation, effective_batch, budget, batch_source, gradient_checkpointing,
     peak_bytes."""

@@ -36,7 +36,14 @@ from tasuki.spec.resolved import (
 )
 from tasuki.spec.settings import apply_early, read_settings
 from tasuki.spec.site import Site, load_site
-from tasuki.spec.source import RunPython, Source, absolute, include_files, read_source
+from tasuki.spec.source import (
+    RunPython,
+    Source,
+    absolute,
+    include_files,
+    read_source,
+    unlisted_files,
+)
 from tasuki.spec.starts import Names, refuse_circles
 from tasuki.spec.written import Experiment
 
@@ -66,7 +73,7 @@ def load_spec(
     root = include_files(read, root)
     check_spec(root)
     site = load_site(environ=environ)
-    read.warnings.extend(site.warnings)
+    read.warnings.extend([*unlisted_files(read), *site.warnings])
     root = site.under(root)
     weaker = pick_weaker_layers(root, config=config)
     drafts = apply_late(draft_experiments(root, weaker), late)
@@ -142,7 +149,7 @@ class _Work:
             around = Surroundings(
                 names=Names(draft.name, names),
                 index=index,
-                time_limit_s=self.cluster.time_limit_s,
+                cluster=self.cluster,
                 environ=self.environ,
             )
             name = names[draft.name][index]
@@ -301,6 +308,8 @@ def _assemble(
         for key in ("cut", "deadline", "on", "sinks", "share")
         if key in entries and entries[key].content is not None
     }
+    if "deadline" in given:
+        given["deadline"] = str(given["deadline"])
     project = entries.get("project", Node(None, Mark(""))).content
     return ResolvedSpec(
         project=str(project or folder.name or "tasuki"),

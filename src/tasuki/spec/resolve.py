@@ -58,7 +58,7 @@ class Surroundings:
 
     names: Names
     index: int
-    time_limit_s: float | None
+    cluster: ResolvedCluster
     environ: Mapping[str, str]
 
 
@@ -84,6 +84,8 @@ def resolve_stage(node: Node, *, name: str, around: Surroundings) -> ResolvedSta
     entries = {key: child for key, child in node.entries().items() if key not in ("stages", "each")}
     stage = msgspec.convert({k: v.plain() for k, v in entries.items()}, written.Stage)
     values = _copy(stage, *_AS_WRITTEN)
+    if "gpus" in values:
+        _refuse_gpus(values["gpus"], entries["gpus"], name, around.cluster)
     if (command := given(stage.command)) is not None:
         values["command"] = tuple(command)
     if (size := given(stage.size)) is not None:
@@ -110,6 +112,23 @@ def resolve_stage(node: Node, *, name: str, around: Surroundings) -> ResolvedSta
         ),
         **values,
     )
+
+
+def _refuse_gpus(gpus: int, node: Node, stage: str, cluster: ResolvedCluster) -> None:
+    """A stage lies inside one node, or is the whole job."""
+    if gpus > cluster.gpus:
+        raise SpecError(
+            f"{node.mark}: stage `{stage}` asks for `gpus: {gpus}`, but a job has {cluster.gpus} "
+            "on a node (`cluster.gpus`)",
+            hint=f"write at most `gpus: {cluster.gpus}`, or ask for more: `cluster.gpus: {gpus}`",
+        )
+    if cluster.nodes > 1 and gpus < cluster.gpus:
+        raise SpecError(
+            f"{node.mark}: stage `{stage}` asks for `gpus: {gpus}`, but with `cluster.nodes: "
+            f"{cluster.nodes}` a stage uses the whole job",
+            hint="leave the stage's `gpus` out, or write `cluster.nodes: 1`: jobs of one node hold "
+            "several stages side by side",
+        )
 
 
 def given(value: T | UnsetType | None) -> T | None:
@@ -233,7 +252,7 @@ def _evaluate(
 
 
 def _refuse_reserve_beyond_limit(reserve_s: float, node: Node, around: Surroundings) -> None:
-    limit_s = around.time_limit_s
+    limit_s = around.cluster.time_limit_s
     if limit_s is not None and reserve_s >= limit_s:
         raise SpecError(
             f"{node.mark}: a job of {format_seconds(limit_s)} cannot keep "

@@ -100,7 +100,7 @@ class ResolvedStage(msgspec.Struct, frozen=True, kw_only=True):
     buckets: Buckets = Buckets()
     order: Literal["shuffle", "smallest_first", "largest_first", "score"] = "shuffle"
     gpus: int | None = None
-    """None: those of the cluster."""
+    """Of its job's: its ranks. None: all of them."""
     init_from: str = "none"
     """`none`, `previous`, STAGE, EXPERIMENT/STAGE, or a file; see `start_of`."""
     strict: bool = True
@@ -167,7 +167,6 @@ NOT_YET: Mapping[str, str] = MappingProxyType(
         "offload": "`auto` leaves everything on the device",
         "on": "nobody is told",
         "share": "folders are private to the user",
-        "deadline": "plans do not look at it",
         "signal": "jobs end by their own clock before the limit",
         "command": "only recipes are run",
     }
@@ -205,7 +204,7 @@ def stage_from_plain(plain: Mapping[str, object]) -> ResolvedStage:
     return msgspec.convert(plain, ResolvedStage)
 
 
-_HARMLESS_OF_STAGE = ("save", "expect", "evaluate.reserve", "loader", "export")
+_HARMLESS_OF_STAGE = ("save", "expect", "evaluate.reserve", "loader", "export", "gpus")
 _HARMLESS_OF_SPEC = ("cluster", "sinks")
 """What may change between attempts of one run: it decides when and where, never what is learnt."""
 
@@ -221,7 +220,7 @@ def fingerprint(experiment: ResolvedExperiment) -> str:
 
 
 def _without_harmless(stage: dict[str, Any]) -> dict[str, Any]:
-    harmless = {"save", "loader", "export", *_WRITTEN}
+    harmless = {"save", "loader", "export", "gpus", *_WRITTEN}
     kept = {key: value for key, value in stage.items() if key not in harmless}
     if kept["evaluate"] is not None:
         kept["evaluate"] = {k: v for k, v in kept["evaluate"].items() if k != "reserve_s"}

@@ -19,6 +19,7 @@ from tasuki.spec.export import parse_export
 from tasuki.spec.sinks import parse_sinks
 from tasuki.spec.values import (
     LARGEST_COUNT,
+    parse_deadline,
     parse_epochs,
     parse_every,
     parse_every_steps,
@@ -50,6 +51,9 @@ class Rule:
 
 Count = Annotated[
     int, Meta(ge=1, le=LARGEST_COUNT), Rule("a whole number", "at least 1", example="20")
+]
+Gpus = Annotated[
+    int, Meta(ge=1, le=LARGEST_COUNT), Rule("a whole number", "at least 1", example="1")
 ]
 Seed = Annotated[
     int, Meta(ge=0, le=2**63 - 1), Rule("a whole number", "between 0 and 2^63 - 1", example="42")
@@ -134,6 +138,10 @@ SizesText = Annotated[
 ]
 DurationText = Annotated[
     str | int | float, Rule("a duration", example="8h", read=read_positive_duration)
+]
+DeadlineText = Annotated[
+    str | int | float,
+    Rule("a duration or a date with a time", example="6h", read=parse_deadline),
 ]
 GraceText = Annotated[str | int | float, Rule("a duration", example="60s", read=read_duration)]
 BytesText = Annotated[str | int, Rule("a number of bytes", example="96G", read=read_bytes)]

@@ -18,6 +18,7 @@ from typing import TypeAlias
 from tasuki.errors import SpecError
 from tasuki.spec.layers import expand_path
 from tasuki.spec.positions import Mark, Node, locate, read_yaml
+from tasuki.spec.written import Layer
 
 RunPython: TypeAlias = Callable[[Path, str], object]
 """(file, function) → the spec as plain values."""
@@ -36,6 +37,10 @@ class Source:
     environ: Mapping[str, str]
     root: Node = field(default_factory=lambda: Node(None, Mark("")))
     warnings: list[str] = field(default_factory=list)
+    files: set[Path] = field(default_factory=set)
+    """That were read, resolved."""
+    experiments: list[Path] = field(default_factory=list)
+    """Files of experiments that it lists."""
 
     @property
     def absolute(self) -> Path:
@@ -75,6 +80,7 @@ def _from_here(path: Path) -> str:
 
 def read_file(source: Source, path: Path) -> Node:
     """One YAML file; its warnings are kept in the source."""
+    source.files.add(path.resolve())
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise SpecError(
@@ -122,6 +128,7 @@ def _include_experiments(source: Source, node: Node, files: tuple[Node, ...]) ->
                 hint="rename one of the files",
             )
         experiments[path.stem] = experiment
+        source.experiments.append(path)
     return Node(experiments, node.mark)
 
 
@@ -150,6 +157,36 @@ def _include(source: Source, node: Node, written: str) -> tuple[Path, Node]:
             hint=f"make {path}, or write the content here",
         )
     return path, read_file(source, path)
+
+
+_MOST_LOOKED_AT = 200
+"""Files beside the listed ones."""
+_TELLING = {"data", "stages", "recipe", "command", "epochs", "steps", "samples", "each"}
+"""Keys without which a file is hardly an experiment."""
+
+
+def unlisted_files(source: Source) -> list[str]:
+    """YAML files that look like experiments and lie beside those that are listed, in words:
+    forgotten?"""
+    folders = dict.fromkeys(path.parent for path in source.experiments)
+    found = []
+    for folder in folders:
+        beside = sorted([*folder.glob("*.yaml"), *folder.glob("*.yml")])
+        unread = [path for path in beside if path.resolve() not in source.files]
+        found += [path.name for path in unread[:_MOST_LOOKED_AT] if _is_experiment(path)]
+    if not found:
+        return []
+    names = ", ".join(f"`{name}`" for name in found[:5]) + (", …" if found[5:] else "")
+    return [f"not listed in `experiments`, though beside those that are: {names}"]
+
+
+def _is_experiment(path: Path) -> bool:
+    try:
+        root = read_yaml(path.read_text(encoding="utf-8-sig"), file=str(path)).root
+    except (OSError, UnicodeDecodeError, SpecError):
+        return False
+    keys = set(root.entries())
+    return keys <= set(Layer.__struct_fields__) and bool(keys & _TELLING)
 
 
 def _read_python(

@@ -5,8 +5,11 @@ Pure. Written text becomes a value here and nowhere else; `rules.py` says which 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Literal
 
 import msgspec
@@ -185,3 +188,29 @@ def _at_least(text: object, count: int, *, least: int, hint: str) -> int:
     if count < least:
         raise UsageError(f"`{text}` is {count} bytes, too few for a GPU", hint=hint)
     return count
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """When everything is to be done: so long from now, or at a time."""
+
+    in_s: float | None = None
+    at: float | None = None
+    """Seconds since 1970."""
+
+    def seconds_from(self, now: float) -> float:
+        """Below 0: it is over."""
+        return self.in_s if self.in_s is not None else (self.at or 0.0) - now
+
+
+def parse_deadline(text: object) -> Deadline:
+    """Read `6h`, `2026-11-18 06:00` (of the clock here) or `2026-11-18T06:00+01:00`."""
+    with contextlib.suppress(UsageError):
+        return Deadline(in_s=read_positive_duration(text))
+    try:
+        return Deadline(at=datetime.fromisoformat(str(text).strip()).timestamp())
+    except (ValueError, OverflowError, OSError):
+        raise UsageError(
+            f"`{str(text)[:40]}` is neither a duration nor a date with a time",
+            hint="write for example `deadline: 6h` or `deadline: 2026-11-18 06:00`",
+        ) from None

@@ -112,7 +112,7 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     loader: Loader | Unset = UNSET
     buckets: rules.Buckets | Unset = UNSET
     order: rules.Order | Unset = UNSET
-    gpus: rules.Count | Unset = UNSET
+    gpus: rules.Gpus | Unset = UNSET
     init_from: rules.Text | Unset = UNSET
     strict: rules.Flag | Unset = UNSET
     exact: rules.Flag | Unset = UNSET
@@ -137,7 +137,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     time_limit: rules.DurationText | Unset = UNSET
     grace: rules.GraceText | Unset = UNSET
     nodes: rules.Count | Unset = UNSET
-    gpus: rules.Count | Unset = UNSET
+    gpus: rules.Gpus | Unset = UNSET
     gpu: rules.Text | Unset = UNSET
     cpus: rules.Count | Unset = UNSET
     memory: rules.BytesText | Unset = UNSET
@@ -174,7 +174,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         ]
         | Unset
     ) = UNSET
-    deadline: rules.Text | Unset = UNSET
+    deadline: rules.DeadlineText | Unset = UNSET
     cut: rules.Cut | Unset = UNSET
     on: Annotated[dict[str, Any], Rule("a mapping", example="{complete: …}")] | Unset = UNSET
     sinks: rules.Sinks | Unset = UNSET

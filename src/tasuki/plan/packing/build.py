@@ -30,7 +30,7 @@ class Built:
 
 
 @dataclass(slots=True)
-class _Profile:
+class Profile:
     """What of a node is free from `times[i]` to `times[i + 1]`, and after the last for ever."""
 
     times: list[int]
@@ -81,7 +81,7 @@ class _Profile:
 
 def build_serial(problem: Problem, order: Sequence[int]) -> Built:
     """`order` has no item before what it depends on."""
-    profiles = [_Profile([0], [room.gpus], [room.cpus]) for room in problem.rooms]
+    profiles = [Profile([0], [room.gpus], [room.cpus]) for room in problem.rooms]
     lengths, widths, cpus, after = problem.lengths, problem.widths, problem.cpus, problem.after
     starts, ends = [0] * problem.num_items, [0] * problem.num_items
     nodes = [0] * problem.num_items
@@ -108,7 +108,7 @@ def build_serial(problem: Problem, order: Sequence[int]) -> Built:
 
 
 def _earliest_of(
-    profiles: Sequence[_Profile], problem: Problem, j: int, not_before: int
+    profiles: Sequence[Profile], problem: Problem, j: int, not_before: int
 ) -> tuple[int, int]:
     """(node, start): the earliest; among equals where it leaves the fewest GPUs free."""
     length, width, cpus = problem.lengths[j], problem.widths[j], problem.cpus[j]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 from tasuki.errors import PlanError
@@ -101,6 +102,15 @@ def _bound_use(
     model.add_cumulative(intervals, [problem.widths[j] for j in items], room.gpus)
     if any(problem.cpus):
         model.add_cumulative(intervals, [problem.cpus[j] for j in items], room.cpus)
+
+
+def refuse_without_solver() -> None:
+    """Before anything is packed for it."""
+    if find_spec("ortools") is None:
+        raise PlanError(
+            "the exact solver is not installed: there is no `ortools`",
+            hint='pip install "tasuki[exact]", or plan without `--exact`',
+        )
 
 
 def _cp_model() -> Any:

@@ -47,7 +47,7 @@ def pack(
         built, bound = _solve(problem, built, bound, reasons, exact)
     reasons.append(_compared(problem, built, bound))
     by_id = {item.id: item for item in items}
-    return _schedule(problem, built, bound, by_id=by_id, pool=pool, reasons=reasons)
+    return make_schedule(problem, built, bound, by_id=by_id, pool=pool, reasons=reasons)
 
 
 def _prove(problem: Problem, known: Found, bound: Bound, effort: int) -> tuple[Found, Bound]:
@@ -85,7 +85,7 @@ def _compared(problem: Problem, built: Built, bound: Bound) -> str:
     return f"at most {share:.2%} too long: nothing is shorter than {least}, by {bound.reason}"
 
 
-def _schedule(
+def make_schedule(
     problem: Problem,
     built: Built,
     bound: Bound,
