@@ -1,0 +1,189 @@
+"""Several lanes of one job side by side: whatever happens to one run, the others go on, and each
+ends as if it had been alone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+
+import pytest
+from tests.harness.packed import Packed, make_packed
+
+from tasuki.actions.cancel import cancel_run
+from tasuki.actions.status import state_of
+from tasuki.clock import SystemClock
+from tasuki.relay.values import Cause
+from tasuki.scheduler.local import give_cause
+from tasuki.store.attempts import read_attempt_end
+from tasuki.store.claims import list_claims
+from tasuki.store.control import Word, last_said, say
+
+CLOCK = SystemClock()
+LONG = [{"name": "one", "data": "d", "epochs": 100}]
+
+
+def items(*names: str, **more: object) -> list[dict]:
+    return [{"run": name, **more} for name in names]
+
+
+def experiment(pause: float = 0.0, **more: object) -> dict:
+    """24 steps, unless asked otherwise."""
+    params = {"pause": pause, "norm": "layer", **more.pop("params", {})}  # type: ignore[dict-item]
+    return {"params": params, **more}
+
+
+def preempt(packed: Packed, started) -> int:
+    give_cause(packed.job, start=1, cause=Cause.PREEMPTED)
+    started.kill(signal.SIGTERM)
+    return started.wait()
+
+
+@pytest.fixture(scope="module")
+def alone(warm, tmp_path_factory):
+    """The runs one by one, each by its own job."""
+    folder = tmp_path_factory.mktemp("alone") / "p"
+    packed = make_packed(folder, {name: experiment(seed=n) for n, name in enumerate("abc")})
+    for job in packed.alone.values():
+        assert warm.start(job.path).wait() == 0, packed.logs()
+    return packed
+
+
+def test_lanes_run_side_by_side_and_each_run_ends_as_if_it_were_alone(warm, tmp_path, alone):
+    three = {name: experiment(0.05, seed=n) for n, name in enumerate("abc")}
+    packed = make_packed(tmp_path / "p", three)
+    packed.pack([([0], items("a")), ([1], items("b")), ([2], items("c"))])
+    assert warm.start(packed.job.path).wait() == 0, packed.logs()
+    begins = [packed.at(name, "attempt-started") for name in packed.runs]
+    ends = [packed.at(name, "complete") for name in packed.runs]
+    assert max(begins) < min(ends), "one after another"
+    assert [packed.attempts(name)[0]["gpus"] for name in packed.runs] == [1, 1, 1]
+    assert packed.outcome()["verdict"] == "end"
+    assert packed.differences(alone) == {}
+
+
+def test_a_notice_reaches_all_lanes_and_what_is_left_goes_on_to_the_same_end(warm, tmp_path, alone):
+    three = {name: experiment(0.05, seed=n) for n, name in enumerate("abc")}
+    packed = make_packed(tmp_path / "p", three)
+    lanes = [([0], [*items("a", start_s=0), *items("c", start_s=9)]), ([1], items("b", start_s=0))]
+    packed.pack(lanes)
+    started = warm.start(packed.job.path)
+    packed.wait(lambda: packed.steps("a") > 3 and packed.steps("b") > 3, "in both lanes")
+    assert preempt(packed, started) == 75, packed.logs()
+    assert packed.outcome()["verdict"] == "requeue"
+    assert {lane["action"] for lane in packed.outcome()["lanes"]} == {"handover"}
+    assert list_claims(packed.runs["c"]) == [], "it was not begun"
+    for name in "ab":
+        end = read_attempt_end(packed.runs[name], 1)
+        assert end is not None and (end["ending"], end["cause"]) == ("handed-over", "preempted")
+    assert warm.start(packed.job.path).wait() == 0, packed.logs()
+    assert packed.steps("a") == packed.steps("b") == 24, "steps were done twice"
+    assert packed.differences(alone) == {}
+
+
+def test_a_lane_that_fails_is_held_and_the_others_do_not_notice(warm, tmp_path, alone):
+    packed = make_packed(
+        tmp_path / "p",
+        {
+            "a": experiment(0.05, seed=0),
+            "bad": experiment(params={"fail_at": 1}),
+            "lost": experiment(),
+            "damaged": experiment(),
+            "b": experiment(seed=1),
+        },
+    )
+    shutil.rmtree(packed.runs["lost"].path)
+    packed.runs["damaged"].spec.write_text("{")
+    lanes = [([0], items("a")), ([1], items("lost", "bad", "damaged", "b"))]
+    packed.pack(lanes)
+    assert warm.start(packed.job.path).wait() == 1, packed.logs()
+    assert list_claims(packed.runs["bad"]) == [1, 2, 3]
+    said = last_said(packed.runs["bad"])
+    assert said is not None and said.word == "hold" and "planted failure" in said.reason
+    told = {lane["run"]: lane["action"] for lane in packed.outcome()["lanes"]}
+    assert told == {"a": "leave", "lost": "hold", "bad": "hold", "damaged": "hold", "b": "leave"}
+    assert list_claims(packed.runs["a"]) == [1]
+    for name in "ab":
+        assert packed.runs[name].is_complete()
+    assert packed.runs["b"].stage("one").weights.read_bytes() == (
+        alone.runs["b"].stage("one").weights.read_bytes()
+    )
+
+
+def test_what_starts_from_a_run_that_failed_is_never_begun_and_says_why(warm, tmp_path):
+    after = [{"name": "one", "data": "d", "epochs": 1, "init_from": "bad/one"}]
+    packed = make_packed(
+        tmp_path / "p",
+        {"bad": experiment(params={"fail_at": 0}), "next": experiment(stages=after)},
+    )
+    packed.pack([([0], items("bad")), ([1], items("next", after=[0]))])
+    assert warm.start(packed.job.path).wait() == 1, packed.logs()
+    assert list_claims(packed.runs["next"]) == []
+    state, reason = state_of(packed.runs["next"], now=CLOCK.wall())
+    assert state == "waiting"
+    assert reason.startswith(
+        "stage `one` starts from `bad/one`, which is held: `tasuki resume bad`"
+    )
+    assert packed.outcome()["verdict"] == "end"
+
+
+def test_a_free_lane_takes_what_waits_when_another_is_late(warm, tmp_path):
+    """By the plan `last` comes after `late`, on its GPU; but that one takes its time."""
+    packed = make_packed(
+        tmp_path / "p",
+        {"late": experiment(0.05, stages=LONG), "soon": experiment(), "last": experiment()},
+    )
+    packed.pack(
+        [
+            ([0], [*items("late", start_s=0, seconds=1), *items("last", start_s=1, seconds=1)]),
+            ([1], items("soon", start_s=0, seconds=9)),
+        ]
+    )
+    started = warm.start(packed.job.path)
+    packed.wait(packed.runs["last"].is_complete, "taken by the free lane")
+    assert not packed.runs["late"].is_complete() and packed.attempts("last")[0]["gpus"] == 1
+    assert preempt(packed, started) == 75
+
+
+def test_cancel_of_one_run_ends_its_lane_alone_and_resume_takes_it_up_again(warm, tmp_path):
+    packed = make_packed(
+        tmp_path / "p", {"a": experiment(0.05, stages=LONG), "b": experiment(0.05, stages=LONG)}
+    )
+    packed.pack([([0], items("a")), ([1], items("b"))])
+    started = warm.start(packed.job.path)
+    packed.wait(lambda: packed.steps("a") > 3 and packed.steps("b") > 3, "in both lanes")
+    answer = cancel_run(packed.runs["a"], clock=CLOCK, wait_s=30)
+    assert (answer["state"], answer["was_live"]) == ("cancelled", True)
+    end = read_attempt_end(packed.runs["a"], 1)
+    assert end is not None and (end["ending"], end["cause"]) == ("handed-over", "cancelled")
+    before = packed.steps("b")
+    packed.wait(lambda: packed.steps("b") > before + 3, "going on")
+    say(packed.runs["a"], Word.LIFT, reason="a person said so", claim=1)
+    done = packed.steps("a")
+    packed.wait(lambda: packed.steps("a") > done + 3, "going on again")
+    cancel_run(packed.runs["b"], clock=CLOCK, wait_s=30)
+    cancel_run(packed.runs["a"], clock=CLOCK, wait_s=30)  # alone: the job itself is told
+    assert started.wait() == 75
+    assert packed.outcome()["verdict"] == "end"
+
+
+def test_every_lane_has_its_share_of_cpus_and_its_own_meeting_place(warm, tmp_path):
+    """Ranks of two runs with the same claim meet in one job's folder."""
+    packed = make_packed(tmp_path / "p", {"a": experiment(), "b": experiment(), "c": experiment()})
+    packed.pack(
+        [
+            ([0, 1], items("a", cpus=2)),
+            ([2, 3], items("b", cpus=4)),
+            ([0], items("c", cpus=3, after=[0])),
+        ],
+        cpus=7,
+    )
+    assert warm.start(packed.job.path).wait() == 0, packed.logs()
+    threads = {
+        name: json.loads(run.frozen.read_text())["threads"] for name, run in packed.runs.items()
+    }
+    assert threads == {"a": 1, "b": 2, "c": 3}
+    assert sorted(path.name for path in packed.job.path.glob("rendezvous.*")) == [
+        "rendezvous.a.1.1.json",
+        "rendezvous.b.1.1.json",
+    ]
