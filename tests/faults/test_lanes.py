@@ -4,20 +4,26 @@ ends as if it had been alone."""
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
+import subprocess
+import sys
 
 import pytest
 from tests.harness.packed import Packed, make_packed
 
 from tasuki.actions.cancel import cancel_run
 from tasuki.actions.status import state_of
+from tasuki.backends.local import LocalBackend, LocalJob, Preemption
 from tasuki.clock import SystemClock
 from tasuki.relay.values import Cause
 from tasuki.scheduler.local import give_cause
 from tasuki.store.attempts import read_attempt_end
 from tasuki.store.claims import list_claims
 from tasuki.store.control import Word, last_said, say
+from tasuki.store.jobs import make_smaller
+from tasuki.supervisor.job import read_job
 
 CLOCK = SystemClock()
 LONG = [{"name": "one", "data": "d", "epochs": 100}]
@@ -167,6 +173,18 @@ def test_cancel_of_one_run_ends_its_lane_alone_and_resume_takes_it_up_again(warm
     assert packed.outcome()["verdict"] == "end"
 
 
+def test_a_wide_training_gives_its_gpus_back_before_it_is_evaluated(warm, tmp_path):
+    evaluated = experiment(seed=0, evaluate={"data": "d"})
+    packed = make_packed(tmp_path / "p", {"a": evaluated, "b": experiment()})
+    trains = items("a", until="one", trains_only=True, start_s=0, seconds=60)
+    evaluates = items("a", after=[0], start_s=60, seconds=60)
+    packed.pack([([0, 1], trains), ([0], evaluates), ([1], items("b", start_s=60, seconds=60))])
+    assert warm.start(packed.job.path).wait() == 0, packed.logs()
+    assert [told["gpus"] for told in packed.attempts("a")] == [2, 1]
+    assert packed.runs["a"].stage("one").evaluation.exists()
+    assert [told["gpus"] for told in packed.attempts("b")] == [1]
+
+
 def test_every_lane_has_its_share_of_cpus_and_its_own_meeting_place(warm, tmp_path):
     """Ranks of two runs with the same claim meet in one job's folder."""
     packed = make_packed(tmp_path / "p", {"a": experiment(), "b": experiment(), "c": experiment()})
@@ -187,3 +205,112 @@ def test_every_lane_has_its_share_of_cpus_and_its_own_meeting_place(warm, tmp_pa
         "rendezvous.a.1.1.json",
         "rendezvous.b.1.1.json",
     ]
+
+
+def end_two_and_preempt(warm, tmp_path) -> Packed:
+    """Three lanes of four GPUs: two runs are done and one GPU is used when the notice comes."""
+    packed = make_packed(
+        tmp_path / "p",
+        {"a": experiment(0.05, stages=LONG), "b": experiment(seed=1), "c": experiment(seed=2)},
+    )
+    packed.pack([([0, 1], items("b", cpus=4)), ([2], items("c")), ([3], items("a"))], cpus=8)
+    started = warm.start(packed.job.path)
+    runs = packed.runs
+    packed.wait(lambda: runs["b"].is_complete() and runs["c"].is_complete(), "done, but for a")
+    packed.wait(lambda: packed.steps("a") > 3, "in lane a")
+    assert preempt(packed, started) == 75, packed.logs()
+    return packed
+
+
+def test_what_is_left_of_a_job_goes_on_with_as_many_gpus_as_it_can_use(warm, tmp_path):
+    packed = end_two_and_preempt(warm, tmp_path)
+    told = packed.outcome()
+    assert (told["verdict"], told["gpus"], told["cpus"]) == ("successor", 1, 2)
+    assert make_smaller(packed.job, gpus=told["gpus"], cpus=told["cpus"])
+    order = read_job(packed.job.path)
+    assert (order.gpus, order.cpus) == (1, 2)
+    started = warm.start(packed.job.path)
+    done = packed.steps("a")
+    packed.wait(lambda: packed.steps("a") > done + 3, "going on")
+    give_cause(packed.job, start=2, cause=Cause.PREEMPTED)
+    started.kill(signal.SIGTERM)
+    started.wait()
+    assert packed.outcome()["verdict"] == "requeue", "it cannot become smaller"
+    assert [len(list_claims(packed.runs[name])) for name in "abc"] == [2, 1, 1]
+
+
+def test_a_cancelled_job_has_no_successor(warm, tmp_path):
+    packed = make_packed(
+        tmp_path / "p", {"a": experiment(0.05, stages=LONG), "b": experiment(seed=1)}
+    )
+    packed.pack([([0], items("a")), ([1, 2], items("b"))])
+    started = warm.start(packed.job.path)
+    packed.wait(packed.runs["b"].is_complete, "done, but for a")
+    give_cause(packed.job, start=1, cause=Cause.CANCELLED)
+    started.kill(signal.SIGTERM)
+    assert started.wait() == 75
+    assert packed.outcome()["verdict"] == "end"
+
+
+def test_a_supervisor_that_is_killed_brings_back_what_was_not_done_and_blames_nobody_else(
+    warm, tmp_path
+):
+    packed = make_packed(
+        tmp_path / "p",
+        {"a": experiment(0.05, stages=LONG), "b": experiment(seed=1), "c": experiment(seed=2)},
+    )
+    lanes = [([0], [*items("a", start_s=0), *items("c", start_s=9)]), ([1], items("b", start_s=0))]
+    packed.pack([lanes[0], ([1], [{**lanes[1][1][0], "until": "one", "continued": True}])])
+    started = warm.start(packed.job.path)
+    packed.wait(packed.runs["c"].is_complete, "done, but for a")
+    packed.wait(lambda: packed.steps("a") > 3, "in lane a")
+    started.kill(signal.SIGKILL)
+    started.wait()
+    after = [sys.executable, "-m", "tasuki.supervisor", str(packed.job.path), "--after"]
+    assert subprocess.run(after, timeout=60, check=False).returncode == 75
+    assert packed.outcome()["verdict"] == "requeue"
+    end = read_attempt_end(packed.runs["a"], 1)
+    assert end is not None and "died without a word" in end["message"]
+    assert [last_said(run) for run in packed.runs.values()] == [None, None, None]
+
+
+@pytest.mark.long
+def test_the_local_backend_gives_back_the_slots_that_a_smaller_job_does_not_need(tmp_path):
+    packed = make_packed(
+        tmp_path / "p",
+        {
+            "a": experiment(0.05, stages=[{"name": "one", "data": "d", "epochs": 30}]),
+            "b": experiment(seed=1),
+            "c": experiment(seed=2),
+            "d": experiment(seed=3),
+        },
+    )
+    packed.pack([([0], items("a")), ([1], items("b")), ([2], items("c"))])
+    runs, told = packed.runs, []
+    backend = LocalBackend(
+        clock=CLOCK,
+        slots=3,
+        environment=dict(os.environ),
+        preemption=Preemption(
+            when=lambda: (
+                runs["b"].is_complete() and runs["c"].is_complete() and packed.steps("a") > 3
+            )
+        ),
+        on_event=lambda kind, text: told.append((kind, text)),
+    )
+    jobs = [
+        LocalJob(
+            folder=folder,
+            after=(),
+            runs=tuple(runs[name] for name in names),
+            limit_s=None,
+            grace_s=30.0,
+            gpus=gpus,
+        )
+        for folder, names, gpus in ((packed.job, "abc", 3), (packed.alone["d"], "d", 1))
+    ]
+    assert backend.run(jobs) == 0, packed.logs()
+    assert ("job-requeued", "job packed-01 goes on with 1 of 3 GPUs") in told
+    assert all(run.is_complete() for run in runs.values())
+    assert packed.steps("a") == 180, "steps were done twice"
+    assert packed.at("d", "attempt-started") < packed.at("a", "complete"), "slots stayed taken"

@@ -104,8 +104,9 @@ def runs_of(job: JobFolder) -> list[str]:
 
 def is_packed(job: JobFolder) -> bool:
     """Do its runs have lanes of their own, so that one of them may end while the others go on?"""
-    lanes: list[dict[str, Any]] = read_json(job.lanes)["lanes"]
-    return any(item.get("id") is not None for lane in lanes for item in lane["items"])
+    value = read_json(job.lanes)
+    items = [item for lane in value["lanes"] for item in lane["items"]]
+    return value.get("nodes", 1) == 1 and all(item.get("id") is not None for item in items)
 
 
 def is_shared(run: RunFolder, job: JobFolder) -> bool:

@@ -87,6 +87,8 @@ def _first_work(run: RunView) -> Train | Evaluate | Finish | None:
     for stage in run.stages:
         if not stage.is_trained:
             return Train(stage.name)
+        if stage.name == run.until and run.trains_only:
+            return None
         if stage.wants_evaluation and not stage.is_evaluated:
             return Evaluate(stage.name)
         if stage.name == run.until and stage is not run.stages[-1]:

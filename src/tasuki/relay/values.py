@@ -50,6 +50,8 @@ class RunView:
     stages: tuple[StageView, ...]
     until: str | None = None
     """The last stage wanted from this job; None: all."""
+    trains_only: bool = False
+    """Of that last stage: somebody else evaluates it."""
     is_complete: bool = False
     word: str | None = None
     """The last of cancel, hold, fail, lift."""

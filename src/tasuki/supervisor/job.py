@@ -29,6 +29,8 @@ class LaneItem:
     """When it was planned to begin, from the job's beginning."""
     cpus: int | None = None
     """Its share of the job's CPUs, whatever else runs; None: as its GPUs are of the job's."""
+    trains_only: bool = False
+    """Another item of the job evaluates its last stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +73,15 @@ class JobOrder:
     reserve_s: float = 0.0
     """Kept free at the job's end."""
 
+    nodes: int = 1
+
     @property
     def is_packed(self) -> bool:
-        """Carried out item by item, on whatever GPUs are free."""
-        return any(item.number is not None for lane in self.lanes for item in lane.items)
+        """Carried out item by item, on whatever GPUs are free. Else a lane has all of the job for
+        one item, on one node or on several."""
+        items = [item for lane in self.lanes for item in lane.items]
+        is_whole = len(items) == 1 and len(self.lanes[0].gpus) >= self.gpus
+        return self.nodes == 1 and not is_whole and all(i.number is not None for i in items)
 
     @property
     def is_slurm(self) -> bool:
@@ -123,6 +130,7 @@ def read_job(path: Path) -> JobOrder:
             gpus=count_gpus(value),
             cpus=None if value.get("cpus") is None else int(value["cpus"]),
             reserve_s=float(value.get("reserve_s", 0.0)),
+            nodes=int(value.get("nodes", 1)),
         )
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise StoreError(f"{folder.lanes} is damaged: {error!r}") from error
@@ -139,6 +147,7 @@ def _read_lane(value: dict[str, Any], runs: Path) -> LaneOrder:
             seconds=_number(item.get("seconds")),
             start_s=_number(item.get("start_s")),
             cpus=None if item.get("cpus") is None else int(item["cpus"]),
+            trains_only=bool(item.get("trains_only", False)),
         )
         for item in value["items"]
     )

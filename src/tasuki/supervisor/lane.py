@@ -133,7 +133,12 @@ class Lane:
         self._act(action)
 
     def _view(self, item: LaneItem) -> RunView:
-        return read_view(item.run, until=item.until, requeue=self.job.requeue)
+        return read_view(
+            item.run,
+            until=item.until,
+            requeue=self.job.requeue,
+            trains_only=item.trains_only,
+        )
 
     def _act(self, action: Action) -> None:
         attempt = self.attempt

@@ -82,15 +82,14 @@ class Supervisor:
         if self._job.is_packed:
             from tasuki.supervisor.packed import PackedLanes
 
-            if self._place.nodes > 1:
-                raise UsageError(
-                    f"job {self._job.folder.name} has lanes, which lie inside one node, and "
-                    f"{self._place.nodes} nodes",
-                    hint="ask for one node, or let every stage use all GPUs",
-                )
             self._packed = PackedLanes(self._job, self._make_lane, self._clock)
             self._take_up()
             return
+        if len(self._job.lanes) > 1 and self._job.nodes > 1:
+            raise UsageError(
+                f"job {self._job.folder.name} has several lanes on {self._job.nodes} nodes",
+                hint="lanes lie inside one node: ask for one, or let every stage use all GPUs",
+            )
         self._lanes = [self._make_lane(order, n) for n, order in enumerate(self._job.lanes)]
         for lane in self._lanes:
             self._guard(lane, lane.begin)

@@ -62,7 +62,12 @@ class PackedLanes:
     def _look(self, item: Item, cause: Cause) -> Action:
         order = item.order
         try:
-            view = read_view(order.run, until=order.until, requeue=self._job.requeue)
+            view = read_view(
+                order.run,
+                until=order.until,
+                requeue=self._job.requeue,
+                trains_only=order.trains_only,
+            )
         except TasukiError as error:  # its folder is gone or damaged: the others go on
             return Hold(error.message, error.hint)
         return next_action(view, Started(cause))
