@@ -21,7 +21,7 @@ from tasuki.relay.values import Cause
 from tasuki.scheduler.local import give_cause
 from tasuki.store.attempts import read_attempt_end
 from tasuki.store.claims import list_claims
-from tasuki.store.control import Word, last_said, say
+from tasuki.store.control import last_said
 from tasuki.store.jobs import make_smaller
 from tasuki.supervisor.job import read_job
 
@@ -164,8 +164,10 @@ def test_cancel_of_one_run_ends_its_lane_alone_and_resume_takes_it_up_again(warm
     assert end is not None and (end["ending"], end["cause"]) == ("handed-over", "cancelled")
     before = packed.steps("b")
     packed.wait(lambda: packed.steps("b") > before + 3, "going on")
-    say(packed.runs["a"], Word.LIFT, reason="a person said so", claim=1)
     done = packed.steps("a")
+    resume = [sys.executable, "-m", "tasuki", "resume", "a", "--json"]
+    asked = subprocess.run(resume, cwd=packed.folder, capture_output=True, timeout=60, check=True)
+    assert json.loads(asked.stdout) == {"format": 1, "experiment": "a", "job": packed.job.name}
     packed.wait(lambda: packed.steps("a") > done + 3, "going on again")
     cancel_run(packed.runs["b"], clock=CLOCK, wait_s=30)
     cancel_run(packed.runs["a"], clock=CLOCK, wait_s=30)  # alone: the job itself is told
@@ -173,6 +175,7 @@ def test_cancel_of_one_run_ends_its_lane_alone_and_resume_takes_it_up_again(warm
     assert packed.outcome()["verdict"] == "end"
 
 
+@pytest.mark.long
 def test_a_wide_training_gives_its_gpus_back_before_it_is_evaluated(warm, tmp_path):
     evaluated = experiment(seed=0, evaluate={"data": "d"})
     packed = make_packed(tmp_path / "p", {"a": evaluated, "b": experiment()})
@@ -239,6 +242,7 @@ def test_what_is_left_of_a_job_goes_on_with_as_many_gpus_as_it_can_use(warm, tmp
     assert [len(list_claims(packed.runs[name])) for name in "abc"] == [2, 1, 1]
 
 
+@pytest.mark.long
 def test_a_cancelled_job_has_no_successor(warm, tmp_path):
     packed = make_packed(
         tmp_path / "p", {"a": experiment(0.05, stages=LONG), "b": experiment(seed=1)}
@@ -310,7 +314,7 @@ def test_the_local_backend_gives_back_the_slots_that_a_smaller_job_does_not_need
         for folder, names, gpus in ((packed.job, "abc", 3), (packed.alone["d"], "d", 1))
     ]
     assert backend.run(jobs) == 0, packed.logs()
-    assert ("job-requeued", "job packed-01 goes on with 1 of 3 GPUs") in told
+    assert ("job-requeued", f"job {packed.job.name} goes on with 1 of 3 GPUs") in told
     assert all(run.is_complete() for run in runs.values())
     assert packed.steps("a") == 180, "steps were done twice"
     assert packed.at("d", "attempt-started") < packed.at("a", "complete"), "slots stayed taken"

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from uuid import uuid4
 
 from tasuki.actions.compare import compare_runs
 from tasuki.actions.discover import look_with
@@ -121,5 +122,6 @@ def make_packed(folder: Path, experiments: dict[str, dict], **cluster: object) -
         run.runner.unlink(missing_ok=True)  # nobody stays to work on them
     written = local_jobs(make_plan(request.plan), folders, request)
     alone = {made.runs[0].name: made.folder for made in written}
-    job = JobFolder(written[0].folder.path.parent / "packed-01")
+    # By its name a job is found in a queue, which several tests share.
+    job = JobFolder(written[0].folder.path.parent / f"packed-{uuid4().hex[:8]}-01")
     return Packed(folder, folders, alone, job)

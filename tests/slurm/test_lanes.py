@@ -111,8 +111,9 @@ def test_what_is_left_of_a_preempted_job_goes_on_as_a_smaller_one(cluster, tmp_p
     assert "--cpus-per-task=1" in options and "--mem=267M" in options
     shown = cluster.run("scontrol", "show", "job", submitted["number"])
     assert "NumCPUs=1 " in shown, shown
-    waits = cluster.run("scontrol", "show", "job", numbers["later"])
-    assert f"Dependency=afterany:{submitted['number']}" in waits, waits
+    waits = f"Dependency=afterany:{submitted['number']}"
+    show = ("scontrol", "show", "job", numbers["later"])
+    wait(packed, lambda: waits in cluster.run(*show), "waiting for the successor")
     wait(packed, packed.runs["a"].is_complete, "complete")
     assert causes(packed, "a") == ["preempted", "none"]
     assert packed.steps("a") == 120 and packed.steps("b") == packed.steps("c") == 24
