@@ -38,7 +38,7 @@ from tasuki.actions.new import new_project
 from tasuki.actions.plan import PlanRequest, make_plan, request_plan
 from tasuki.actions.prune import prune_run
 from tasuki.actions.queued import look_or_say, uses_slurm
-from tasuki.actions.resume import frozen_spec
+from tasuki.actions.resume import frozen_spec, resume_in_its_job
 from tasuki.actions.run import RunRequest, run_here
 from tasuki.actions.runs import find_run
 from tasuki.actions.status import read_status
@@ -51,6 +51,7 @@ from tasuki.spec.export import FileFormat
 from tasuki.spec.load import load_spec
 from tasuki.spec.resolved import ResolvedSpec
 from tasuki.spec.site import load_site
+from tasuki.store.atomic import FORMAT
 from tasuki.store.find import list_runs
 from tasuki.units import Duration
 
@@ -157,9 +158,13 @@ def resume(
     code: str = "frozen",
     accepted: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Go on with a run from its last checkpoint; lifts a hold."""
+    """Go on with a run from its last checkpoint; lifts a hold. Where the run's job still works for
+    others it goes on there, and this returns at once."""
     folder = find_run(run, Path(runs))
     spec, experiment = frozen_spec(folder, os.environ)
+    takes_code = code == "current"
+    if not accepted and (job := resume_in_its_job(folder, _CLOCK, takes_current_code=takes_code)):
+        return {"format": FORMAT, "experiment": folder.name, "job": job}
     request = replace(_request(spec, (), ()), folders={experiment.name: folder})
     request = replace(request, measure=spec.cluster.time_limit_s is not None)
     result = run_here(

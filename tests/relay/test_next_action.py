@@ -467,3 +467,11 @@ def test_a_run_is_finished_only_when_nothing_is_left_to_do(view: RunView) -> Non
 )
 def test_which_ends_count_as_failures(end: PhaseEnded, counts: bool) -> None:
     assert counts_as_failure(end) is counts
+
+
+def test_where_another_evaluates_the_last_wanted_stage_it_is_done_when_it_is_trained():
+    two = (stage("one", trained=True, evaluates=True, evaluated=True), stage("two", evaluates=True))
+    trained = (two[0], stage("two", trained=True, evaluates=True))
+    assert next_action(run(*two, until="two", trains_only=True), Started()) == Train("two")
+    assert next_action(run(*trained, until="two", trains_only=True), Started()) == Leave("done")
+    assert next_action(run(*trained, until="two"), Started()) == Evaluate("two")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasuki.errors import EXIT_DONE, EXIT_FAILED, EXIT_RESUME_ME
-from tasuki.relay.decide import settle
+from tasuki.relay.decide import settle, usable_gpus
 from tasuki.relay.values import (
     Action,
     Cause,
@@ -28,7 +29,12 @@ PLANNED = HandOver(Cause.LIMIT, is_resumed=True)
 SAVED = HandOver(Cause.PREEMPTED, is_resumed=False)
 DONE, CANCELLED = Leave("done"), Leave("cancelled")
 REQUEUED = Settlement(Verdict.REQUEUE, EXIT_RESUME_ME)
-SUCCEEDED = Settlement(Verdict.SUCCESSOR, EXIT_RESUME_ME)
+
+
+def succeeded(gpus: int) -> Settlement:
+    return Settlement(Verdict.SUCCESSOR, EXIT_RESUME_ME, gpus=gpus)
+
+
 HELD = Hold("reason", "hint")
 ACTIONS: list[Action] = [
     AGAIN,
@@ -38,7 +44,10 @@ ACTIONS: list[Action] = [
     HandOver(Cause.INTERRUPTED, is_resumed=False),
     HELD,
     Fail("reason", "hint"),
-    *(Leave(state) for state in ("complete", "done", "cancelled", "held", "failed", "superseded")),
+    *(
+        Leave(state)
+        for state in ("complete", "done", "cancelled", "held", "failed", "superseded", "blocked")
+    ),
 ]
 LANES = st.lists(
     st.builds(
@@ -62,8 +71,8 @@ def lane(action: Action, gpus: int = 1, *, continued: bool = False) -> LaneEnd:
         (1, 1, REQUEUED),
         (4, 4, REQUEUED),
         (5, 4, REQUEUED),
-        (3, 4, SUCCEEDED),
-        (1, 7, SUCCEEDED),
+        (3, 4, succeeded(3)),
+        (1, 7, succeeded(1)),
     ],
 )
 def test_a_job_is_requeued_while_unfinished_lanes_hold_half_of_the_gpus_or_more(
@@ -74,7 +83,7 @@ def test_a_job_is_requeued_while_unfinished_lanes_hold_half_of_the_gpus_or_more(
 
 
 def test_lanes_are_weighed_by_their_gpus_not_by_their_number() -> None:
-    assert settle([lane(AGAIN), lane(AGAIN), lane(AGAIN), lane(DONE, 4)]) == SUCCEEDED
+    assert settle([lane(AGAIN), lane(AGAIN), lane(AGAIN), lane(DONE, 4)]) == succeeded(3)
     assert settle([lane(AGAIN, 4), lane(DONE), lane(DONE), lane(DONE)]) == REQUEUED
 
 
@@ -88,13 +97,13 @@ def test_a_preempted_job_comes_back_even_if_a_later_one_continues_it() -> None:
 
 
 def test_continued_lanes_do_not_weigh_on_the_side_of_the_unfinished_ones() -> None:
-    assert settle([lane(PLANNED, 3, continued=True), lane(PLANNED, 1)]) == SUCCEEDED
+    assert settle([lane(PLANNED, 3, continued=True), lane(PLANNED, 1)]) == succeeded(1)
     assert settle([lane(PLANNED, 1, continued=True), lane(PLANNED, 1)]) == REQUEUED
 
 
 def test_a_lane_that_may_not_be_resumed_does_not_bring_the_job_back() -> None:
     assert settle([lane(SAVED)]) == Settlement(Verdict.END, EXIT_RESUME_ME)
-    assert settle([lane(SAVED, 3), lane(AGAIN, 1)]) == SUCCEEDED
+    assert settle([lane(SAVED, 3), lane(AGAIN, 1)]) == succeeded(1)
 
 
 def test_a_held_lane_does_not_keep_the_others_from_coming_back() -> None:
@@ -108,6 +117,8 @@ def test_a_held_lane_does_not_keep_the_others_from_coming_back() -> None:
         ([DONE], EXIT_DONE),
         ([Leave("complete")], EXIT_DONE),
         ([Leave("superseded")], EXIT_RESUME_ME),
+        ([DONE, Leave("blocked")], EXIT_RESUME_ME),
+        ([HELD, Leave("blocked")], EXIT_FAILED),
         ([CANCELLED], EXIT_RESUME_ME),
         ([DONE, CANCELLED], EXIT_RESUME_ME),
         ([SAVED], EXIT_RESUME_ME),
@@ -163,3 +174,48 @@ def test_the_order_of_lanes_does_not_matter(lanes: list[LaneEnd], random: Random
 def test_a_cancelled_or_interrupted_job_is_never_requeued(stop: Action) -> None:
     for num_lanes in (1, 2, 8):
         assert settle([lane(stop)] * num_lanes).verdict is Verdict.END
+
+
+def item(number: int, action: Action, gpus: int = 1, *, after: tuple[int, ...] = ()) -> LaneEnd:
+    return LaneEnd(gpus=gpus, action=action, number=number, after=after)
+
+
+@pytest.mark.parametrize(
+    ("ends", "wanted"),
+    [
+        # Items of one run come one after another: together they can use one GPU, not three.
+        ([item(0, AGAIN), item(1, AGAIN, after=(0,)), item(2, AGAIN, after=(1,))], succeeded(1)),
+        ([item(0, AGAIN), item(1, AGAIN)], REQUEUED),
+        ([item(0, AGAIN), item(1, AGAIN, 3, after=(0,))], REQUEUED),
+        ([item(0, DONE, 4), item(1, AGAIN, after=(0,))], succeeded(1)),
+        # What is done does not hold anything back any more.
+        ([item(0, DONE), item(1, AGAIN, after=(0,)), item(2, AGAIN, after=(0,))], REQUEUED),
+        ([item(0, DONE, 4), item(1, HELD), item(2, Leave("blocked"), 4, after=(1,))], None),
+    ],
+)
+def test_what_is_left_of_a_packed_job_of_four_gpus_is_weighed_by_what_it_could_use_at_once(
+    ends: list[LaneEnd], wanted: Settlement | None
+) -> None:
+    assert settle(ends, gpus=4) == (wanted or Settlement(Verdict.END, EXIT_FAILED))
+
+
+def test_a_job_whose_runs_a_later_one_continues_keeps_its_number() -> None:
+    """Later jobs wait for the end of this one: a successor would leave the runs to both."""
+    assert settle([lane(AGAIN, 1, continued=True), lane(DONE, 7)]) == REQUEUED
+
+
+@quick
+@given(LANES)
+def test_a_smaller_job_is_large_enough_for_its_widest_lane_and_less_than_half(
+    lanes: list[LaneEnd],
+) -> None:
+    numbered = [replace(end, number=n, after=(n - 1,) if n else ()) for n, end in enumerate(lanes)]
+    for ends in (lanes, numbered):
+        settlement = settle(ends, gpus=8)
+        if settlement.verdict is Verdict.SUCCESSOR:
+            assert settlement.gpus is not None and 2 * settlement.gpus < 8
+            widths = [end.gpus for end in ends if end.action in (AGAIN, PLANNED)]
+            assert settlement.gpus >= max(width for width in widths if 2 * width < 8)
+        else:
+            assert settlement.gpus is None
+    assert usable_gpus(numbered) == max((end.gpus for end in lanes), default=0)

@@ -6,10 +6,9 @@ import contextlib
 import os
 import signal
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from tasuki.actions.queued import NOTHING, Known, RunsJob, look, runs_of, uses_slurm
+from tasuki.actions.queued import NOTHING, Known, is_packed, is_shared, look, uses_slurm
 from tasuki.actions.status import state_of
 from tasuki.backends.slurm.queue import forget_queue
 from tasuki.clock import Clock
@@ -20,7 +19,7 @@ from tasuki.scheduler.slurm.client import Slurm, SlurmError, SlurmRefused
 from tasuki.store.atomic import FORMAT
 from tasuki.store.attempts import Holder
 from tasuki.store.claims import highest_claim
-from tasuki.store.control import Word, is_wanted, say
+from tasuki.store.control import Word, say
 from tasuki.store.jobs import job_folder
 from tasuki.store.runs import RunFolder
 from tasuki.telemetry.view import live_holder
@@ -79,12 +78,23 @@ def _look(run: RunFolder, controller: Controller | None, clock: Clock) -> Known:
 
 
 def _end_here(run: RunFolder, holder: Holder, clock: Clock, wait_s: float) -> None:
+    job = job_folder(run.path.parent, holder.job)
+    if is_packed(job) and is_shared(run, job):
+        _wait_for_lane(run, clock, wait_s)
+        return
     # Other runs of the same job are interrupted too; the job comes back for them.
-    give_cause(job_folder(run.path.parent, holder.job), start=holder.start, cause=Cause.CANCELLED)
+    give_cause(job, start=holder.start, cause=Cause.CANCELLED)
     with contextlib.suppress(ProcessLookupError):
         os.kill(holder.pid, signal.SIGTERM)
     until = clock.monotonic() + wait_s
     while holder.is_alive() and clock.monotonic() < until:
+        clock.sleep(_LOOK_EVERY_S)
+
+
+def _wait_for_lane(run: RunFolder, clock: Clock, wait_s: float) -> None:
+    """The job's supervisor looks for the word that was said: only this run's lane ends."""
+    until = clock.monotonic() + wait_s
+    while live_holder(run, now=clock.wall()) is not None and clock.monotonic() < until:
         clock.sleep(_LOOK_EVERY_S)
 
 
@@ -93,7 +103,8 @@ def _end_jobs(
 ) -> None:
     """Those that wait leave the queue. One that runs is told, and may take its time to save: a
     `scancel` would leave it no more than KillWait."""
-    jobs = [job for job in known.of(run) if _is_alone(run, job)]
+    jobs = [job for job in known.of(run) if not is_shared(run, job.folder)]
+    shared = [job for job in known.of(run) if job not in jobs and is_packed(job.folder)]
     for job in reversed(jobs):  # from the last: none must start because another is gone
         with contextlib.suppress(SlurmRefused):  # it has just ended
             if job.is_running:
@@ -112,12 +123,8 @@ def _end_jobs(
     for job in running:
         with contextlib.suppress(SlurmRefused):
             controller.slurm.cancel(job.number)
-
-
-def _is_alone(run: RunFolder, job: RunsJob) -> bool:
-    """Does the job work for no other run that is still wanted?"""
-    others = [RunFolder(Path(run.path.parent, name)) for name in runs_of(job.folder)]
-    return not any(is_wanted(other) for other in others if other.name != run.name)
+    if any(job.is_running for job in shared):
+        _wait_for_lane(run, clock, wait_s)
 
 
 def _answer(run: RunFolder, state: str, holder: Holder | None, known: Known) -> dict[str, Any]:

@@ -118,6 +118,7 @@ def _lanes(
         "device": device,
         "gpu": spec.cluster.gpu,
         "nodes": spec.cluster.nodes if terms.backend == "slurm" else 1,
+        "gpus": job.gpus,
         "cpus": job.cpus,
         "limit_s": job.limit_s,
         "surplus_s": terms.surplus_s,

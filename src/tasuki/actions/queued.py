@@ -17,6 +17,7 @@ from tasuki.scheduler.slurm.client import Slurm, SlurmError
 from tasuki.scheduler.slurm.succession import COMMENT
 from tasuki.scheduler.slurm.text import QueuedJob, UnknownWords
 from tasuki.store.atomic import read_json
+from tasuki.store.control import is_wanted
 from tasuki.store.jobs import JobFolder, job_folder, list_jobs
 from tasuki.store.runs import RunFolder
 
@@ -99,6 +100,19 @@ def join(queue: Queue, runs: Path) -> Known:
 def runs_of(job: JobFolder) -> list[str]:
     lanes: list[dict[str, Any]] = read_json(job.lanes)["lanes"]
     return list(dict.fromkeys(item["run"] for lane in lanes for item in lane["items"]))
+
+
+def is_packed(job: JobFolder) -> bool:
+    """Do its runs have lanes of their own, so that one of them may end while the others go on?"""
+    value = read_json(job.lanes)
+    items = [item for lane in value["lanes"] for item in lane["items"]]
+    return value.get("nodes", 1) == 1 and all(item.get("id") is not None for item in items)
+
+
+def is_shared(run: RunFolder, job: JobFolder) -> bool:
+    """Does the job work for another run that is still wanted?"""
+    others = [RunFolder(run.path.parent / name) for name in runs_of(job) if name != run.name]
+    return any(is_wanted(other) for other in others)
 
 
 def is_gone(known: Known, job: JobFolder) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from tasuki.actions.freeze import log_change, snapshot_code
-from tasuki.actions.queued import runs_of
+from tasuki.actions.queued import is_packed, runs_of
 from tasuki.clock import Clock
 from tasuki.errors import RunError, TasukiError
 from tasuki.spec.load import load_cluster
@@ -20,8 +20,11 @@ from tasuki.spec.resolved import (
     experiment_from_plain,
 )
 from tasuki.store.atomic import read_json, shaped, write_json
-from tasuki.store.jobs import list_jobs
+from tasuki.store.claims import highest_claim
+from tasuki.store.control import Word, last_said, say
+from tasuki.store.jobs import JobFolder, last_start, list_jobs, read_outcome
 from tasuki.store.runs import RunFolder
+from tasuki.telemetry.view import live_holder
 
 
 def frozen_spec(
@@ -55,6 +58,32 @@ def last_backend(run: RunFolder) -> str:
         return "local"
     newest = max(names, key=lambda job: job.lanes.stat().st_mtime)
     return str(read_json(newest.lanes).get("backend", "local"))
+
+
+def resume_in_its_job(run: RunFolder, clock: Clock, *, takes_current_code: bool) -> str | None:
+    """Where a job still works for other runs beside this one, which was stopped: let it go on
+    there. The job's name; None: there is no such job."""
+    said = last_said(run)
+    if said is None or said.word is Word.LIFT or live_holder(run, now=clock.wall()) is not None:
+        return None
+    jobs = [job for job in list_jobs(run.path.parent) if run.name in runs_of(job)]
+    job = next((job for job in jobs if is_packed(job) and _works(job, clock)), None)
+    if job is None:
+        return None
+    if takes_current_code:
+        take_current_code(run, clock)
+    say(run, Word.LIFT, reason="a person said so", claim=highest_claim(run))
+    return job.name
+
+
+def _works(job: JobFolder, clock: Clock) -> bool:
+    """Does it hold a run now?"""
+    start = last_start(job)
+    if not start or read_outcome(job, start) is not None:
+        return False
+    runs = [RunFolder(job.runs / name) for name in runs_of(job)]
+    holders = [live_holder(run, now=clock.wall()) for run in runs]
+    return any(holder and (holder.job, holder.start) == (job.name, start) for holder in holders)
 
 
 def _cluster_of(value: dict[str, Any], environ: Mapping[str, str]) -> ResolvedCluster:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tasuki.actions.queued import Known, RunsJob, is_gone
+from tasuki.actions.starts import what_keeps
 from tasuki.clock import utc
 from tasuki.store.atomic import FORMAT, read_json, read_json_or_none, shaped
 from tasuki.store.attempts import live_runner, read_attempt_end, read_holder
@@ -94,9 +95,9 @@ def state_of(run: RunFolder, *, now: float) -> tuple[str, str]:
         return _STATE_OF[said.word], said.reason
     claim = highest_claim(run)
     if claim == 0:
-        return "waiting", "not started yet"
+        return "waiting", what_keeps(run) or "not started yet"
     if live_runner(run) is not None:
-        return "waiting", "between two attempts: `tasuki run` is about to go on"
+        return "waiting", what_keeps(run) or "between two attempts: `tasuki run` is about to go on"
     end = read_attempt_end(run, claim)
     if end is None:
         return "handed-over", f"the last attempt died without a word; {_on(run)}"
@@ -104,7 +105,8 @@ def state_of(run: RunFolder, *, now: float) -> tuple[str, str]:
         cause = _CAUSES.get(str(end["cause"]), str(end["cause"]))
         return "handed-over", f"{cause}; {_on(run)}"
     if end["ending"] == "done":
-        return "waiting", "what was asked for is done; `tasuki run` does the stages that are left"
+        left = "what was asked for is done; `tasuki run` does the stages that are left"
+        return "waiting", what_keeps(run) or left
     return "waiting", str(end.get("message", ""))
 
 

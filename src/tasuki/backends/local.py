@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -26,7 +26,7 @@ from tasuki.store.atomic import FILE_MODE
 from tasuki.store.attempts import read_holder
 from tasuki.store.claims import highest_claim
 from tasuki.store.control import Word, last_said, say
-from tasuki.store.jobs import JobFolder, last_start, read_outcome
+from tasuki.store.jobs import JobFolder, last_start, make_smaller, read_outcome
 from tasuki.store.runs import RunFolder
 
 _TICK_S = 0.1
@@ -293,12 +293,20 @@ class LocalBackend:
         outcome = read_outcome(job.job.folder, job.start) or self._bury(job)
         verdict, job.exit_code = Verdict(outcome["verdict"]), int(outcome["exit_code"])
         if verdict is not Verdict.END and not self.is_interrupted:
-            # The plan of a job's smaller successor is `plan`'s business; here the job comes back.
             job.state = JobState.WAITING
-            self._on_event("job-requeued", f"job {job.job.folder.name} requeued")
+            words = self._shrink(job, outcome) if verdict is Verdict.SUCCESSOR else "requeued"
+            self._on_event("job-requeued", f"job {job.job.folder.name} {words}")
             return
         job.state = JobState.ENDED
         self._on_event("job-ended", f"job {job.job.folder.name} ended")
+
+    def _shrink(self, job: _Running, outcome: Mapping[str, Any]) -> str:
+        """The same folder starts again with fewer GPUs: others may have the rest."""
+        gpus, before = int(outcome.get("gpus") or job.job.gpus), job.job.gpus
+        if gpus >= before or not make_smaller(job.job.folder, gpus=gpus, cpus=outcome.get("cpus")):
+            return "requeued"
+        job.job = replace(job.job, gpus=gpus)
+        return f"goes on with {gpus} of {before} GPUs"
 
     def _bury(self, job: _Running) -> dict[str, Any]:
         """A supervisor died without a word: another one says what that means."""

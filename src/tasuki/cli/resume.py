@@ -42,16 +42,21 @@ def command(
 ) -> int:
     """Go on with a run that is held, failed, cancelled or was stopped, from its last checkpoint."""
     from tasuki.actions.plan import make_plan
-    from tasuki.actions.resume import frozen_spec, last_backend
+    from tasuki.actions.resume import frozen_spec, last_backend, resume_in_its_job
     from tasuki.actions.runs import find_run
     from tasuki.cli.run import run_and_show
     from tasuki.cli.submit import submit_and_show
+    from tasuki.clock import SystemClock
 
     torchrun = enter_torchrun(os.environ)
     if torchrun is not None and not torchrun.leads:
         return 0
     folder = find_run(run, runs_folder(runs))
     spec, experiment = frozen_spec(folder, os.environ)
+    if not (accepted or dry_run or torchrun is not None or is_here is not None):
+        job = resume_in_its_job(folder, SystemClock(), takes_current_code=code == "current")
+        if job is not None:
+            return _show_job(folder.name, job, as_json=as_json)
     request = replace(
         make_request(spec, (), (), measure=spec.cluster.time_limit_s is not None),
         folders={experiment.name: folder},
@@ -84,4 +89,14 @@ def command(
         from tasuki.views.plan import show_plan
 
         show_plan(plan, python=request.python, runs=spec.runs)
+    return 0
+
+
+def _show_job(run: str, job: str, *, as_json: bool) -> int:
+    from tasuki.store.atomic import FORMAT
+
+    if as_json:
+        print_json({"format": FORMAT, "experiment": run, "job": job})
+    else:
+        click.echo(f"run `{run}` goes on in job {job}, which still works for others", err=True)
     return 0

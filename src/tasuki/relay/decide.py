@@ -87,6 +87,8 @@ def _first_work(run: RunView) -> Train | Evaluate | Finish | None:
     for stage in run.stages:
         if not stage.is_trained:
             return Train(stage.name)
+        if stage.name == run.until and run.trains_only:
+            return None
         if stage.wants_evaluation and not stage.is_evaluated:
             return Evaluate(stage.name)
         if stage.name == run.until and stage is not run.stages[-1]:
@@ -146,15 +148,38 @@ def counts_as_failure(end: PhaseEnded) -> bool:
     return end.ending is Ending.FAILED and (end.cause not in _EXCUSES or end.has_stepped)
 
 
-def settle(lanes: Sequence[LaneEnd]) -> Settlement:
-    """Requeue while the unfinished lanes hold at least half of the GPUs, else a smaller job."""
+def settle(lanes: Sequence[LaneEnd], *, gpus: int | None = None) -> Settlement:
+    """Requeue while what is left could use at least half of the GPUs, else a smaller job. `gpus`:
+    of the job, where its lanes overlap."""
     again = [lane for lane in lanes if _comes_back(lane)]
-    if again:
-        held = sum(lane.gpus for lane in again)
-        total = sum(lane.gpus for lane in lanes)
-        verdict = Verdict.REQUEUE if 2 * held >= total else Verdict.SUCCESSOR
-        return Settlement(verdict, EXIT_RESUME_ME)
-    return Settlement(Verdict.END, _exit_code([lane.action for lane in lanes]))
+    if not again:
+        return Settlement(Verdict.END, _exit_code([lane.action for lane in lanes]))
+    usable = usable_gpus(again)
+    total = sum(lane.gpus for lane in lanes) if gpus is None else gpus
+    # A later job of the plan waits for the end of this one: it must not begin with these runs.
+    is_awaited = any(lane.is_continued for lane in again)
+    if 2 * usable >= total or is_awaited:
+        return Settlement(Verdict.REQUEUE, EXIT_RESUME_ME)
+    return Settlement(Verdict.SUCCESSOR, EXIT_RESUME_ME, gpus=usable)
+
+
+def usable_gpus(lanes: Sequence[LaneEnd]) -> int:
+    """How many GPUs these could use side by side: those with equally many others before them never
+    wait for each other."""
+    after = {lane.number: lane.after for lane in lanes if lane.number is not None}
+    depths: dict[int, int] = {}
+
+    def depth(number: int) -> int:
+        if number not in depths:
+            before = [depth(other) + 1 for other in after[number] if other in after]
+            depths[number] = max(before, default=0)
+        return depths[number]
+
+    widths: dict[int, int] = {}
+    for lane in lanes:
+        level = 0 if lane.number is None else depth(lane.number)
+        widths[level] = widths.get(level, 0) + lane.gpus
+    return max(widths.values(), default=0)
 
 
 def _comes_back(lane: LaneEnd) -> bool:
@@ -192,7 +217,7 @@ def _exit_code(actions: Sequence[Action]) -> int:
         states
     ):
         return EXIT_FAILED
-    left = {"cancelled", "superseded"} & set(states)
+    left = {"cancelled", "superseded", "blocked"} & set(states)
     if left or any(isinstance(action, HandOver) for action in actions):
         return EXIT_RESUME_ME
     return EXIT_DONE

@@ -50,6 +50,8 @@ class RunView:
     stages: tuple[StageView, ...]
     until: str | None = None
     """The last stage wanted from this job; None: all."""
+    trains_only: bool = False
+    """Of that last stage: somebody else evaluates it."""
     is_complete: bool = False
     word: str | None = None
     """The last of cancel, hold, fail, lift."""
@@ -131,7 +133,8 @@ class Leave:
     """Nothing to do here."""
 
     state: str
-    """complete, done (the wanted stages), cancelled, held, failed or superseded."""
+    """complete, done (the wanted stages), cancelled, held, failed, superseded, or blocked (what it
+    comes after did not end well)."""
 
 
 Action = Train | Evaluate | Finish | HandOver | Retry | Hold | Fail | Leave
@@ -142,21 +145,27 @@ class Verdict(StrEnum):
 
     REQUEUE = "requeue"
     SUCCESSOR = "successor"
-    """End, and submit a smaller job for the lanes that are left."""
+    """End, and have a smaller job go on with what is left."""
     END = "end"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneEnd:
-    """How a lane ended, and what it held."""
+    """How a lane, or one item of a packed job, ended; and what it held."""
 
     gpus: int
     action: Action
     is_continued: bool = False
     """A later job of the plan goes on with this lane's runs."""
+    number: int | None = None
+    """Of the item; None: the lane of a job that is not packed."""
+    after: tuple[int, ...] = ()
+    """Items that must end before this one can begin."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
     verdict: Verdict
     exit_code: int
+    gpus: int | None = None
+    """Of the smaller job."""

@@ -16,7 +16,9 @@ from tasuki.store.atomic import (
     FOLDER_MODE,
     FORMAT,
     make_folder,
+    read_json,
     read_json_or_none,
+    shaped,
     translated,
     write_json,
 )
@@ -98,9 +100,9 @@ class JobFolder:
         """The claim of the run that a lane works on, for the ranks of other nodes."""
         return self.path / f"claim.{start}.{lane}.json"
 
-    def rendezvous(self, claim: int, number: int) -> Path:
+    def rendezvous(self, run: str, claim: int, number: int) -> Path:
         """Where the ranks of one phase meet."""
-        return self.path / f"rendezvous.{claim}.{number}.json"
+        return self.path / f"rendezvous.{run}.{claim}.{number}.json"
 
 
 def job_folder(runs: Path, name: str) -> JobFolder:
@@ -146,6 +148,27 @@ def write_outcome(job: JobFolder, start: int, value: dict[str, Any]) -> None:
 
 def read_outcome(job: JobFolder, start: int) -> dict[str, Any] | None:
     return read_json_or_none(job.outcome(start))
+
+
+def count_gpus(lanes: Mapping[str, Any]) -> int:
+    """Of a node of the job, by its `lanes.json`."""
+    if lanes.get("gpus") is not None:
+        return max(1, int(lanes["gpus"]))
+    return max((gpu + 1 for lane in lanes["lanes"] for gpu in lane["gpus"]), default=1)
+
+
+def make_smaller(job: JobFolder, *, gpus: int, cpus: int | None) -> bool:
+    """Rewrite the lanes of a packed job that goes on with fewer GPUs: which item runs on which of
+    them is found at its start. False: it is not packed, and stays as it is."""
+    value = read_json(job.lanes)
+    with shaped(job.lanes):
+        items = [item for lane in value["lanes"] for item in lane["items"]]
+        if any(item.get("id") is None for item in items):
+            return False
+        lanes = [{**lane, "gpus": list(range(len(lane["gpus"])))} for lane in value["lanes"]]
+    smaller = {"gpus": gpus, "cpus": value.get("cpus") if cpus is None else cpus, "lanes": lanes}
+    write_json(job.lanes, {**value, **smaller})
+    return True
 
 
 def plan_path(runs: Path, plan_id: str) -> Path:

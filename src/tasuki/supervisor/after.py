@@ -21,7 +21,20 @@ from typing import TYPE_CHECKING, Any
 from tasuki.clock import Clock
 from tasuki.errors import EXIT_DONE, EXIT_FAILED, EXIT_RESUME_ME
 from tasuki.relay.decide import after_stillbirth, next_action
-from tasuki.relay.values import Action, Cause, Ending, HandOver, Hold, PhaseEnded, Retry, Verdict
+from tasuki.relay.values import (
+    Action,
+    Cause,
+    Ending,
+    Evaluate,
+    Finish,
+    HandOver,
+    Hold,
+    PhaseEnded,
+    Retry,
+    Started,
+    Train,
+    Verdict,
+)
 from tasuki.scheduler.local import told_cause
 from tasuki.store.attempts import read_attempt_end, read_holder, write_attempt_end
 from tasuki.store.claims import highest_claim
@@ -64,6 +77,8 @@ def settle_job(job: JobOrder, place: Place, *, clock: Clock, environment: Mappin
     if cause is Cause.CANCELLED:
         _say(f"job {place.number} was cancelled: it does not come back")
         return EXIT_RESUME_ME
+    if verdict is Verdict.SUCCESSOR and _is_succeeded(slurm, job, place, start, shown):
+        return EXIT_DONE
     return _come_back(slurm, job, place, shown)
 
 
@@ -109,6 +124,29 @@ def _come_back(slurm: Slurm, job: JobOrder, place: Place, shown: ShownJob | None
             return _submit_successor(slurm, job, place)
     _say(f"job {place.number} comes back")
     return EXIT_RESUME_ME
+
+
+def _is_succeeded(
+    slurm: Slurm, job: JobOrder, place: Place, start: int, shown: ShownJob | None
+) -> bool:
+    """By a smaller job; where Slurm brings this one back by itself, or refuses, as it is."""
+    from tasuki.scheduler.slurm.allocation import is_coming_back
+    from tasuki.scheduler.slurm.client import SlurmError
+    from tasuki.scheduler.slurm.succession import submit_smaller
+
+    told = read_outcome(job.folder, start) or {}
+    if told.get("gpus") is None or (shown is not None and is_coming_back(shown)):
+        return False
+    gpus, cpus = int(told["gpus"]), told.get("cpus")
+    user, after = str(os.getuid()), str(place.number)
+    try:
+        number = submit_smaller(slurm, job.folder, gpus=gpus, cpus=cpus, after=after, user=user)
+    except SlurmError as error:
+        _say(f"no smaller job goes on: {error.message}")
+        return False
+    if number is not None:
+        _say(f"job {number} goes on with {gpus} of {job.gpus} GPUs when this one has ended")
+    return number is not None
 
 
 def _submit_successor(slurm: Slurm, job: JobOrder, place: Place) -> int:
@@ -172,7 +210,8 @@ def _bury(job: JobOrder, place: Place, start: int, cause: Cause, clock: Clock) -
 
 def _settle(actions: list[Action]) -> dict[str, Any]:
     if any(
-        isinstance(action, Retry) or (isinstance(action, HandOver) and action.is_resumed)
+        isinstance(action, Retry | Train | Evaluate | Finish)
+        or (isinstance(action, HandOver) and action.is_resumed)
         for action in actions
     ):
         return {"verdict": Verdict.REQUEUE, "exit_code": EXIT_RESUME_ME}
@@ -203,13 +242,16 @@ def _bury_attempt(
     job: JobOrder, start: int, run: RunFolder, until: str | None, end: PhaseEnded, clock: Clock
 ) -> Action:
     claim = highest_claim(run)
+    view = read_view(run, until=until, requeue=job.requeue)
+    if job.is_packed and not (_is_ours(job, start, run) and read_attempt_end(run, claim) is None):
+        return next_action(view, Started(end.cause))  # not in work when the supervisor died
     told = read_recent_events(run, claim)
     own = replace(
         end,
         has_progressed=_has_committed(run, claim),
         has_stepped=any(event["kind"] == "progress" for event in told),
     )
-    action = next_action(read_view(run, until=until, requeue=job.requeue), own)
+    action = next_action(view, own)
     if _is_ours(job, start, run) and read_attempt_end(run, claim) is None:
         write_attempt_end(run, claim, {**asdict(own), "at": clock.wall()})
         log = EventLog(run, claim=claim, node=0, who="after", clock=clock)

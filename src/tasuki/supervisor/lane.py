@@ -33,7 +33,7 @@ from tasuki.store.claims import highest_claim, take_claim
 from tasuki.store.control import Word, say
 from tasuki.supervisor.figures import Figures, lane_figures
 from tasuki.supervisor.finish import finish_run
-from tasuki.supervisor.job import JobOrder, LaneItem, LaneOrder
+from tasuki.supervisor.job import JobOrder, LaneItem, LaneOrder, share_of_cpus
 from tasuki.supervisor.phase import Launcher, Phase
 from tasuki.supervisor.place import Place
 from tasuki.supervisor.ranks import PhaseOrder, publish_order, start_ranks
@@ -133,7 +133,12 @@ class Lane:
         self._act(action)
 
     def _view(self, item: LaneItem) -> RunView:
-        return read_view(item.run, until=item.until, requeue=self.job.requeue)
+        return read_view(
+            item.run,
+            until=item.until,
+            requeue=self.job.requeue,
+            trains_only=item.trains_only,
+        )
 
     def _act(self, action: Action) -> None:
         attempt = self.attempt
@@ -195,6 +200,7 @@ class Lane:
             number=attempt.num_phases,
             world=num_ranks,
             host=self.place.host,
+            cpus=self._cpus_of_rank(),
         )
         attempt.events.add("worker-started", phase=kind, stage=stage, ranks=num_ranks)
         if kind == "train" and self.place.nodes > 1:
@@ -212,6 +218,13 @@ class Lane:
         self._tell_deadline()
         if self.notice is not Cause.NONE:
             self._notice_phase()
+
+    def _cpus_of_rank(self) -> int | None:
+        """Of a packed job the item's own share, so that it is the same in every attempt."""
+        if self.attempt is None or self.attempt.item.number is None:
+            return None
+        share = share_of_cpus(self.attempt.item, width=len(self.order.gpus), job=self.job)
+        return max(1, (share or 1) // len(self.order.gpus))
 
     def on_phase_ended(self) -> None:
         """All ranks are gone: find out what that means and go on."""

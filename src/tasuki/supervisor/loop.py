@@ -8,11 +8,13 @@ import contextlib
 import os
 import selectors
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from functools import cached_property, partial
+from typing import TYPE_CHECKING
 
 from tasuki.clock import Clock
-from tasuki.errors import StoreError, TasukiError
+from tasuki.errors import RunError, StoreError, TasukiError, UsageError
 from tasuki.relay.decide import settle, stops_successors
 from tasuki.relay.values import Cause, LaneEnd, Settlement, Verdict
 from tasuki.scheduler.allocation import Allocation
@@ -20,10 +22,13 @@ from tasuki.scheduler.local import LocalAllocation
 from tasuki.signals import SignalPipe
 from tasuki.store.atomic import create_exclusive
 from tasuki.store.jobs import begin_start, write_outcome
-from tasuki.supervisor.job import JobOrder
+from tasuki.supervisor.job import JobOrder, LaneOrder
 from tasuki.supervisor.lane import Lane
 from tasuki.supervisor.phase import Launcher, Phase, Rank
 from tasuki.supervisor.place import Place
+
+if TYPE_CHECKING:  # for packed jobs only
+    from tasuki.supervisor.packed import PackedLanes
 
 _TICK_S = 0.25
 _ANSWERS_WITHIN_S = 3.0
@@ -48,13 +53,11 @@ class Supervisor:
         self._place = place = place or Place()
         self._start = begin_start(job.folder, place.origin)
         self._leash = leash
-        ask = self._ask_deadline
-        self._lanes = [
-            Lane(job, order, number, self._start, clock, launch, environment, place, ask)
-            for number, order in enumerate(job.lanes)
-        ]
+        self._launch = launch
         self._asked_at = clock.monotonic()
-        self._has_notice = False
+        self._notice = Cause.NONE
+        self._lanes: list[Lane] = []
+        self._packed: PackedLanes | None = None
         self._remaining_at: float | None = None
         """On the monotonic clock: when the scheduler ends this start."""
 
@@ -65,8 +68,7 @@ class Supervisor:
             if self._leash is not None:
                 os.set_blocking(self._leash, False)
                 selector.register(self._leash, selectors.EVENT_READ, "leash")
-            for lane in self._lanes:
-                self._guard(lane, lane.begin)
+            self._begin()
             # Not before: the ranks' imports take seconds, and a busy controller may too.
             self._ask_deadline()
             while any(lane.end is None for lane in self._lanes):
@@ -75,6 +77,68 @@ class Supervisor:
         for lane in self._lanes:
             lane.end_sinks()
         return settlement
+
+    def _begin(self) -> None:
+        if self._job.is_packed:
+            from tasuki.supervisor.packed import PackedLanes
+
+            self._packed = PackedLanes(self._job, self._make_lane, self._clock)
+            self._take_up()
+            return
+        if len(self._job.lanes) > 1 and self._job.nodes > 1:
+            raise UsageError(
+                f"job {self._job.folder.name} has several lanes on {self._job.nodes} nodes",
+                hint="lanes lie inside one node: ask for one, or let every stage use all GPUs",
+            )
+        self._lanes = [self._make_lane(order, n) for n, order in enumerate(self._job.lanes)]
+        for lane in self._lanes:
+            self._guard(lane, lane.begin)
+
+    def _make_lane(self, order: LaneOrder, number: int) -> Lane:
+        lane = Lane(
+            self._job,
+            order,
+            number,
+            self._start,
+            self._clock,
+            self._launch,
+            self._environment,
+            self._place,
+            self._ask_deadline,
+        )
+        if self._remaining_at is not None:
+            lane.set_remaining(self._remaining_s())
+        return lane
+
+    def _remaining_s(self) -> float | None:
+        """By the last answer."""
+        end = self._remaining_at
+        return None if end is None else end - self._clock.monotonic()
+
+    def _take_up(self) -> None:
+        """Of a packed job: begin what there are free GPUs for. Some end at once."""
+        packed = self._packed
+        while packed is not None and self._notice is Cause.NONE:
+            lanes = packed.next_lanes(self._remaining_s())
+            self._lanes += lanes
+            for lane in lanes:
+                self._guard(lane, lane.begin)
+            if packed.items.problem:
+                _say(f"the plan could not be asked what comes next: {packed.items.problem}")
+            if not packed.note_ends(has_notice=False):
+                return
+
+    def _watch_items(self) -> None:
+        """Of a packed job: what people say of one run, and what ended."""
+        packed = self._packed
+        if packed is None:
+            return
+        now = self._clock.monotonic()
+        until = now + self._job.notice_s(is_preempted=False)
+        for lane in packed.listen(now):
+            self._guard(lane, partial(lane.give_notice, Cause.CANCELLED, until=until))
+        packed.note_ends(has_notice=self._notice is not Cause.NONE)
+        self._take_up()
 
     def _turn(self, selector: selectors.DefaultSelector, signals: SignalPipe) -> None:
         wires = {rank.wire.fileno(): (phase, rank) for phase, rank in self._open_wires()}
@@ -92,11 +156,12 @@ class Supervisor:
                 phase, rank = wires[key.fd]
                 for message in rank.wire.receive() or ():
                     phase.on_message(message, rank)
-        if signals.has_notice and not self._has_notice:
+        if signals.has_notice and self._notice is Cause.NONE:
             now = self._clock.monotonic()  # before the controller takes its time
             self._give_notice(self._cause(), now)
         self._watch_clock()
         self._reap()
+        self._watch_items()
 
     def _open_wires(self) -> Iterator[tuple[Phase, Rank]]:
         for lane in self._lanes:
@@ -124,9 +189,9 @@ class Supervisor:
             self._give_notice(Cause.INTERRUPTED, self._clock.monotonic())
 
     def _give_notice(self, cause: Cause, now: float) -> None:
-        if self._has_notice:
+        if self._notice is not Cause.NONE:
             return
-        self._has_notice = True
+        self._notice = cause
         if cause is Cause.CANCELLED and self._job.is_slurm:
             with contextlib.suppress(StoreError):
                 from tasuki.supervisor.turn import remember_cancel
@@ -164,28 +229,47 @@ class Supervisor:
                 self._guard(lane, lane.on_phase_ended)
 
     def _guard(self, lane: Lane, act: Callable[[], None]) -> None:
-        """A lane whose run folder cannot be written ends; the other lanes go on."""
+        """A lane whose run folder cannot be written, or whose ranks cannot be started, ends; the
+        other lanes go on."""
         try:
             act()
         except TasukiError as error:
             lane.give_up(error)
+        except OSError as error:
+            if self._packed is None:
+                raise  # a requeue may help, and nobody else is here
+            lane.give_up(RunError(f"it cannot be worked on here: {error}"))
 
     def _settle(self) -> Settlement:
-        ends = [lane.end for lane in self._lanes if lane.end is not None]
-        settlement = settle(ends)
+        settlement, lanes = self._packed_ends() if self._packed else self._plain_ends()
         value = {
             "verdict": settlement.verdict,
             "exit_code": settlement.exit_code,
             "at": self._clock.wall(),
-            "lanes": [_describe(end) for end in ends],
+            **lanes,
         }
         try:
             write_outcome(self._job.folder, self._start, value)
-            if settlement.verdict is Verdict.REQUEUE and self._place.number is not None:
+            if settlement.verdict is not Verdict.END and self._place.number is not None:
                 self._mark_return(self._place.number)
         except StoreError:
             return Settlement(Verdict.END, settlement.exit_code)
         return settlement
+
+    def _plain_ends(self) -> tuple[Settlement, dict[str, object]]:
+        ends = [lane.end for lane in self._lanes if lane.end is not None]
+        return settle(ends), {"lanes": [_describe(end) for end in ends]}
+
+    def _packed_ends(self) -> tuple[Settlement, dict[str, object]]:
+        packed = self._packed
+        assert packed is not None
+        ends = packed.ends(self._notice)
+        settlement = settle(ends, gpus=self._job.gpus)
+        lanes = [{**packed.describe(end), **_describe(end)} for end in ends]
+        if settlement.gpus is None:
+            return settlement, {"lanes": lanes}
+        cpus = packed.items.cpus_for(settlement.gpus, ends)
+        return settlement, {"gpus": settlement.gpus, "cpus": cpus, "lanes": lanes}
 
     def _mark_return(self, number: str) -> None:
         """Slurm has requeued the job already: its script need not ask, and is gone the sooner."""
@@ -223,6 +307,11 @@ def _signals() -> Iterator[SignalPipe]:
         yield signals
     finally:
         signals.restore()
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"tasuki: {text}\n")
+    sys.stderr.flush()
 
 
 def _describe(end: LaneEnd) -> dict[str, object]:

@@ -34,6 +34,8 @@ class PhaseOrder:
     world: int
     host: str = LOOPBACK
     """Where they meet."""
+    cpus: int | None = None
+    """Of each rank, where lanes share a node; None: a rank takes its share of the node's."""
 
 
 def publish_order(job: JobFolder, start: int, number: int, order: PhaseOrder) -> None:
@@ -99,6 +101,7 @@ def _start_rank(
         "--world": str(order.world),
         "--host": order.host,
         "--fd": str(theirs.fileno()),
+        **({} if order.cpus is None else {"--cpus": str(order.cpus)}),
     }
     process = launch(
         Launch(
@@ -106,7 +109,7 @@ def _start_rank(
             python=job.python,
             container=job.container,
             cwd=job.cwd,
-            environment=_environment(order, gpu, environment),
+            environment=_environment(order, gpu, environment, device=job.device),
             log=order.run.logs / f"{name}.log",
             err=order.run.logs / f"{name}.err",
             fd=theirs.fileno(),
@@ -116,10 +119,14 @@ def _start_rank(
     return Rank(rank, process, wire, log=order.run.logs / f"{name}.log")
 
 
-def _environment(order: PhaseOrder, gpu: int, environment: Mapping[str, str]) -> dict[str, str]:
+def _environment(
+    order: PhaseOrder, gpu: int, environment: Mapping[str, str], *, device: str
+) -> dict[str, str]:
     own: dict[str, Any] = {k: v for k, v in environment.items() if k not in _NEVER_PASSED}
     visible = own.get("CUDA_VISIBLE_DEVICES", "")
-    if visible:
+    if device == "cuda" and "CUDA_VISIBLE_DEVICES" not in own:
+        own["CUDA_VISIBLE_DEVICES"] = str(gpu)  # all are seen: lanes must not meet on the first
+    elif visible:
         # Slurm may give UUIDs: hand on the lane's own entries, as they stand.
         ids = visible.split(",")
         own["CUDA_VISIBLE_DEVICES"] = ids[gpu] if gpu < len(ids) else visible

@@ -18,7 +18,9 @@ SILENT_AFTER_S = 900.0
 """An attempt on another host that has said nothing for so long is taken for dead."""
 
 
-def read_view(run: RunFolder, *, until: str | None, requeue: bool | int) -> RunView:
+def read_view(
+    run: RunFolder, *, until: str | None, requeue: bool | int, trains_only: bool = False
+) -> RunView:
     if run.is_complete():
         return RunView(stages=(), is_complete=True)
     with shaped(run.spec):
@@ -28,6 +30,7 @@ def read_view(run: RunFolder, *, until: str | None, requeue: bool | int) -> RunV
     return RunView(
         stages=stages,
         until=until,
+        trains_only=trains_only,
         word=str(said[-1].word) if said else None,
         failures=_count_failures(run, ends, forgiven=_forgiven(said)),
         preemptions=count_preemptions(run),

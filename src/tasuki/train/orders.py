@@ -20,3 +20,5 @@ class Orders:
     fd: int | None
     host: str = "127.0.0.1"
     """Where the first rank can be reached by all."""
+    cpus: int | None = None
+    """Of this rank, in a job of several lanes; None: its share of the node's."""

@@ -129,7 +129,7 @@ def _make_task(orders: Orders, watch: Watch, stopwatch: Stopwatch, clock: Clock)
     stage = experiment.stages[names.index(orders.stage)]
     parse_export(stage.export)  # a mistake shows now, not when the stage is done
     device = choose_device(job, orders.rank)
-    cpus = cpus_of_rank(job, world=orders.world)
+    cpus = orders.cpus or cpus_of_rank(job, world=orders.world)
     workers = stage.loader.workers if isinstance(stage.loader.workers, int) else None
     threads, spare = share_cpus(cpus, is_gpu=device.type == "cuda", workers=workers)
     if stage.exact and (frozen := frozen_threads(run)):
@@ -141,7 +141,7 @@ def _make_task(orders: Orders, watch: Watch, stopwatch: Stopwatch, clock: Clock)
         rank=orders.rank,
         world=orders.world,
         device=device,
-        rendezvous=job.rendezvous(orders.claim, orders.number),
+        rendezvous=job.rendezvous(run.name, orders.claim, orders.number),
         host=orders.host,
         clock=clock,
     )
@@ -189,7 +189,8 @@ def _set_variables(orders: Orders, run: RunFolder, job: JobFolder) -> str:
     chosen = choose_allocator(stage.get("allocator"), os.environ, device=device)
     os.environ.update(chosen.variables)
     if stage.get("compile"):
-        keep_kernels(run.compiled, os.environ, cpus=len(os.sched_getaffinity(0)))
+        cpus = len(os.sched_getaffinity(0))
+        keep_kernels(run.compiled, os.environ, cpus=min(cpus, orders.cpus or cpus))
     return chosen.note
 
 
@@ -248,5 +249,6 @@ def _parse(arguments: list[str]) -> Orders:
     ):
         parser.add_argument(f"--{name}", type=kind, required=True)
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--fd", type=int, default=None)
+    for name in ("fd", "cpus"):
+        parser.add_argument(f"--{name}", type=int, default=None)
     return Orders(**vars(parser.parse_args(arguments)))

@@ -174,6 +174,10 @@ class Slurm:
         """`limit` as Slurm writes it: `+02:00:00` adds, `24:00:00` sets."""
         self._tell("scontrol", "update", f"jobid={job}", f"TimeLimit={limit}")
 
+    def set_dependency(self, job: str, words: str) -> None:
+        """Of a job that waits."""
+        self._tell("scontrol", "update", f"JobId={job}", f"Dependency={words}")
+
     # -- how ------------------------------------------------------------------------------------
 
     def _ask(self, *command: str) -> str:

@@ -1,0 +1,320 @@
+"""Several lanes of one job side by side: whatever happens to one run, the others go on, and each
+ends as if it had been alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+from tests.harness.packed import Packed, make_packed
+
+from tasuki.actions.cancel import cancel_run
+from tasuki.actions.status import state_of
+from tasuki.backends.local import LocalBackend, LocalJob, Preemption
+from tasuki.clock import SystemClock
+from tasuki.relay.values import Cause
+from tasuki.scheduler.local import give_cause
+from tasuki.store.attempts import read_attempt_end
+from tasuki.store.claims import list_claims
+from tasuki.store.control import last_said
+from tasuki.store.jobs import make_smaller
+from tasuki.supervisor.job import read_job
+
+CLOCK = SystemClock()
+LONG = [{"name": "one", "data": "d", "epochs": 100}]
+
+
+def items(*names: str, **more: object) -> list[dict]:
+    return [{"run": name, **more} for name in names]
+
+
+def experiment(pause: float = 0.0, **more: object) -> dict:
+    """24 steps, unless asked otherwise."""
+    params = {"pause": pause, "norm": "layer", **more.pop("params", {})}  # type: ignore[dict-item]
+    return {"params": params, **more}
+
+
+def preempt(packed: Packed, started) -> int:
+    give_cause(packed.job, start=1, cause=Cause.PREEMPTED)
+    started.kill(signal.SIGTERM)
+    return started.wait()
+
+
+@pytest.fixture(scope="module")
+def alone(warm, tmp_path_factory):
+    """The runs one by one, each by its own job."""
+    folder = tmp_path_factory.mktemp("alone") / "p"
+    packed = make_packed(folder, {name: experiment(seed=n) for n, name in enumerate("abc")})
+    for job in packed.alone.values():
+        assert warm.start(job.path).wait() == 0, packed.logs()
+    return packed
+
+
+def test_lanes_run_side_by_side_and_each_run_ends_as_if_it_were_alone(warm, tmp_path, alone):
+    three = {name: experiment(0.05, seed=n) for n, name in enumerate("abc")}
+    packed = make_packed(tmp_path / "p", three)
+    packed.pack([([0], items("a")), ([1], items("b")), ([2], items("c"))])
+    assert warm.start(packed.job.path).wait() == 0, packed.logs()
+    begins = [packed.at(name, "attempt-started") for name in packed.runs]
+    ends = [packed.at(name, "complete") for name in packed.runs]
+    assert max(begins) < min(ends), "one after another"
+    assert [packed.attempts(name)[0]["gpus"] for name in packed.runs] == [1, 1, 1]
+    assert packed.outcome()["verdict"] == "end"
+    assert packed.differences(alone) == {}
+
+
+def test_a_notice_reaches_all_lanes_and_what_is_left_goes_on_to_the_same_end(warm, tmp_path, alone):
+    three = {name: experiment(0.05, seed=n) for n, name in enumerate("abc")}
+    packed = make_packed(tmp_path / "p", three)
+    lanes = [([0], [*items("a", start_s=0), *items("c", start_s=9)]), ([1], items("b", start_s=0))]
+    packed.pack(lanes)
+    started = warm.start(packed.job.path)
+    packed.wait(lambda: packed.steps("a") > 3 and packed.steps("b") > 3, "in both lanes")
+    assert preempt(packed, started) == 75, packed.logs()
+    assert packed.outcome()["verdict"] == "requeue"
+    assert {lane["action"] for lane in packed.outcome()["lanes"]} == {"handover"}
+    assert list_claims(packed.runs["c"]) == [], "it was not begun"
+    for name in "ab":
+        end = read_attempt_end(packed.runs[name], 1)
+        assert end is not None and (end["ending"], end["cause"]) == ("handed-over", "preempted")
+    assert warm.start(packed.job.path).wait() == 0, packed.logs()
+    assert packed.steps("a") == packed.steps("b") == 24, "steps were done twice"
+    assert packed.differences(alone) == {}
+
+
+def test_a_lane_that_fails_is_held_and_the_others_do_not_notice(warm, tmp_path, alone):
+    packed = make_packed(
+        tmp_path / "p",
+        {
+            "a": experiment(0.05, seed=0),
+            "bad": experiment(params={"fail_at": 1}),
+            "lost": experiment(),
+            "damaged": experiment(),
+            "b": experiment(seed=1),
+        },
+    )
+    shutil.rmtree(packed.runs["lost"].path)
+    packed.runs["damaged"].spec.write_text("{")
+    lanes = [([0], items("a")), ([1], items("lost", "bad", "damaged", "b"))]
+    packed.pack(lanes)
+    assert warm.start(packed.job.path).wait() == 1, packed.logs()
+    assert list_claims(packed.runs["bad"]) == [1, 2, 3]
+    said = last_said(packed.runs["bad"])
+    assert said is not None and said.word == "hold" and "planted failure" in said.reason
+    told = {lane["run"]: lane["action"] for lane in packed.outcome()["lanes"]}
+    assert told == {"a": "leave", "lost": "hold", "bad": "hold", "damaged": "hold", "b": "leave"}
+    assert list_claims(packed.runs["a"]) == [1]
+    for name in "ab":
+        assert packed.runs[name].is_complete()
+    assert packed.runs["b"].stage("one").weights.read_bytes() == (
+        alone.runs["b"].stage("one").weights.read_bytes()
+    )
+
+
+def test_what_starts_from_a_run_that_failed_is_never_begun_and_says_why(warm, tmp_path):
+    after = [{"name": "one", "data": "d", "epochs": 1, "init_from": "bad/one"}]
+    packed = make_packed(
+        tmp_path / "p",
+        {"bad": experiment(params={"fail_at": 0}), "next": experiment(stages=after)},
+    )
+    packed.pack([([0], items("bad")), ([1], items("next", after=[0]))])
+    assert warm.start(packed.job.path).wait() == 1, packed.logs()
+    assert list_claims(packed.runs["next"]) == []
+    state, reason = state_of(packed.runs["next"], now=CLOCK.wall())
+    assert state == "waiting"
+    assert reason.startswith(
+        "stage `one` starts from `bad/one`, which is held: `tasuki resume bad`"
+    )
+    assert packed.outcome()["verdict"] == "end"
+
+
+def test_a_free_lane_takes_what_waits_when_another_is_late(warm, tmp_path):
+    """By the plan `last` comes after `late`, on its GPU; but that one takes its time."""
+    packed = make_packed(
+        tmp_path / "p",
+        {"late": experiment(0.05, stages=LONG), "soon": experiment(), "last": experiment()},
+    )
+    packed.pack(
+        [
+            ([0], [*items("late", start_s=0, seconds=1), *items("last", start_s=1, seconds=1)]),
+            ([1], items("soon", start_s=0, seconds=9)),
+        ]
+    )
+    started = warm.start(packed.job.path)
+    packed.wait(packed.runs["last"].is_complete, "taken by the free lane")
+    assert not packed.runs["late"].is_complete() and packed.attempts("last")[0]["gpus"] == 1
+    assert preempt(packed, started) == 75
+
+
+def test_cancel_of_one_run_ends_its_lane_alone_and_resume_takes_it_up_again(warm, tmp_path):
+    packed = make_packed(
+        tmp_path / "p", {"a": experiment(0.05, stages=LONG), "b": experiment(0.05, stages=LONG)}
+    )
+    packed.pack([([0], items("a")), ([1], items("b"))])
+    started = warm.start(packed.job.path)
+    packed.wait(lambda: packed.steps("a") > 3 and packed.steps("b") > 3, "in both lanes")
+    answer = cancel_run(packed.runs["a"], clock=CLOCK, wait_s=30)
+    assert (answer["state"], answer["was_live"]) == ("cancelled", True)
+    end = read_attempt_end(packed.runs["a"], 1)
+    assert end is not None and (end["ending"], end["cause"]) == ("handed-over", "cancelled")
+    before = packed.steps("b")
+    packed.wait(lambda: packed.steps("b") > before + 3, "going on")
+    done = packed.steps("a")
+    resume = [sys.executable, "-m", "tasuki", "resume", "a", "--json"]
+    asked = subprocess.run(resume, cwd=packed.folder, capture_output=True, timeout=60, check=True)
+    assert json.loads(asked.stdout) == {"format": 1, "experiment": "a", "job": packed.job.name}
+    packed.wait(lambda: packed.steps("a") > done + 3, "going on again")
+    cancel_run(packed.runs["b"], clock=CLOCK, wait_s=30)
+    cancel_run(packed.runs["a"], clock=CLOCK, wait_s=30)  # alone: the job itself is told
+    assert started.wait() == 75
+    assert packed.outcome()["verdict"] == "end"
+
+
+@pytest.mark.long
+def test_a_wide_training_gives_its_gpus_back_before_it_is_evaluated(warm, tmp_path):
+    evaluated = experiment(seed=0, evaluate={"data": "d"})
+    packed = make_packed(tmp_path / "p", {"a": evaluated, "b": experiment()})
+    trains = items("a", until="one", trains_only=True, start_s=0, seconds=60)
+    evaluates = items("a", after=[0], start_s=60, seconds=60)
+    packed.pack([([0, 1], trains), ([0], evaluates), ([1], items("b", start_s=60, seconds=60))])
+    assert warm.start(packed.job.path).wait() == 0, packed.logs()
+    assert [told["gpus"] for told in packed.attempts("a")] == [2, 1]
+    assert packed.runs["a"].stage("one").evaluation.exists()
+    assert [told["gpus"] for told in packed.attempts("b")] == [1]
+
+
+def test_every_lane_has_its_share_of_cpus_and_its_own_meeting_place(warm, tmp_path):
+    """Ranks of two runs with the same claim meet in one job's folder."""
+    packed = make_packed(tmp_path / "p", {"a": experiment(), "b": experiment(), "c": experiment()})
+    packed.pack(
+        [
+            ([0, 1], items("a", cpus=2)),
+            ([2, 3], items("b", cpus=4)),
+            ([0], items("c", cpus=3, after=[0])),
+        ],
+        cpus=7,
+    )
+    assert warm.start(packed.job.path).wait() == 0, packed.logs()
+    threads = {
+        name: json.loads(run.frozen.read_text())["threads"] for name, run in packed.runs.items()
+    }
+    assert threads == {"a": 1, "b": 2, "c": 3}
+    assert sorted(path.name for path in packed.job.path.glob("rendezvous.*")) == [
+        "rendezvous.a.1.1.json",
+        "rendezvous.b.1.1.json",
+    ]
+
+
+def end_two_and_preempt(warm, tmp_path) -> Packed:
+    """Three lanes of four GPUs: two runs are done and one GPU is used when the notice comes."""
+    packed = make_packed(
+        tmp_path / "p",
+        {"a": experiment(0.05, stages=LONG), "b": experiment(seed=1), "c": experiment(seed=2)},
+    )
+    packed.pack([([0, 1], items("b", cpus=4)), ([2], items("c")), ([3], items("a"))], cpus=8)
+    started = warm.start(packed.job.path)
+    runs = packed.runs
+    packed.wait(lambda: runs["b"].is_complete() and runs["c"].is_complete(), "done, but for a")
+    packed.wait(lambda: packed.steps("a") > 3, "in lane a")
+    assert preempt(packed, started) == 75, packed.logs()
+    return packed
+
+
+def test_what_is_left_of_a_job_goes_on_with_as_many_gpus_as_it_can_use(warm, tmp_path):
+    packed = end_two_and_preempt(warm, tmp_path)
+    told = packed.outcome()
+    assert (told["verdict"], told["gpus"], told["cpus"]) == ("successor", 1, 2)
+    assert make_smaller(packed.job, gpus=told["gpus"], cpus=told["cpus"])
+    order = read_job(packed.job.path)
+    assert (order.gpus, order.cpus) == (1, 2)
+    started = warm.start(packed.job.path)
+    done = packed.steps("a")
+    packed.wait(lambda: packed.steps("a") > done + 3, "going on")
+    give_cause(packed.job, start=2, cause=Cause.PREEMPTED)
+    started.kill(signal.SIGTERM)
+    started.wait()
+    assert packed.outcome()["verdict"] == "requeue", "it cannot become smaller"
+    assert [len(list_claims(packed.runs[name])) for name in "abc"] == [2, 1, 1]
+
+
+@pytest.mark.long
+def test_a_cancelled_job_has_no_successor(warm, tmp_path):
+    packed = make_packed(
+        tmp_path / "p", {"a": experiment(0.05, stages=LONG), "b": experiment(seed=1)}
+    )
+    packed.pack([([0], items("a")), ([1, 2], items("b"))])
+    started = warm.start(packed.job.path)
+    packed.wait(packed.runs["b"].is_complete, "done, but for a")
+    give_cause(packed.job, start=1, cause=Cause.CANCELLED)
+    started.kill(signal.SIGTERM)
+    assert started.wait() == 75
+    assert packed.outcome()["verdict"] == "end"
+
+
+def test_a_supervisor_that_is_killed_brings_back_what_was_not_done_and_blames_nobody_else(
+    warm, tmp_path
+):
+    packed = make_packed(
+        tmp_path / "p",
+        {"a": experiment(0.05, stages=LONG), "b": experiment(seed=1), "c": experiment(seed=2)},
+    )
+    lanes = [([0], [*items("a", start_s=0), *items("c", start_s=9)]), ([1], items("b", start_s=0))]
+    packed.pack([lanes[0], ([1], [{**lanes[1][1][0], "until": "one", "continued": True}])])
+    started = warm.start(packed.job.path)
+    packed.wait(packed.runs["c"].is_complete, "done, but for a")
+    packed.wait(lambda: packed.steps("a") > 3, "in lane a")
+    started.kill(signal.SIGKILL)
+    started.wait()
+    after = [sys.executable, "-m", "tasuki.supervisor", str(packed.job.path), "--after"]
+    assert subprocess.run(after, timeout=60, check=False).returncode == 75
+    assert packed.outcome()["verdict"] == "requeue"
+    end = read_attempt_end(packed.runs["a"], 1)
+    assert end is not None and "died without a word" in end["message"]
+    assert [last_said(run) for run in packed.runs.values()] == [None, None, None]
+
+
+@pytest.mark.long
+def test_the_local_backend_gives_back_the_slots_that_a_smaller_job_does_not_need(tmp_path):
+    packed = make_packed(
+        tmp_path / "p",
+        {
+            "a": experiment(0.05, stages=[{"name": "one", "data": "d", "epochs": 30}]),
+            "b": experiment(seed=1),
+            "c": experiment(seed=2),
+            "d": experiment(seed=3),
+        },
+    )
+    packed.pack([([0], items("a")), ([1], items("b")), ([2], items("c"))])
+    runs, told = packed.runs, []
+    backend = LocalBackend(
+        clock=CLOCK,
+        slots=3,
+        environment=dict(os.environ),
+        preemption=Preemption(
+            when=lambda: (
+                runs["b"].is_complete() and runs["c"].is_complete() and packed.steps("a") > 3
+            )
+        ),
+        on_event=lambda kind, text: told.append((kind, text)),
+    )
+    jobs = [
+        LocalJob(
+            folder=folder,
+            after=(),
+            runs=tuple(runs[name] for name in names),
+            limit_s=None,
+            grace_s=30.0,
+            gpus=gpus,
+        )
+        for folder, names, gpus in ((packed.job, "abc", 3), (packed.alone["d"], "d", 1))
+    ]
+    assert backend.run(jobs) == 0, packed.logs()
+    assert ("job-requeued", f"job {packed.job.name} goes on with 1 of 3 GPUs") in told
+    assert all(run.is_complete() for run in runs.values())
+    assert packed.steps("a") == 180, "steps were done twice"
+    assert packed.at("d", "attempt-started") < packed.at("a", "complete"), "slots stayed taken"
