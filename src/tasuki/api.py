@@ -45,6 +45,8 @@ from tasuki.actions.status import read_status
 from tasuki.actions.submit import SubmitRequest
 from tasuki.actions.submit import submit as submit_jobs
 from tasuki.actions.tune import DEFAULT_BUDGET, TuneRequest, read_switches, tune_batch, tune_stage
+from tasuki.actions.what_if import WhatIfRequest, read_knobs
+from tasuki.actions.what_if import what_if as compare_plans
 from tasuki.clock import SystemClock
 from tasuki.scheduler.slurm.client import Slurm
 from tasuki.spec.export import FileFormat
@@ -116,8 +118,18 @@ def plan(
     stages: Sequence[str] = (),
     settings: Sequence[str] = (),
     config: str | None = None,
+    what_if: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """What would be done, in which jobs, how long it takes. Changes nothing."""
+    """What would be done, in which jobs, how long it takes. Changes nothing. With `what_if`
+    (`gpus=2,4,8`) the plans of every combination instead."""
+    if what_if:
+        return compare_plans(
+            WhatIfRequest(
+                knobs=read_knobs(what_if),
+                load=lambda more: _load(spec, (*settings, *more), config),
+                request=lambda loaded: _request(loaded, experiments, stages),
+            )
+        )
     request = _request(_load(spec, settings, config), experiments, stages)
     return make_plan(request).as_json()
 
