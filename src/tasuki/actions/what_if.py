@@ -19,7 +19,7 @@ from tasuki.actions.measure import measure_stages
 from tasuki.actions.plan import PlanRequest, make_plan
 from tasuki.errors import TasukiError, UsageError
 from tasuki.plan.values import FORMAT, Plan
-from tasuki.spec.check import hints_of
+from tasuki.spec.check import hints_of, nearest
 from tasuki.spec.resolved import ResolvedExperiment, ResolvedSpec, to_plain
 from tasuki.spec.settings import read_settings
 from tasuki.spec.written import Cluster
@@ -129,6 +129,11 @@ def _read_knob(text: str) -> Knob:
             hint="write for example --what-if gpus=2,4,8",
         )
     path = f"cluster.{key}" if key.split(".")[0] in hints_of(Cluster) else key
+    first, _, rest = path.partition(".")
+    if first == "cluster" and rest.split(".")[0] not in hints_of(Cluster):
+        near = nearest(rest, hints_of(Cluster))
+        hint = f"did you mean `{near}`?" if near else f"known: {' '.join(hints_of(Cluster))}"
+        raise UsageError(f"--what-if {text}: unknown key `{rest}` in `cluster`", hint=hint)
     return Knob(key=key, path=path, values=values)
 
 
@@ -145,9 +150,6 @@ def what_if(request: WhatIfRequest) -> dict[str, Any]:
     for case in cases:
         read_settings([f"{key}={value}" for key, value in case.settings.items()], environ={})
         _load(case, request)
-    if all(case.spec is None for case in cases):
-        assert cases[0].error is not None  # a mistake in what was typed, then
-        raise cases[0].error
     measured = _Measured()
     for number, case in enumerate([base, *cases]):
         words = f"{number} of {len(cases)}: {_in_words(case)}" if number else "the spec as it is"

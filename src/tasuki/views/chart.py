@@ -130,9 +130,10 @@ def _start_of(job: Mapping[str, Any], ends: Mapping[str, float]) -> float:
 
 
 def _end_of(job: Mapping[str, Any], start_s: float, drafts: Sequence[_Draft]) -> float:
-    """Of what is known; a job that nobody knows the end of lasts up to its limit."""
+    """Of what is known; a job whose last piece on a GPU has no known end lasts up to its limit."""
     ends = [draft.start_s if draft.end_s is None else draft.end_s for draft in drafts]
-    if job["limit_s"] is not None and any(draft.end_s is None for draft in drafts):
+    last = {gpu: draft for draft in sorted(drafts, key=_order) for gpu in draft.gpus}
+    if job["limit_s"] is not None and any(draft.end_s is None for draft in last.values()):
         ends.append(start_s + job["limit_s"])
     return max([start_s, *ends])
 
@@ -171,11 +172,15 @@ def _chart_job(
     )
 
 
+def _order(draft: _Draft) -> tuple[float, int]:
+    return (draft.start_s, draft.number)
+
+
 def _bars(drafts: Sequence[_Draft], open_end: float) -> Iterator[Bar]:
     """What is not known ends where the next one on this GPU begins."""
-    ordered = sorted(drafts, key=lambda draft: (draft.start_s, draft.number))
+    ordered = sorted(drafts, key=_order)
     nexts = [*(draft.start_s for draft in ordered[1:]), open_end]
-    for draft, following in zip(ordered, nexts, strict=True):
+    for draft, following in zip(ordered, nexts, strict=False):
         end = draft.end_s if draft.end_s is not None else max(following, draft.start_s)
         yield Bar(
             number=draft.number,

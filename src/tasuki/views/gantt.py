@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from string import ascii_letters
 from typing import Any
 
@@ -129,7 +130,7 @@ def gantt_lines(plan: Mapping[str, Any], console: Console, *, unit: str = "GPU")
         yield Text(wrap(_head(job, chart, unit), console.width), style="bold")
         for row in job.rows:
             paint = _Paint(signs=signs, width=width, legend=legend, colours=colours)
-            line = Text(f"{unit} {row.gpu}".ljust(label), style="dim")
+            line = Text().append(f"{unit} {row.gpu}".ljust(label), style="dim")
             yield line.append_text(paint.row(row, job, chart))
     if more:
         dots = "..." if signs is _ASCII else "…"
@@ -172,8 +173,8 @@ class _Paint:
             style = self._style(bar)
             cells[left:right] = [(char, style) for char in self._bar(bar, right - left)]
         line = Text()
-        for char, style in cells:
-            line.append(char, style=style)
+        for style, chars in groupby(cells, key=lambda cell: cell[1]):
+            line.append("".join(char for char, _ in chars), style=style)
         line.rstrip()
         return line
 
@@ -256,7 +257,7 @@ def _flow(words: Sequence[str], width: int) -> Iterator[Text]:
     """Side by side, as many as a line holds; one that is wider is cut."""
     line = ""
     for whole in words:
-        word = whole if cell_len(whole) <= width else set_cell_size(whole, width)
+        word = whole if cell_len(whole) <= width else f"{set_cell_size(whole, width - 1)}~"
         if line and cell_len(line) + 3 + cell_len(word) > width:
             yield Text(line, style="dim")
             line = ""

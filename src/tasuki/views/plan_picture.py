@@ -13,7 +13,7 @@ from typing import Any
 from tasuki.units import format_seconds
 from tasuki.views.chart import Bar, Chart, JobChart, chart_of, ticks
 from tasuki.views.gantt import whole_name
-from tasuki.views.marks import marked
+from tasuki.views.marks import marked, without_paths
 from tasuki.views.pieces import batch_of, steps_of
 from tasuki.views.plan_facts import pieces_of, share
 
@@ -159,7 +159,7 @@ class _Drawing:
             words.append(f"steps {steps}")
         if batch := batch_of(piece):
             words.append(f"batch {batch}")
-        return "\n".join(words)
+        return without_paths("\n".join(words))
 
     def _deadline(self, height: int) -> Iterator[str]:
         at_s = self.chart.deadline_s
