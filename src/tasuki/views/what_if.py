@@ -23,6 +23,8 @@ _DROP = ("useful", "known from", "p10–p90", "jobs", "GPU-hours")
 """What gives way first where the table is wider than the window."""
 _LEFT = ("known from", "deadline", "verdict")
 _SHORT = 28
+_LONG = 64
+"""Letters of a reason in the table; of the long one only where nothing gives way for it."""
 _Case = Mapping[str, Any]
 
 
@@ -41,29 +43,33 @@ def show_what_if(found: Mapping[str, Any], *, console: Console | None = None) ->
 
 def _fit(cases: Sequence[_Case], console: Console) -> Table:
     """Columns are left out, not cut, until the others fit."""
-    rows = [(_cells(case), "red" if case["error"] else "") for case in cases]
-    empty = [name for name in rows[0][0] if not any(cells[name] for cells, _ in rows)]
-    names = [name for name in rows[0][0] if name not in empty]
     wide = console.options.update(max_width=_ANY_WIDTH)
-    for gone in ("", *_DROP):
-        names = [name for name in names if name != gone]
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
-        for at, name in enumerate(names):
-            is_left = at < len(cases[0]["settings"]) or name in _LEFT
-            table.add_column(name, justify="left" if is_left else "right")
-        for cells, style in rows:
-            bold = "bold" if cells["verdict"].startswith(("fastest", "cheapest")) else style
-            table.add_row(*(Text(cells[name]) for name in names), style=bold)
+    table = Table()
+    for letters, gone in [(_LONG, ()), *((_SHORT, _DROP[:at]) for at in range(len(_DROP) + 1))]:
+        table = _draw(cases, letters, gone)
         if table.__rich_measure__(console, wide).maximum <= console.width:
             break
     return table
 
 
-def _cells(case: _Case) -> dict[str, str]:
+def _draw(cases: Sequence[_Case], letters: int, gone: Sequence[str]) -> Table:
+    rows = [_cells(case, letters) for case in cases]
+    names = [name for name in rows[0] if name not in gone and any(cells[name] for cells in rows)]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+    for at, name in enumerate(names):
+        is_left = at < len(cases[0]["settings"]) or name in _LEFT
+        table.add_column(name, justify="left" if is_left else "right")
+    for case, cells in zip(cases, rows, strict=True):
+        style = "red" if case["error"] else "bold" if case["best"] else ""
+        table.add_row(*(Text(cells[name]) for name in names), style=style)
+    return table
+
+
+def _cells(case: _Case, letters: int) -> dict[str, str]:
     settings = {_short_key(key): neutral(value) for key, value in case["settings"].items()}
     names = ("makespan", "p10–p90", "jobs", "GPU-hours", "cost", "useful", "deadline", "known from")
     if case["error"] is not None:
-        return {**settings, **dict.fromkeys(names, ""), "verdict": _verdict(case)}
+        return {**settings, **dict.fromkeys(names, ""), "verdict": _verdict(case, letters)}
     low, high = case["makespan_s_p10"], case["makespan_s_p90"]
     has_spread = low is not None and high is not None
     told = (
@@ -76,7 +82,7 @@ def _cells(case: _Case) -> dict[str, str]:
         _deadline(case),
         ", ".join(_source(source, case) for source in case["sources"]),
     )
-    return {**settings, **dict(zip(names, told, strict=True)), "verdict": _verdict(case)}
+    return {**settings, **dict(zip(names, told, strict=True)), "verdict": _verdict(case, letters)}
 
 
 def _source(source: str, case: _Case) -> str:
@@ -103,17 +109,17 @@ def _deadline(case: _Case) -> str:
     return f"{word} {format_seconds(abs(spare))}"
 
 
-def _verdict(case: _Case) -> str:
+def _verdict(case: _Case, letters: int = _SHORT) -> str:
     """In a few words; the whole of it stands below."""
     if case["error"] is not None:
         reason = " ".join(neutral(case["error"]).split())
-        return f"refused: {reason if len(reason) <= _SHORT else _cut(reason)}"
+        return f"refused: {reason if len(reason) <= letters else _cut(reason, letters)}"
     words = [*case["best"], *(["as in the spec"] if case["is_base"] else [])]
     return ", ".join(words)
 
 
-def _cut(reason: str) -> str:
-    return f"{reason[:_SHORT].rsplit(' ', 1)[0]} …"
+def _cut(reason: str, letters: int) -> str:
+    return f"{reason[:letters].rsplit(' ', 1)[0]} …"
 
 
 def _print_short(case: _Case, console: Console) -> None:
