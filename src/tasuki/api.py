@@ -45,6 +45,8 @@ from tasuki.actions.status import read_status
 from tasuki.actions.submit import SubmitRequest
 from tasuki.actions.submit import submit as submit_jobs
 from tasuki.actions.tune import DEFAULT_BUDGET, TuneRequest, read_switches, tune_batch, tune_stage
+from tasuki.actions.what_if import WhatIfRequest, read_knobs
+from tasuki.actions.what_if import what_if as compare_plans
 from tasuki.clock import SystemClock
 from tasuki.scheduler.slurm.client import Slurm
 from tasuki.spec.export import FileFormat
@@ -119,11 +121,24 @@ def plan(
     config: str | None = None,
     deadline: str | None = None,
     exact: str | None = None,
+    what_if: Sequence[str] = (),
 ) -> dict[str, Any]:
     """What would be done, in which jobs, how long it takes. Changes nothing. `deadline`: `6h` or a
-    date with a time; `exact`: how long CP-SAT may look for a shorter packing."""
-    loaded = _load(spec, settings, config)
-    request = _request(loaded, experiments, stages, deadline=deadline, exact=exact)
+    date with a time; `exact`: how long CP-SAT may look for a shorter packing. With `what_if`
+    (`gpus=2,4,8`) the plans of every combination instead."""
+
+    def ask(loaded: ResolvedSpec) -> PlanRequest:
+        return _request(loaded, experiments, stages, deadline=deadline, exact=exact)
+
+    if what_if:
+        return compare_plans(
+            WhatIfRequest(
+                knobs=read_knobs(what_if),
+                load=lambda more: _load(spec, (*settings, *more), config),
+                request=ask,
+            )
+        )
+    request = ask(_load(spec, settings, config))
     return make_plan(request).as_json()
 
 

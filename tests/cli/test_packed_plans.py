@@ -164,9 +164,7 @@ def test_a_file_beside_the_listed_experiments_that_looks_like_one_is_named(here,
     for name in ("one", "two"):
         (folder / f"{name}.yaml").write_text(json.dumps({"stages": [stage("s", "1h")]}))
     (folder / "other.yaml").write_text("services: {web: 1}\n")
-    (warning,) = [
-        w for w in here(folder, "plan", "--json").json()["warnings"] if "not listed" in w
-    ]
+    (warning,) = [w for w in here(folder, "plan", "--json").json()["warnings"] if "not listed" in w]
     assert "`two.yaml`" in warning and "one.yaml" not in warning and "other" not in warning
 
 

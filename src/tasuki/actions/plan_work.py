@@ -14,7 +14,6 @@ from msgspec import structs
 
 from tasuki.actions.foreseen import Foreseen, Foresight, foresee, predicted_in_words
 from tasuki.actions.machine import cpus_for, device_for
-from tasuki.actions.measure import measure_stages
 from tasuki.actions.outlook import Outlook
 from tasuki.actions.own_steps import own_steps
 from tasuki.actions.plan_request import PlanRequest, gpus_of, ranks_of
@@ -263,7 +262,7 @@ def _measure_on(
 ) -> dict[str, dict[str, Any]]:
     cluster = request.spec.cluster
     try:
-        return measure_stages(
+        return request.measurer(
             experiment,
             [stage.name for stage in stages],
             folder=request.spec.folder,

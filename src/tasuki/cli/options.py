@@ -139,6 +139,13 @@ def make_request(
     )
 
 
+def unit_of(request: PlanRequest) -> str:
+    """What `cluster.gpus` counts here."""
+    from tasuki.actions.machine import device_for
+
+    return "slot" if device_for(request.spec.cluster, request.machine) == "cpu" else "GPU"
+
+
 def runs_folder(runs: Path | None) -> Path:
     """--runs, else as the spec here says, else ./runs; without reading the spec where it can be."""
     if runs is not None:

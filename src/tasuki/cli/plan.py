@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
 import click
 
 from tasuki.cli.options import (
@@ -12,17 +16,35 @@ from tasuki.cli.options import (
     read_spec,
     spec_options,
     time_options,
+    unit_of,
 )
+from tasuki.errors import EXIT_DONE, EXIT_FAILED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tasuki.actions.plan import PlanRequest
+    from tasuki.spec.resolved import ResolvedSpec
 
 
 @click.command(
     cls=ManyValues,
-    epilog="Example:  tasuki plan --set cluster.time_limit=8h --stages small_512 small_1024",
+    epilog="""\b
+Example:  tasuki plan --set cluster.time_limit=8h --stages small_512 small_1024
+          tasuki plan --html plan.html
+          tasuki plan --what-if gpus=2,4,8 --what-if gpu=a100-40gb,h100-80gb
+""",
 )
 @spec_options
 @time_options
 @click.option("--new", "is_new", is_flag=True, help="Plan as if nothing were done yet.")
 @click.option("--no-measure", is_flag=True, help="Do not measure steps of unknown stages.")
+@click.option(
+    "--html", "page", type=click.Path(path_type=Path), metavar="FILE", help="Write it as a page."
+)
+@click.option(
+    "--what-if", "knobs", multiple=True, metavar="KEY=A,B", help="Compare plans of these values."
+)
 @json_option
 def command(
     spec: str,
@@ -34,12 +56,18 @@ def command(
     exact: str | None,
     is_new: bool,
     no_measure: bool,
+    page: Path | None,
+    knobs: tuple[str, ...],
     as_json: bool,
-) -> None:
+) -> int:
     """Show the jobs, how long they take, how that is known, and the command of every job.
 
     Times come from `expect`, else from this run's events, else from history, else some steps are
     measured here. Nothing is changed.
+
+    With --what-if every combination of the values is planned, and the plans are compared: keys of
+    the cluster (gpus, gpu, time_limit, nodes) or any that --set takes. Exit code 1 if all of them
+    are refused.
     """
     from dataclasses import replace
 
@@ -47,20 +75,84 @@ def command(
     from tasuki.clock import SystemClock
     from tasuki.views.waiting import Waiting
 
-    request = make_request(
-        read_spec(spec, settings, config),
-        experiments,
-        stages,
+    if page is not None:
+        _refuse_page(page, knobs)
+
+    def load(more: tuple[str, ...]) -> ResolvedSpec:
+        return read_spec(spec, (*settings, *more), config)
+
+    ask = partial(
+        make_request,
+        experiments=experiments,
+        stages=stages,
         is_new=is_new,
         measure=not no_measure,
         deadline=deadline,
         exact=exact,
     )
+    if knobs:
+        return _compare(knobs, load, ask, as_json=as_json)
+    request = ask(load(()))
     with Waiting(clock=SystemClock()) as waiting:
-        plan = make_plan(replace(request, on_progress=waiting.say))
+        plan = make_plan(replace(request, on_progress=waiting.say)).as_json()
+    if page is not None:
+        _write_page(page, plan, unit_of(request))
     if as_json:
-        print_json(plan.as_json())
-        return
-    from tasuki.views.plan import show_plan
+        print_json(plan)
+    else:
+        from tasuki.views.plan import show_plan
 
-    show_plan(plan.as_json(), python=request.python, runs=request.spec.runs)
+        show_plan(plan, python=request.python, runs=request.spec.runs, unit=unit_of(request))
+    return EXIT_DONE
+
+
+def _refuse_page(page: Path, knobs: tuple[str, ...]) -> None:
+    """Before anything is measured. A page of before is replaced, anything else is not."""
+    from tasuki.errors import UsageError
+
+    if knobs:
+        raise UsageError("--html shows one plan, --what-if compares several", hint="leave one out")
+    if not page.parent.is_dir():
+        raise UsageError(f"there is no folder {page.parent} for {page.name}", hint="make it first")
+    if page.exists() and not (page.is_file() and _is_page(page)):
+        raise UsageError(
+            f"{page} is there and is no HTML page: it is not replaced", hint="give another name"
+        )
+
+
+def _is_page(path: Path) -> bool:
+    with path.open("rb") as file:
+        start = file.read(512).lstrip().lower()
+    return not start or start.startswith((b"<!doctype html", b"<html"))
+
+
+def _write_page(page: Path, plan: dict[str, Any], unit: str) -> None:
+    from tasuki.store.atomic import write_bytes
+    from tasuki.views.plan_page import page_of
+
+    write_bytes(page, page_of(plan, unit=unit).encode("utf-8"))
+    click.echo(f"wrote {page}", err=True)
+
+
+def _compare(
+    texts: tuple[str, ...],
+    load: Callable[[tuple[str, ...]], ResolvedSpec],
+    ask: Callable[[ResolvedSpec], PlanRequest],
+    *,
+    as_json: bool,
+) -> int:
+    from tasuki.actions.what_if import WhatIfRequest, read_knobs, what_if
+    from tasuki.clock import SystemClock
+    from tasuki.views.waiting import Waiting
+
+    knobs = read_knobs(texts)
+    with Waiting(clock=SystemClock()) as waiting:
+        found = what_if(WhatIfRequest(knobs=knobs, load=load, request=ask, on_progress=waiting.say))
+    if as_json:
+        print_json(found)
+    else:
+        from tasuki.views.what_if import show_what_if
+
+        show_what_if(found)
+    is_any = any(case["error"] is None for case in found["cases"])
+    return EXIT_DONE if is_any else EXIT_FAILED

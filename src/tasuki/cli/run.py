@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,6 +17,7 @@ from tasuki.cli.options import (
     read_spec,
     spec_options,
     time_options,
+    unit_of,
 )
 from tasuki.cli.torchrun import enter_torchrun
 
@@ -152,7 +154,7 @@ def run_and_show(
                 lifts_hold=lifts_hold,
                 takes_current_code=takes_current_code,
                 waits_s=waits_s,
-                on_plan=view.show_plan,
+                on_plan=partial(view.show_plan, unit=unit_of(request)),
                 on_tick=view.tick,
                 on_event=view.say,
             )
@@ -189,5 +191,6 @@ def _dry_run(request: PlanRequest, as_json: bool) -> int:
     if as_json:
         print_json(plan.as_json())
     else:
-        show_plan(plan.as_json(), python=request.python, runs=request.spec.runs)
+        unit = unit_of(request)
+        show_plan(plan.as_json(), python=request.python, runs=request.spec.runs, unit=unit)
     return 0

@@ -118,5 +118,6 @@ def submit_and_show(
         return 0
     from tasuki.views.submit import show_submitted
 
-    show_submitted(values, python=request.python, runs=request.spec.runs, is_dry=is_dry)
+    runs, unit = request.spec.runs, "slot" if request.spec.cluster.gpu == "cpu" else "GPU"
+    show_submitted(values, python=request.python, runs=runs, is_dry=is_dry, unit=unit)
     return 0

@@ -8,7 +8,7 @@ of `cluster`, by `doctor`, and by whoever asks Slurm for GPUs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -51,6 +51,7 @@ class WrittenGpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     memory: rules.CardBytes | Unset = UNSET
     bandwidth: rules.Bandwidth | Unset = UNSET
     tflops: WrittenTflops | Unset = UNSET
+    price_per_gpu_hour: rules.NotNegative | Unset = UNSET
 
 
 class WrittenPartition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -106,6 +107,7 @@ class SiteGpu:
     """Bytes per second."""
     tflops: Mapping[str, float] = field(default_factory=dict)
     """By precision, dense. Of these three: what is not written is as estimate/gpus.py has it."""
+    price_per_gpu_hour: float | None = None
 
     @property
     def is_named(self) -> bool:
@@ -149,13 +151,22 @@ class Site:
     def under(self, root: Node) -> Node:
         """A written spec over this site: what the spec says stays."""
         written = root.entries().get("cluster")
-        cluster = self.cluster
+        layers = [self.cluster]
         if written is not None and written.content is not None:
-            cluster = merge_layers(cluster, written)
+            layers.append(written)
+        cluster = merge_layers(*layers[:1], *self._price_of_card(layers), *layers[1:])
         cluster = self._with_grace(cluster)
         if not cluster.entries():
             return root
         return Node({**root.entries(), "cluster": cluster}, root.mark)
+
+    def _price_of_card(self, layers: Sequence[Node]) -> list[Node]:
+        """Of the card that is meant: it says more than one price for all, and less than a spec."""
+        gpu = merge_layers(*layers).entries().get("gpu")
+        known = None if gpu is None else self.gpus.get(str(gpu.content))
+        if gpu is None or known is None or known.price_per_gpu_hour is None:
+            return []
+        return [Node({"price_per_gpu_hour": Node(known.price_per_gpu_hour, gpu.mark)}, gpu.mark)]
 
     def _with_grace(self, cluster: Node) -> Node:
         """Nobody says how long the grace is, but it is known of the partition."""
@@ -279,7 +290,12 @@ def _gpu(node: Node) -> SiteGpu:
         memory_bytes=read_card_bytes(given["memory"].plain()) if "memory" in given else None,
         bandwidth=read_bandwidth(given["bandwidth"].plain()) if "bandwidth" in given else None,
         tflops={k: float(c.plain()) for k, c in rates.items() if c.content is not None},  # type: ignore[arg-type]
+        price_per_gpu_hour=_number(given.get("price_per_gpu_hour")),
     )
+
+
+def _number(node: Node | None) -> float | None:
+    return None if node is None else float(str(node.content))
 
 
 def _partition(node: Node) -> SitePartition:

@@ -13,6 +13,8 @@ from rich.text import Text
 
 from tasuki.clock import Clock
 from tasuki.units import format_seconds
+from tasuki.views.chart import is_packed
+from tasuki.views.gantt import show_gantt
 from tasuki.views.status import bar
 from tasuki.views.text import count, money, neutral, number, say
 
@@ -63,13 +65,16 @@ class LiveView:
         else:
             self.say("plan", f"{text} …")
 
-    def show_plan(self, plan: Any) -> None:
+    def show_plan(self, plan: Any, *, unit: str = "GPU") -> None:
+        """One line; where lanes run side by side also which of them does what when."""
         num = len(plan.jobs)
         if num:
             expected = plan.makespan_s
             told = f", about {format_seconds(expected)}" if expected is not None else ""
             told += f", cost {money(plan.cost)}" if plan.cost is not None else ""
             self.say("plan", f"plan {plan.id}: {num} job{'s' if num != 1 else ''}{told}")
+        if is_packed(values := plan.as_json()):
+            show_gantt(values, self.console, unit=unit)
         for warning in plan.warnings:
             self.say("warning", f"warning: {warning}")
 

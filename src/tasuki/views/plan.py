@@ -1,4 +1,7 @@
-"""A plan as a table: jobs, what is in them, how long, how that is known, and the commands."""
+"""A plan as a table: jobs, what is in them, how long, how that is known, and the commands.
+
+One of lanes side by side is shown by packed.py.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,14 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from tasuki.units import format_seconds
-from tasuki.views.text import count, money, neutral, warn
+from tasuki.views.chart import is_packed, number_of
+from tasuki.views.packed import show_packed
+from tasuki.views.pieces import batch_of, steps_of, time_of
+from tasuki.views.plan_facts import deadline_in_words
+from tasuki.views.text import encodable, money, neutral, say, warn
 
 _NARROW = 70
 _ROOMY = 100
-_FORETOLD = ("predicted", "history")
-"""Batches that may turn out otherwise."""
 
 
 def show_plan(
@@ -25,31 +29,41 @@ def show_plan(
     runs: str,
     console: Console | None = None,
     commands: bool = True,
+    unit: str = "GPU",
 ) -> None:
+    """`unit` is what `gpus` counts: GPUs, or slots of the CPU."""
     console = console or Console()
-    if not plan["jobs"]:
-        console.print("nothing left to do")
-    else:
-        if console.width < _NARROW:
-            _print_list(plan, console)
+    with encodable(console):
+        if not plan["jobs"]:
+            console.print("nothing left to do")
         else:
-            console.print(_table(plan, has_costs=_has_costs(plan) and console.width >= _ROOMY))
-        if plan["cost"] is not None:
-            console.print(f"cost {money(plan['cost'])}", highlight=False)
-        if commands:
-            _print_commands(plan, python, runs, console)
-    for warning in plan["warnings"]:
-        warn(console, warning)
+            if is_packed(plan):
+                show_packed(plan, console, unit=unit)
+            else:
+                _show_chain(plan, console)
+            if commands:
+                _print_commands(plan, python, runs, console)
+        for warning in plan["warnings"]:
+            warn(console, warning)
+
+
+def _show_chain(plan: dict[str, Any], console: Console) -> None:
+    if console.width < _NARROW:
+        _print_list(plan, console)
+    else:
+        console.print(_table(plan, has_costs=_has_costs(plan) and console.width >= _ROOMY))
+    if plan["cost"] is not None:
+        console.print(f"cost {money(plan['cost'])}", highlight=False)
+    if plan["deadline_s"] is not None:
+        say(console, f"deadline {deadline_in_words(plan)}")
 
 
 def _print_list(plan: dict[str, Any], console: Console) -> None:
     """For a narrow window."""
     for job in plan["jobs"]:
-        console.print(
-            f"job {job['name'].rsplit('-', 1)[-1]}  limit {_time(job['limit_s'])}", highlight=False
-        )
+        console.print(f"job {number_of(job)}  limit {time_of(job['limit_s'])}", highlight=False)
         for piece in [p for lane in job["lanes"] for p in lane["stages"]]:
-            words = f"  {piece['kind']} {piece['stage']}  {_time(piece['expected_s'])}"
+            words = f"  {piece['kind']} {piece['stage']}  {time_of(piece['expected_s'])}"
             console.print(words, highlight=False)
 
 
@@ -69,7 +83,7 @@ def _table(plan: dict[str, Any], *, has_costs: bool) -> Table:
         table.add_column("cost", justify="right")
     total: float | None = 0.0
     for job in plan["jobs"]:
-        first = (job["name"].rsplit("-", 1)[-1], _time(job["limit_s"]))
+        first = (number_of(job), time_of(job["limit_s"]))
         last = [money(job["cost"])] if has_costs else []
         lanes = [(len(lane["gpus"]), piece) for lane in job["lanes"] for piece in lane["stages"]]
         for ranks, piece in lanes:
@@ -79,43 +93,16 @@ def _table(plan: dict[str, Any], *, has_costs: bool) -> Table:
             table.add_row(
                 *first,
                 f"{piece['kind']} {where}{piece['stage']}",
-                _steps(piece),
-                _batch(piece, ranks),
-                _time(seconds),
-                _time(total),
+                steps_of(piece),
+                batch_of(piece, ranks),
+                time_of(seconds),
+                time_of(total),
                 piece["source"],
                 *last,
             )
             first, last = ("", ""), []
         table.add_section()
     return table
-
-
-def _steps(piece: dict[str, Any]) -> str:
-    if piece["kind"] != "train":
-        return ""
-    if piece["to_step"] is None:
-        return "–"
-    return f"{count(piece['from_step'])} – {count(piece['to_step'])}"
-
-
-def _batch(piece: dict[str, Any], ranks: int = 1) -> str:
-    """`64 = 8 × 4 × 2 (predicted)` with two ranks; what is not known before it runs is `auto`."""
-    source = piece["batch_source"]
-    if piece["kind"] != "train" or source == "command":
-        return ""
-    whole, mark = piece["effective_batch"], f" ({source})" if source in _FORETOLD else ""
-    if piece["budget"] is not None:
-        known = piece["budget"] if piece["budget"] == "auto" else count(piece["budget"])
-        return f"{whole}, budget {known}{mark}"
-    if piece["micro_batch"] is None:
-        return f"{whole}, auto"
-    times = f" × {ranks}" if ranks > 1 else ""
-    return f"{whole} = {piece['micro_batch']} × {piece['accumulation']}{times}{mark}"
-
-
-def _time(seconds: float | None) -> str:
-    return "–" if seconds is None else format_seconds(seconds)
 
 
 def _print_commands(plan: dict[str, Any], python: str, runs: str, console: Console) -> None:

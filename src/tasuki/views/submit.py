@@ -12,11 +12,19 @@ from tasuki.views.text import neutral, say
 
 
 def show_submitted(
-    values: dict[str, Any], *, python: str, runs: str, is_dry: bool, console: Console | None = None
+    values: dict[str, Any],
+    *,
+    python: str,
+    runs: str,
+    is_dry: bool,
+    console: Console | None = None,
+    unit: str = "GPU",
 ) -> None:
     console = console or Console()
     if values["jobs"]:
-        show_plan(values["plan"], python=python, runs=runs, console=console, commands=False)
+        show_plan(
+            values["plan"], python=python, runs=runs, console=console, commands=False, unit=unit
+        )
         console.print("what waits for what:")
         for line in _graph(values["jobs"]):
             console.print(f"  {escape(line)}", highlight=False, soft_wrap=True)

@@ -5,12 +5,17 @@ from __future__ import annotations
 import os
 import re
 import unicodedata
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?", re.DOTALL)
+
+_IN_ASCII = str.maketrans({"–": "-", "×": "x", "…": ".", "±": "~", "→": ">", "�": "?"})
+"""One for one: tables keep their widths."""
 
 
 def neutral(text: str) -> str:
@@ -60,6 +65,18 @@ def say(
 
 def warn(console: Console, text: str) -> None:
     say(console, text, label="warning:", label_style="yellow")
+
+
+@contextmanager
+def encodable(console: Console) -> Iterator[None]:
+    """What is printed within, in signs that the stream behind the console can take."""
+    if not console.options.ascii_only:
+        yield
+        return
+    with console.capture() as captured:
+        yield
+    words = captured.get().translate(_IN_ASCII)
+    console.file.write(words.encode(console.encoding, "replace").decode(console.encoding))
 
 
 def width_of(stream: TextIO) -> int | None:
