@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -201,7 +202,7 @@ def test_pieces_of_one_run_in_one_lane_are_one_item_with_its_share_and_its_time(
     for run in ("exp3", "exp4"):
         own = sorted((i for i in items if i["run"] == run), key=lambda i: i["start_s"])
         assert own[-1]["until"] is None and all(item["until"] for item in own[:-1])
-        for before, item in zip(own, own[1:], strict=False):
+        for before, item in pairwise(own):
             assert item["after"] == [before["id"]]
             assert item["start_s"] >= before["start_s"] + before["seconds"] - 0.002
     assert all(before in by_id for item in items for before in item["after"])

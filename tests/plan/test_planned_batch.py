@@ -14,7 +14,7 @@ from tasuki.spec.buckets import Buckets
 from tasuki.spec.resolved import ResolvedStage
 from tasuki.units import format_bytes
 from tasuki.views.inspect import _stages
-from tasuki.views.plan import _batch
+from tasuki.views.pieces import batch_of
 
 GPU = {"ranks": 2, "device": "cuda", "gpu": "a100-40gb"}
 
@@ -107,13 +107,13 @@ def test_a_command_has_batches_of_its_own():
 def test_a_table_says_what_is_only_foretold(known, words):
     names = ("micro_batch", "accumulation", "budget", "batch_source")
     piece = {"kind": "train", "effective_batch": 64, **dict(zip(names, known, strict=True))}
-    assert _batch(piece) == words
+    assert batch_of(piece) == words
 
 
 def test_a_batch_of_several_ranks_is_told_with_their_number():
     known = {"micro_batch": 16, "accumulation": 1, "budget": None, "batch_source": "given"}
     piece = {"kind": "train", "effective_batch": 32, **known}
-    assert _batch(piece, ranks=2) == "32 = 16 × 1 × 2"
+    assert batch_of(piece, ranks=2) == "32 = 16 × 1 × 2"
 
 
 def test_inspect_shows_the_budgets_of_stages():
