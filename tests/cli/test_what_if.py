@@ -118,7 +118,7 @@ def test_a_plan_that_is_refused_is_a_row_too_and_all_of_them_are_exit_code_1(her
     refused, able = said.json()["cases"]
     assert said.code == 0 and refused["error"] and able["error"] is None
     said = here(folder, "plan", "--what-if", "time_limit=1h,30m")
-    assert said.code == 1 and said.out.count("cannot keep 2h free") == 2
+    assert said.code == 1 and said.out.count("refused: ") >= 2 and "cannot keep 2h free" in said.out
 
 
 @pytest.mark.parametrize(

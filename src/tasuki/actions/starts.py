@@ -15,7 +15,7 @@ _WORDS = {Word.CANCEL: "was cancelled", Word.HOLD: "is held", Word.FAIL: "failed
 
 def what_keeps(run: RunFolder) -> str:
     """In words; empty: nothing does, as far as other runs go."""
-    for stage in read_json(run.spec)["spec"]["stages"]:
+    for stage in read_json(run.spec).get("spec", {}).get("stages", ()):
         word = str(stage.get("init_from") or "")
         if run.stage(stage["name"]).metrics.exists() or not _is_of_experiment(word):
             continue
