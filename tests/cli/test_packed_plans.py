@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -259,3 +260,67 @@ def test_a_job_of_one_lane_says_the_same_of_its_item(tmp_path):
     assert (item["id"], item["after"], item["until"]) == (0, [], None)
     assert item["cpus"] == value["cpus"] == 32
     assert item["start_s"] == 0.0 and item["seconds"] == pytest.approx(2 * 3609)
+
+
+# -- what a site allows, and what could be shared -------------------------------------------------
+
+
+def site(folder: Path, text: str) -> dict[str, str]:
+    (folder / "site.yaml").write_text(text)
+    return {"TASUKI_SITE": str(folder / "site.yaml")}
+
+
+def test_a_limit_that_the_partition_does_not_give_is_refused_with_the_plan_that_it_gives(
+    here, tmp_path
+):
+    folder = write(tmp_path / "p", five(), cluster={**CLUSTER, "partition": "short"})
+    environment = site(tmp_path, "partitions: {short: {longest: 2h}}\n")
+    said = here(folder, "plan", **environment)
+    assert said.code == 2 and "a job on `short` may last 2h" in said.err
+    assert "this would work: `cluster.time_limit: 2h` (" in said.err.replace("\n", " ")
+
+
+def test_more_jobs_than_the_site_takes_are_refused_before_submission(here, tmp_path):
+    cluster = {**CLUSTER, "partition": "short", "time_limit": "1h"}
+    folder = write(tmp_path / "p", five(), cluster=cluster)
+    said = here(folder, "plan", **site(tmp_path, "queue: {max_jobs: 2}\n"))
+    assert said.code == 2 and "but this site takes 2 of a user" in said.err
+    assert "`cluster.time_limit: " in said.err
+
+
+@pytest.mark.skipif(find_spec("ortools") is not None, reason="the solver is installed")
+def test_the_exact_solver_is_asked_for_by_its_extra_where_it_is_missing(here, tmp_path):
+    said = here(write(tmp_path / "p", five()), "plan", "--exact", "5s")
+    assert said.code == 2 and 'pip install "tasuki[exact]"' in said.err
+
+
+def history_of(folder: Path, ranks: int, seconds: float) -> None:
+    """One finished stage `s` of each of two experiments, on so many ranks."""
+    from tasuki.estimate.facts import family_key, stage_key
+    from tasuki.store.history import append_history
+
+    spec = load_spec(str(folder / "tasuki.yaml"), environ={})
+    own = spec.experiments[0].stages[0]
+    fact = {
+        "format": 1, "kind": "stage", "at": 1.0 + ranks, "run": "e", "experiment": "a",
+        "stage": "s", "claim": 1, "key": stage_key(own, device="cuda", ranks=ranks),
+        "family": family_key(own, device="cuda", ranks=ranks), "ranks": ranks, "steps": 100,
+        "steps_per_epoch": 10, "step_s": seconds / 100, "effective_batch": 8,
+    }  # fmt: skip
+    append_history(Path(spec.runs), f"r{ranks}", fact)
+
+
+def test_experiments_that_take_all_gpus_in_turn_hear_what_sharing_them_would_bring(here, tmp_path):
+    own = {name: {"stages": [{"name": "s", "data": "d", "epochs": 10}]} for name in ("a", "b")}
+    cluster = {"gpus": 2, "gpu": "a100-40gb", "cpus": 4}
+    folder = write(tmp_path / "p", own, cluster=cluster, defaults={}, recipe="recipes:Learner")
+    history_of(folder, 2, 3600.0)
+    assert not [w for w in warnings_of(here, folder) if "side by side" in w]
+    history_of(folder, 1, 5400.0)
+    (words,) = [w for w in warnings_of(here, folder) if "side by side" in w]
+    assert words.startswith("2 experiments take all 2 GPUs one after another: 2h; ")
+    assert words.endswith("with `gpus: 1` each, 1h30m")
+
+
+def warnings_of(here: Any, folder: Path) -> list[str]:
+    return list(here(folder, "plan", "--no-measure", "--json").json()["warnings"])

@@ -67,11 +67,11 @@ def pieces_of(layout: Layout) -> list[Piece]:
 
 
 def test_five_experiments_make_one_job_of_four_lanes_that_is_proved_shortest() -> None:
-    began = time.perf_counter()
+    began = time.process_time()
     layout = lay_out(
         requirements_e(), Terms(gpus=4, cpus=32, limit_s=6 * HOUR, deadline_s=6 * HOUR)
     )
-    assert time.perf_counter() - began < 1.0
+    assert time.process_time() - began < 1.0
     (job,) = layout.jobs
     assert {gpu for lane in job.lanes for gpu in lane.gpus} == {0, 1, 2, 3}
     assert [len(lane.gpus) for lane in job.lanes] == [1, 1, 1, 1]

@@ -32,7 +32,7 @@ from tasuki.estimate.host import Asked, next_memory
 from tasuki.plan.laid import LaidJob, Layout, Terms
 from tasuki.plan.layout import is_packed
 from tasuki.plan.packing.exact import refuse_without_solver
-from tasuki.plan.refusals import doubts_about, lay_out_or_refuse
+from tasuki.plan.refusals import doubts_about, lay_out_or_refuse, refuse_beyond_partition
 from tasuki.plan.values import Job, Plan, StageWork
 from tasuki.spec.resolved import ResolvedExperiment, start_of
 from tasuki.spec.site import load_site
@@ -140,7 +140,11 @@ def _terms(chains: Sequence[Sequence[StageWork]], request: PlanRequest) -> Terms
         # A slot of the CPU is one at least, also where somebody asks for more than there are.
         terms = replace(terms, cpus=max(terms.cpus, cluster.gpus))
     if is_for_slurm(request) and chains:
-        terms = replace(terms, max_jobs=load_site(environ=request.environment).max_jobs)
+        site = load_site(environ=request.environment)
+        terms = replace(terms, max_jobs=site.max_jobs)
+        name = cluster.partition or ""
+        longest_s = site.partitions[name].longest_s if name in site.partitions else None
+        refuse_beyond_partition(chains, terms, partition=name, longest_s=longest_s)
     return terms
 
 

@@ -109,6 +109,24 @@ def lay_out_or_refuse(chains: Chains, terms: Terms) -> Layout:
         raise PlanError(error.message, hint=f"this would work: {'; or '.join(found)}") from error
 
 
+def refuse_beyond_partition(
+    chains: Chains, terms: Terms, *, partition: str, longest_s: float | None
+) -> None:
+    """A limit that the site does not give; with the plan in jobs that it does."""
+    if terms.limit_s is None or longest_s is None or terms.limit_s <= longest_s:
+        return
+    most = format_seconds(longest_s)
+    found = _tried(lay_out, chains, replace(terms, limit_s=longest_s, exact_s=None))
+    words = f"`cluster.time_limit: {most}`"
+    raise PlanError(
+        f"`cluster.time_limit` is {format_seconds(terms.limit_s)}, but a job on `{partition}` may "
+        f"last {most}",
+        hint=f"write {words}: a run goes on from job to job, nothing is lost"
+        if found is None
+        else f"this would work: {Choice(words, found)}; a run goes on from job to job",
+    )
+
+
 def choices(chains: Chains, terms: Terms) -> Iterator[Choice]:
     """One of each kind, the nearest of its kind."""
     num_stages = sum(len(chain) for chain in chains)
