@@ -25,11 +25,13 @@ from tasuki.actions.data import DataWork, check_files, merge_files, split_files,
 from tasuki.actions.discover import look_with
 from tasuki.actions.doctor import DoctorRequest, examine
 from tasuki.actions.drill import DrillRequest, run_drill
+from tasuki.actions.equiv import EquivRequest, prove_stage
 from tasuki.actions.estimate import EstimateRequest
 from tasuki.actions.estimate import estimate as estimate_stages
 from tasuki.actions.evaluate import Asked, evaluate_weights, of_run, of_spec
 from tasuki.actions.export import Wanted, export_run
 from tasuki.actions.extend import extend_run
+from tasuki.actions.fair import compare_experiments, compare_runs
 from tasuki.actions.history import Filter, list_history
 from tasuki.actions.inspect import inspect_files, inspect_spec, which_spec
 from tasuki.actions.logs import read_logs
@@ -399,6 +401,39 @@ def drill(
     request = _request(_load(spec, settings, config), [experiment] if experiment else [], ())
     return run_drill(
         DrillRequest(plan=request, clock=_CLOCK, stage=stage, scenarios=tuple(scenarios), keep=keep)
+    )
+
+
+def equiv(
+    *sources: str | Path,
+    experiments: Sequence[str] = (),
+    stage: str | None = None,
+    samples: int | None = None,
+    compare: bool = False,
+    intended: Sequence[str] = (),
+    settings: Sequence[str] = (),
+    config: str | None = None,
+    runs: str | Path = "runs",
+) -> dict[str, Any]:
+    """Has the trade of a stage the gradient of the plain batch? `verdict` tells, `culprits` why
+    not. With `compare`: may the experiments of a spec, or these runs, be compared? `fair` tells."""
+    environment = dict(os.environ)
+    asking = Asking(python=sys.executable, environment=environment)
+    if compare and len(sources) > 1:
+        names = [str(source) for source in sources]
+        return compare_runs(names, Path(runs).absolute(), intended=intended, asking=asking)
+    spec = _load(sources[0] if sources else "tasuki.yaml", settings, config)
+    if compare:
+        return compare_experiments(spec, experiments, intended=intended, asking=asking)
+    return prove_stage(
+        EquivRequest(
+            spec=spec,
+            machine=look_around(environment),
+            asking=asking,
+            experiment=next(iter(experiments), None),
+            stage=stage,
+            samples=samples,
+        )
     )
 
 
