@@ -254,6 +254,11 @@ class Order:
         )
         return epochs * self.steps_per_epoch + steps
 
+    def partial_steps(self, epoch: int) -> list[int]:
+        """The steps of an epoch that are not full: at most one for each bucket."""
+        steps: list[int] = self._find_shortfall(epoch).steps.tolist()
+        return steps
+
     # Blocks of steps
 
     def _block_with(self, epoch: int, step: int) -> _Block:
