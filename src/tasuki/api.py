@@ -25,11 +25,13 @@ from tasuki.actions.data import DataWork, check_files, merge_files, split_files,
 from tasuki.actions.discover import look_with
 from tasuki.actions.doctor import DoctorRequest, examine
 from tasuki.actions.drill import DrillRequest, run_drill
+from tasuki.actions.equiv import EquivRequest, prove_stage
 from tasuki.actions.estimate import EstimateRequest
 from tasuki.actions.estimate import estimate as estimate_stages
 from tasuki.actions.evaluate import Asked, evaluate_weights, of_run, of_spec
 from tasuki.actions.export import Wanted, export_run
 from tasuki.actions.extend import extend_run
+from tasuki.actions.fair import compare_experiments, compare_runs
 from tasuki.actions.history import Filter, list_history
 from tasuki.actions.inspect import inspect_files, inspect_spec, which_spec
 from tasuki.actions.logs import read_logs
@@ -385,6 +387,48 @@ def drill(
     return run_drill(
         DrillRequest(plan=request, clock=_CLOCK, stage=stage, scenarios=tuple(scenarios), keep=keep)
     )
+
+
+def equiv(
+    spec: str | Path = "tasuki.yaml",
+    *,
+    experiment: str | None = None,
+    stage: str | None = None,
+    samples: int | None = None,
+    settings: Sequence[str] = (),
+    config: str | None = None,
+) -> dict[str, Any]:
+    """Has the trade of a stage (micro-batch, accumulation, checkpointing, ranks) the gradient of
+    the plain batch? `verdict` and `equal` tell, and `culprits` why not."""
+    environment = dict(os.environ)
+    return prove_stage(
+        EquivRequest(
+            spec=_load(spec, settings, config),
+            machine=look_around(environment),
+            asking=Asking(python=sys.executable, environment=environment),
+            experiment=experiment,
+            stage=stage,
+            samples=samples,
+        )
+    )
+
+
+def equiv_compare(
+    *sources: str | Path,
+    experiments: Sequence[str] = (),
+    intended: Sequence[str] = (),
+    settings: Sequence[str] = (),
+    config: str | None = None,
+    runs: str | Path = "runs",
+) -> dict[str, Any]:
+    """May the experiments of a spec (default tasuki.yaml), or these runs, be compared? `fair`
+    tells, and `unintended` what differs without being meant to."""
+    asking = Asking(python=sys.executable, environment=dict(os.environ))
+    words = [str(source) for source in sources]
+    if len(words) > 1:
+        return compare_runs(words, Path(runs).absolute(), intended=intended, asking=asking)
+    loaded = _load(words[0] if words else "tasuki.yaml", settings, config)
+    return compare_experiments(loaded, experiments, intended=intended, asking=asking)
 
 
 def audit(run: str, *, stage: str | None = None, runs: str | Path = "runs") -> dict[str, Any]:

@@ -31,6 +31,7 @@ VERBS = [
         "drill",
         "checkpoint",
         "audit",
+        "equiv",
         "data",
         "demo",
     ),

@@ -38,6 +38,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "drill": "Interrupt your own run in the worst places; compare it bit for bit.",
         "checkpoint": "Show, verify, compare and prune checkpoints.",
         "audit": "Prove that each sample was used exactly once per epoch.",
+        "equiv": "Prove that splitting a batch kept its gradient; compare experiments fairly.",
     },
     "Data": {
         "data": "Check, merge and split HDF5 files, tokenise text: `data check`, `data tokenize` …",

@@ -38,6 +38,8 @@ class Draft:
     """With `stages: auto` one without a name, for what settings say about all of them."""
     auto: Node | None = None
     """The written `stages: auto`, until the data have been looked at."""
+    varied: tuple[str, ...] = ()
+    """The keys that `each` goes over."""
 
 
 def pick_weaker_layers(root: Node, *, config: str | None) -> Node:
@@ -133,7 +135,8 @@ def _expand_each(draft: Draft, each: Node) -> list[Draft]:
         for key, item in combination:
             layer = put(layer, key.split("."), item)
             name = f"{name}_{_value_name(key, item)}"
-        drafts.append(replace(draft, name=name, layer=layer, mark=each.mark))
+        varied = tuple(key for key, _ in combination)
+        drafts.append(replace(draft, name=name, layer=layer, mark=each.mark, varied=varied))
     return drafts
 
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from tasuki.errors import SpecError
 from tasuki.spec.check import check_mapping, check_spec, check_stage, nearest
 from tasuki.spec.discover import LookAtData, find_stages
@@ -83,7 +85,9 @@ def load_spec(
     cluster = resolve_cluster(root.entries().get("cluster"), environ=environ)
     work = _Work(weaker=weaker, cluster=cluster, environ=environ)
     experiments = work.resolve(drafts)
-    return _assemble(read, root, cluster, experiments, work)
+    spec = _assemble(read, root, cluster, experiments, work)
+    varied = {draft.name: draft.varied for draft in drafts if draft.varied}
+    return msgspec.structs.replace(spec, varied=varied)
 
 
 def load_runs_folder(source: str, *, environ: Mapping[str, str]) -> str:

@@ -158,6 +158,8 @@ class ResolvedSpec(msgspec.Struct, frozen=True, kw_only=True):
     sinks: Plain = None
     share: Literal["private", "group"] = "private"
     only_stages: tuple[str, ...] = ()
+    varied: dict[str, tuple[str, ...]] = {}
+    """By experiment: the keys that `each` made it with. For comparisons."""
     warnings: tuple[str, ...] = ()
 
 
@@ -253,8 +255,8 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Differen
     for stage in old.get("stages", ()):
         if stage["name"] in after:
             found += _compare(
-                dict(_stage_leaves(stage)),
-                dict(_stage_leaves(after[stage["name"]])),
+                dict(stage_leaves(stage)),
+                dict(stage_leaves(after[stage["name"]])),
                 prefix=f"stages.{stage['name']}.",
                 harmless=_HARMLESS_OF_STAGE,
             )
@@ -284,7 +286,7 @@ def _top_leaves(plain: Mapping[str, Any]) -> dict[str, object]:
     return {**dict(_leaves(rest)), **names}
 
 
-def _stage_leaves(stage: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+def stage_leaves(stage: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
     """The keys of a stage in the user's words, with the values as people write them."""
     for key, value in stage.items():
         if key == "length":

@@ -1,0 +1,87 @@
+"""`tasuki equiv`: has a stage's trade the gradient of the plain batch? Asked of a child process.
+
+Chooses the stage and asks (tasuki.train.equiv.child). Nothing is written anywhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tasuki.actions.asking import Asking
+from tasuki.actions.machine import Machine, cpus_for
+from tasuki.actions.plan import choose_experiments
+from tasuki.answers import ask
+from tasuki.errors import UsageError
+from tasuki.spec.resolved import ResolvedExperiment, ResolvedSpec, ResolvedStage, to_plain
+from tasuki.store.atomic import FORMAT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EquivRequest:
+    spec: ResolvedSpec
+    machine: Machine
+    asking: Asking
+    experiment: str | None = None
+    stage: str | None = None
+    samples: int | None = None
+    """The most of a step; None: as many as can be afforded."""
+
+
+def prove_stage(request: EquivRequest) -> dict[str, Any]:
+    """The values of `tasuki equiv --json`."""
+    spec = request.spec
+    if request.samples is not None and request.samples < 2:
+        raise UsageError(
+            f"--samples is {request.samples}: a batch of one cannot be split",
+            hint="give at least 2",
+        )
+    experiment, stage = _choose(request)
+    ranks = ranks_of(stage, spec)
+    found: dict[str, Any] = ask(
+        "tasuki.train.equiv.child",
+        {
+            "stage": to_plain(stage),
+            "folder": spec.folder,
+            "ranks": ranks,
+            "samples": request.samples,
+            "threads": min(cpus_for(spec.cluster, request.machine), request.machine.cpus),
+        },
+        python=request.asking.python,
+        # Of a GPU nothing is wanted; CUDA's start takes seconds.
+        environment={**request.asking.environment, "CUDA_VISIBLE_DEVICES": ""},
+        folder=spec.folder,
+        on_progress=request.asking.on_progress,
+    )
+    return {
+        "format": FORMAT,
+        "source": spec.file,
+        "experiment": experiment.name,
+        "stage": stage.name,
+        **found,
+        "other_stages": [s.name for s in experiment.stages if s.name != stage.name],
+        "warnings": list(spec.warnings),
+    }
+
+
+def ranks_of(stage: ResolvedStage, spec: ResolvedSpec) -> int:
+    """As many as the stage uses."""
+    own: object = stage.gpus
+    return own if isinstance(own, int) else spec.cluster.gpus * spec.cluster.nodes
+
+
+def _choose(request: EquivRequest) -> tuple[ResolvedExperiment, ResolvedStage]:
+    """The stage that is named, else the first that has a recipe."""
+    names = [request.experiment] if request.experiment else []
+    stages = [request.stage] if request.stage else []
+    chosen = choose_experiments(request.spec, names, stages)
+    named = [(e, s) for e in chosen for s in e.stages if request.stage in (None, s.name)]
+    for experiment, stage in named:
+        if stage.recipe is not None:
+            return experiment, stage
+    experiment, stage = named[0]
+    what = "runs a command of its own" if stage.command else "has no recipe"
+    raise UsageError(
+        f"stage `{stage.name}` of `{experiment.name}` {what}: its gradient is not tasuki's to make",
+        hint="`tasuki equiv` proves stages with a `recipe`; name one with --stage",
+    )
