@@ -390,45 +390,36 @@ def drill(
 
 
 def equiv(
-    spec: str | Path = "tasuki.yaml",
-    *,
-    experiment: str | None = None,
-    stage: str | None = None,
-    samples: int | None = None,
-    settings: Sequence[str] = (),
-    config: str | None = None,
-) -> dict[str, Any]:
-    """Has the trade of a stage (micro-batch, accumulation, checkpointing, ranks) the gradient of
-    the plain batch? `verdict` and `equal` tell, and `culprits` why not."""
-    environment = dict(os.environ)
-    return prove_stage(
-        EquivRequest(
-            spec=_load(spec, settings, config),
-            machine=look_around(environment),
-            asking=Asking(python=sys.executable, environment=environment),
-            experiment=experiment,
-            stage=stage,
-            samples=samples,
-        )
-    )
-
-
-def equiv_compare(
     *sources: str | Path,
     experiments: Sequence[str] = (),
+    stage: str | None = None,
+    samples: int | None = None,
+    compare: bool = False,
     intended: Sequence[str] = (),
     settings: Sequence[str] = (),
     config: str | None = None,
     runs: str | Path = "runs",
 ) -> dict[str, Any]:
-    """May the experiments of a spec (default tasuki.yaml), or these runs, be compared? `fair`
-    tells, and `unintended` what differs without being meant to."""
-    asking = Asking(python=sys.executable, environment=dict(os.environ))
-    words = [str(source) for source in sources]
-    if len(words) > 1:
-        return compare_runs(words, Path(runs).absolute(), intended=intended, asking=asking)
-    loaded = _load(words[0] if words else "tasuki.yaml", settings, config)
-    return compare_experiments(loaded, experiments, intended=intended, asking=asking)
+    """Has the trade of a stage the gradient of the plain batch? `verdict` tells, `culprits` why
+    not. With `compare`: may the experiments of a spec, or these runs, be compared? `fair` tells."""
+    environment = dict(os.environ)
+    asking = Asking(python=sys.executable, environment=environment)
+    if compare and len(sources) > 1:
+        names = [str(source) for source in sources]
+        return compare_runs(names, Path(runs).absolute(), intended=intended, asking=asking)
+    spec = _load(sources[0] if sources else "tasuki.yaml", settings, config)
+    if compare:
+        return compare_experiments(spec, experiments, intended=intended, asking=asking)
+    return prove_stage(
+        EquivRequest(
+            spec=spec,
+            machine=look_around(environment),
+            asking=asking,
+            experiment=next(iter(experiments), None),
+            stage=stage,
+            samples=samples,
+        )
+    )
 
 
 def audit(run: str, *, stage: str | None = None, runs: str | Path = "runs") -> dict[str, Any]:

@@ -23,6 +23,7 @@ VERBS = {
     "data_tokenize",
     "doctor",
     "drill",
+    "equiv",
     "estimate",
     "evaluate",
     "export",

@@ -299,3 +299,13 @@ class NoDouble(Mlp):
 class OwnLoader(Mlp):
     def build_dataset(self, source: str, split: str) -> Any:
         return torch.utils.data.DataLoader(super().build_dataset(source, split), batch_size=4)
+
+
+class DroppedMeanOverTokens(MeanOverTokens):
+    def __init__(self) -> None:
+        super().__init__(dropout=0.2)
+
+
+class NormedContrastive(Contrastive):
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 8))

@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tasuki.data.loader import MicroBatch
 from tasuki.data.split import micro_batches, resolve_batch, share_of_rank
 from tasuki.train.engine import LossModule, LossWindow, StepEngine
+from tasuki.train.equiv.passes import GradientEngine
 from tasuki.train.ranks import Ranks, wrap_module
 
 CPU = torch.device("cpu")
@@ -85,15 +86,18 @@ def make_step(case: Case, ranks: Ranks) -> Done:
 
         module.register_comm_hook(None, count)
     engine = StepEngine(module, optimizer, device=CPU, clip=case.clip, world=ranks.world)
+    batches = share_of(case, ranks)
+    engine.step(iter(batches), case.samples)
+    counts = [batch.num_samples for batch in batches]
+    return Done(before, _flat(model), len(optimizer.state), counts, len(counted))
+
+
+def share_of(case: Case, ranks: Ranks) -> list[MicroBatch]:
     mine = share_of_rank(case.samples, ranks.rank, ranks.world)
     pieces = micro_batches(mine, case.micro_batch) if mine else [range(1)]  # borrowed: counts 0
-    counts = [len(piece) if mine else 0 for piece in pieces]
-    batches = [
-        MicroBatch((X[list(piece)], Y[list(piece)]), count)
-        for piece, count in zip(pieces, counts, strict=True)
+    return [
+        MicroBatch((X[list(piece)], Y[list(piece)]), len(piece) if mine else 0) for piece in pieces
     ]
-    engine.step(iter(batches), case.samples)
-    return Done(before, _flat(model), len(optimizer.state), counts, len(counted))
 
 
 def _flat(model: nn.Module) -> list[float]:
@@ -156,6 +160,24 @@ def test_any_number_of_ranks_makes_the_step_of_one_process_over_the_same_samples
                 rank,
             )
             assert seen[case].after == ranks[0][case].after, "ranks went apart"
+
+
+def test_ranks_simulated_in_one_process_make_the_gradient_of_real_ones(ranks):
+    """As `tasuki equiv` does it: its word about ranks is worth what this is."""
+    for case in (case for case in CASES if case.clip is None):
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(5, 3), nn.Tanh(), nn.Linear(3, 1)).double()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        engine = GradientEngine(
+            LossModule(model, LOSSES[case.loss]), optimizer, device=CPU, clip=None, world=len(ranks)
+        )
+        engine.names = {id(p): name for name, p in model.named_parameters()}
+        shares = [share_of(case, Ranks(rank, len(ranks), None, None)) for rank in range(len(ranks))]
+        engine.take(shares, case.samples)
+        gradient = torch.cat([engine.gradient[n].flatten() for n, _ in model.named_parameters()])
+        seen = ranks[0][case]
+        expected = [before - after for before, after in zip(seen.before, seen.after, strict=True)]
+        assert gradient.tolist() == pytest.approx(expected, rel=1e-12, abs=1e-14), case
 
 
 def test_ranks_without_a_sample_take_part_with_weight_0(ranks):

@@ -16,7 +16,7 @@ from tasuki.actions.equiv import ranks_of
 from tasuki.actions.finished import open_run
 from tasuki.actions.plan import choose_experiments
 from tasuki.answers import ChildFailed, ask
-from tasuki.plan.fairness import Contender, Facts, compare_fairly
+from tasuki.plan.fairness import Contender, Facts, compare_fairly, refuse_alone
 from tasuki.spec.resolved import ResolvedExperiment, ResolvedSpec, fingerprint, to_plain
 from tasuki.store.atomic import FORMAT, read_json, read_json_or_none
 from tasuki.store.find import latest_run
@@ -34,6 +34,7 @@ def compare_experiments(
 ) -> dict[str, Any]:
     """The values of `tasuki equiv --compare --json`, of the experiments of a spec."""
     chosen = choose_experiments(spec, experiments, ())
+    refuse_alone(chosen)
     notes: list[str] = []
     contenders = [_of_spec(experiment, spec, notes) for experiment in chosen]
     varied = [key for e in chosen for key in spec.varied.get(e.name, ())]
@@ -52,6 +53,7 @@ def compare_runs(
     names: Sequence[str], runs: Path, *, intended: Iterable[str] = (), asking: Asking
 ) -> dict[str, Any]:
     """The same of runs, each with the spec it was begun with."""
+    refuse_alone(names)
     notes: list[str] = []
     contenders = []
     for name in names:

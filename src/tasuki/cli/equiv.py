@@ -146,12 +146,13 @@ def _compare(
     from tasuki.actions.asking import Asking
     from tasuki.actions.fair import compare_experiments, compare_runs
     from tasuki.clock import SystemClock
+    from tasuki.store.runs import RunFolder
     from tasuki.views.waiting import Waiting
 
     keys = [word.strip() for word in (intended or "").split(",") if word.strip()]
     with Waiting(clock=SystemClock()) as waiting:
         asking = Asking(python=sys.executable, environment=dict(os.environ), on_progress=waiting)
-        if len(sources) > 1:
+        if len(sources) > 1 or (sources and RunFolder(Path(sources[0])).spec.exists()):
             return compare_runs(sources, runs_folder(runs), intended=keys, asking=asking)
         spec = read_spec(sources[0] if sources else "tasuki.yaml", settings, config)
         return compare_experiments(spec, experiments, intended=keys, asking=asking)

@@ -48,7 +48,6 @@ _FOLLOWS = {
     "epochs_in_all": (LENGTH, "stages"),
     "data_fingerprint": ("data", "size", "split", "buckets"),
     "evaluation": ("evaluate", "data"),
-    "stages": ("stages",),
 }
 """What else differs where one of these was meant to."""
 
@@ -119,17 +118,14 @@ def _row_as_json(row: Row, names: Sequence[str]) -> dict[str, Any]:
 
 def compare_fairly(contenders: Sequence[Contender], *, intended: Iterable[str] = ()) -> Fairness:
     """Everything that differs between the contenders."""
-    if len(contenders) < 2:
-        raise UsageError(
-            "a comparison needs two experiments at least",
-            hint="name several with --experiment A B, or give several run folders",
-        )
+    refuse_alone(contenders)
     meant = (*ALWAYS_INTENDED, *(LENGTH if key in _LENGTHS else key for key in intended))
     rows = [row for row in [*_of_stages(contenders), *_of_chains(contenders)] if _differs(row)]
     on_purpose = {_short(row.key) for row in rows if _is_under(row.key, meant)}
+    others = {_short(row.key) for row in rows} - on_purpose
     sorted_rows: dict[str, list[Row]] = {"unintended": [], "intended": [], "harmless": []}
     for row in rows:
-        kind, why = _judge(row, meant, on_purpose)
+        kind, why = _judge(row, meant, on_purpose, others)
         sorted_rows[kind].append(Row(key=row.key, stage=row.stage, values=row.values, why=why))
     return Fairness(
         names=tuple(contender.name for contender in contenders),
@@ -141,10 +137,25 @@ def compare_fairly(contenders: Sequence[Contender], *, intended: Iterable[str] =
     )
 
 
-def _judge(row: Row, meant: Sequence[str], on_purpose: set[str]) -> tuple[str, str]:
+def refuse_alone(contenders: Sequence[object]) -> None:
+    if len(contenders) < 2:
+        raise UsageError(
+            "a comparison needs two experiments at least",
+            hint="name several with --experiment A B, or give several run folders",
+        )
+
+
+def _judge(
+    row: Row, meant: Sequence[str], on_purpose: set[str], others: set[str]
+) -> tuple[str, str]:
+    """The kind of a difference, and why."""
     if _is_under(row.key, meant):
         return "intended", ""
-    for key in _FOLLOWS.get(row.key, ()):
+    roots = [key for key in _FOLLOWS.get(row.key, ()) if key != row.key]
+    for key in roots:
+        if key in others:
+            return "unintended", f"follows from `{key}`"
+    for key in roots:
         if key in on_purpose:
             return "intended", f"follows from `{key}`"
     for key, why in _HARMLESS.items():

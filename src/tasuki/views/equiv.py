@@ -30,7 +30,8 @@ def show_equiv(found: dict[str, Any], *, console: Console | None = None) -> None
     verdict = found["verdict"]
     say(console, _verdict(found), label=f"{verdict}:", label_style=_STYLES[verdict])
     for culprit in found["culprits"]:
-        say(console, culprit["words"], label="culprit:", label_style="red")
+        label, style = ("culprit:", "red") if verdict == "unequal" else ("why:", "yellow")
+        say(console, culprit["words"], label=label, label_style=style)
         say(console, f"  {culprit['advice']}")
         say(console, f"  {_evidence(culprit)}", "dim")
     for note in found["notes"]:
@@ -129,7 +130,9 @@ def show_fairness(found: dict[str, Any], *, console: Console | None = None) -> N
 
 
 def _unfair(found: dict[str, Any]) -> str:
-    keys = list(dict.fromkeys(row["key"] for row in found["unintended"]))
+    # What follows from another key is in the table; that one is to be looked at.
+    rows = [row for row in found["unintended"] if not row["why"]] or found["unintended"]
+    keys = list(dict.fromkeys(row["key"] for row in rows))
     return (
         f"{len(keys)} {'key differs' if len(keys) == 1 else 'keys differ'} without being meant to: "
         f"{', '.join(keys)}; make them the same, or say that they are the question with "

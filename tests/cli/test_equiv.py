@@ -1,0 +1,124 @@
+"""`tasuki equiv`: a proof or a culprit, and a comparison that is fair or says why not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tasuki
+
+RECIPE = """
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+
+class Plain:
+    def __init__(self, width=8):
+        self.width = width
+
+    def build_model(self):
+        return nn.Sequential(nn.Linear(4, self.width), nn.Tanh(), nn.Linear(self.width, 1))
+
+    def build_dataset(self, source, split):
+        x = torch.randn(30, 4, generator=torch.Generator().manual_seed(1))
+        return TensorDataset(x, x.sum(1, keepdim=True))
+
+    def loss(self, model, batch):
+        x, y = batch
+        return nn.functional.mse_loss(model(x), y)
+
+
+class Normed(Plain):
+    def build_model(self):
+        return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+
+
+class Broken(Plain):
+    def loss(self, model, batch):
+        raise ValueError("my mistake")
+"""
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    (tmp_path / "recipe.py").write_text(RECIPE)
+    write(tmp_path, a={})
+    return tmp_path
+
+
+def write(folder: Path, **experiments: dict[str, Any]) -> None:
+    defaults = {"data": "generated", "epochs": 2, "effective_batch": 8, "micro_batch": 3}
+    spec = {"recipe": "recipe:Plain", "defaults": defaults, "experiments": experiments}
+    (folder / "tasuki.yaml").write_text(json.dumps(spec))
+
+
+def test_a_clean_recipe_is_proved_and_nothing_is_written(here, folder):
+    before = sorted(path.name for path in folder.rglob("*"))
+    said = here(folder, "equiv", "--set", "cluster.gpus=2", "--json", COLUMNS="200")
+    assert said.code == 0, said
+    told = said.json()
+    assert (told["verdict"], told["equal"], told["culprits"]) == ("equal", True, [])
+    assert told["trade"]["ranks"] == 2 and told["trade"]["ranks_are"] == "simulated"
+    assert (told["experiment"], told["stage"]) == ("a", "train")
+    assert {p["name"] for p in told["parameters"]} == {"0.weight", "0.bias", "2.weight", "2.bias"}
+    assert sorted(path.name for path in folder.rglob("*")) == before
+
+
+def test_a_culprit_is_told_to_people_with_what_to_do_and_exit_code_1(here, folder):
+    said = here(folder, "equiv", "--set", "recipe=recipe:Normed", COLUMNS="200")
+    assert said.code == 1, said
+    assert "unequal: " in said.out and "culprit: BatchNorm: `1` (BatchNorm1d)" in said.out
+    assert "LayerNorm" in said.out and "not checked: " in said.out
+
+
+def test_a_mistake_in_the_recipe_is_said_without_a_traceback(here, folder):
+    said = here(folder, "equiv", "--set", "recipe=recipe:Broken")
+    assert said.code == 1 and "my mistake (at recipe.py:" in said.err, said
+    assert "Traceback" not in said.err
+
+
+def test_experiments_of_each_are_fair_and_by_hand_they_list_what_is_not_meant(here, folder):
+    write(folder, a={"each": {"lr": [0.1, 0.2]}})
+    said = here(folder, "equiv", "--compare", "--json")
+    assert said.code == 0 and said.json()["fair"] is True, said
+    assert [row["key"] for row in said.json()["intended"]] == ["lr"]
+    write(folder, a={"params": {"width": 4}}, b={"seed": 7, "epochs": 3})
+    said = here(folder, "equiv", "--compare", COLUMNS="200")
+    assert said.code == 1, said
+    assert "unfair: 2 keys differ" in said.out and "--intended length,seed" in said.out
+    assert "follows from `length`" in said.out and "samples_seen" in said.out
+    meant = tasuki.equiv(folder / "tasuki.yaml", compare=True, intended=["epochs", "seed"])
+    assert meant["fair"] and meant["sums"][1]["values"] == {"a": 8, "b": 12}
+
+
+def test_finished_runs_are_compared_with_what_they_were_begun_with(finished, here):
+    run = str(finished.run().path)
+    said = here(finished.folder, "equiv", "--compare", run, run, "--json")
+    assert said.code == 0 and said.json()["fair"] is True, said
+    assert said.json()["unknown"] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--samples", "1"], "a batch of one cannot be split"),
+        (["--stage", "trian"], "there is no stage `trian`"),
+        (["--compare"], "two experiments at least"),
+        (["--compare", "--stage", "train"], "have no effect"),
+        (["--intended", "lr"], "one stage of one experiment"),
+        (["--compare", "runs/x", "runs/y"], "there is no run `runs/x`"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_asked(here, folder, words, told):
+    said = here(folder, "equiv", *words)
+    assert said.code == 2 and told in said.err, said
+
+
+def test_a_stage_with_a_command_has_no_gradient_of_ours(here, folder):
+    write(folder, a={"command": ["true"], "recipe": None})
+    said = here(folder, "equiv")
+    assert said.code == 2 and "runs a command of its own" in said.err, said
