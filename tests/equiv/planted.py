@@ -309,3 +309,10 @@ class DroppedMeanOverTokens(MeanOverTokens):
 class NormedContrastive(Contrastive):
     def build_model(self) -> nn.Module:
         return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 8))
+
+
+class DroppedMeanOfMeans(MeanOfMeans):
+    """What is wrong in partial steps alone hides behind what differs in all of them."""
+
+    def build_model(self) -> nn.Module:
+        return Dropped().build_model()

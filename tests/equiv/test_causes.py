@@ -77,6 +77,11 @@ PLANTED: list[tuple[str, dict[str, Any], list[str]]] = [
     ("RandomData", {}, ["data"]),
     ("Stateful", {}, ["state"]),
     ("DroppedMeanOverTokens", {}, ["random", "weights"]),
+    (
+        "DroppedMeanOfMeans",
+        {"micro_batch": 4, "params": {"samples": 29}},
+        ["random", "partial_group"],
+    ),
     ("NormedContrastive", {}, ["statistics", "whole_batch"]),
 ]
 
@@ -171,6 +176,12 @@ def test_what_is_still_open_is_tried_split_and_that_is_said():
     assert found["equal"] and found["trade"]["computes_anew"]
     assert found["steps"][0]["micro_batches"] == [[4, 4]]
     assert any("tried with 4" in note for note in found["notes"])
+
+
+def test_a_budget_that_is_still_open_is_tried_with_half_a_share():
+    found = proof("Language", buckets=Buckets(kind="cost", cost="tokens", budget="auto"))
+    assert found["equal"] and len(found["steps"][0]["micro_batches"][0]) > 1
+    assert any("half of a rank's share" in note for note in found["notes"])
 
 
 def test_what_was_not_checked_is_said():

@@ -11,7 +11,7 @@ from typing import Any
 from tasuki.actions.asking import Asking
 from tasuki.actions.machine import Machine, cpus_for
 from tasuki.actions.plan import choose_experiments
-from tasuki.answers import ask
+from tasuki.answers import ChildFailed, ask
 from tasuki.errors import UsageError
 from tasuki.spec.resolved import ResolvedExperiment, ResolvedSpec, ResolvedStage, to_plain
 from tasuki.store.atomic import FORMAT
@@ -37,22 +37,7 @@ def prove_stage(request: EquivRequest) -> dict[str, Any]:
             hint="give at least 2",
         )
     experiment, stage = _choose(request)
-    ranks = ranks_of(stage, spec)
-    found: dict[str, Any] = ask(
-        "tasuki.train.equiv.child",
-        {
-            "stage": to_plain(stage),
-            "folder": spec.folder,
-            "ranks": ranks,
-            "samples": request.samples,
-            "threads": min(cpus_for(spec.cluster, request.machine), request.machine.cpus),
-        },
-        python=request.asking.python,
-        # Of a GPU nothing is wanted; CUDA's start takes seconds.
-        environment={**request.asking.environment, "CUDA_VISIBLE_DEVICES": ""},
-        folder=spec.folder,
-        on_progress=request.asking.on_progress,
-    )
+    found = _ask(stage, request)
     return {
         "format": FORMAT,
         "source": spec.file,
@@ -62,6 +47,32 @@ def prove_stage(request: EquivRequest) -> dict[str, Any]:
         "other_stages": [s.name for s in experiment.stages if s.name != stage.name],
         "warnings": list(spec.warnings),
     }
+
+
+def _ask(stage: ResolvedStage, request: EquivRequest) -> dict[str, Any]:
+    spec, asking = request.spec, request.asking
+    order = {
+        "stage": to_plain(stage),
+        "folder": spec.folder,
+        "ranks": ranks_of(stage, spec),
+        "samples": request.samples,
+        "threads": min(cpus_for(spec.cluster, request.machine), request.machine.cpus),
+    }
+    try:
+        found: dict[str, Any] = ask(
+            "tasuki.train.equiv.child",
+            order,
+            python=asking.python,
+            # Of a GPU nothing is wanted; CUDA's start takes seconds.
+            environment={**asking.environment, "CUDA_VISIBLE_DEVICES": ""},
+            folder=spec.folder,
+            on_progress=asking.on_progress,
+        )
+    except ChildFailed as error:
+        if error.hint.startswith("killed"):  # by the system, most likely
+            error.hint += ": float64 takes twice as much; try fewer samples, as --samples 8"
+        raise
+    return found
 
 
 def ranks_of(stage: ResolvedStage, spec: ResolvedSpec) -> int:

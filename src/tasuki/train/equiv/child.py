@@ -149,7 +149,7 @@ def _lay_ground(stage: ResolvedStage, *, folder: Path, ranks: int, samples: int 
         )
     if stage.init_from != "none":
         notes.append(f"`init_from: {stage.init_from}` is left out: weights are fresh ones")
-    split = _halved(data.split, stage, notes)
+    split = _halved(data, stage, notes)
     return Ground(
         stage=stage, bench=bench, data=data, wanted=wanted, split=split, notes=tuple(notes)
     )
@@ -191,12 +191,18 @@ def _open(recipe: Any, stage: ResolvedStage, wanted: Batch, batch: Batch, ranks:
     return replace(data, split=replace(data.split, budget=max(1, budget)))
 
 
-def _halved(split: StepSplit, stage: ResolvedStage, notes: list[str]) -> StepSplit:
-    """A budget that is still to be found bounds nothing: half of the dearest share is tried."""
+def _halved(data: StageData, stage: ResolvedStage, notes: list[str]) -> StepSplit:
+    """A budget that is still to be found bounds nothing: half of a rank's share is tried."""
+    split = data.split
     if split.costs is None or stage.buckets.given_budget is not None:
         return split
-    notes.append("the budget of `buckets` is found when the stage runs: tried with half a share")
-    return replace(split, budget=max(1, split.budget // 2))
+    of_step = int(split.costs[_order(data).step(0, 0).indices].sum())
+    budget = max(1, of_step // (2 * split.world))
+    notes.append(
+        f"the budget of `buckets` is found when the stage runs: tried with {budget}, half of a "
+        "rank's share"
+    )
+    return replace(split, budget=budget)
 
 
 def _assemble(recipe: Any, stage: ResolvedStage, data: StageData, notes: list[str]) -> Assembled:
@@ -297,15 +303,18 @@ def _verdict(culprits: list[dict[str, Any]], *, is_equal: bool) -> str:
 
 
 def _culprits(unequal: list[tuple[Trial, Difference]], told: Any) -> list[dict[str, Any]]:
-    """Of the first full step that differs; of a partial one where all full ones are equal."""
-    if not unequal:
-        return []
-    told("looking for the culprit", 0, None)
-    kinds = {trial.step.kind for trial, _ in unequal}
-    trial = unequal[0][0]
-    is_partial_only = kinds == {"partial"}
-    findings = find_causes(trial)
-    return [_culprit(one, is_partial_only=is_partial_only) for one in findings]
+    """Of every step that differs: a culprit of all of them may hide one of partial steps alone."""
+    found: dict[str, Finding] = {}
+    of_full: set[str] = set()
+    for number, (trial, _) in enumerate(unequal):
+        told("looking for the culprit", number, len(unequal))
+        for finding in find_causes(trial):
+            found.setdefault(finding.cause, finding)
+            if trial.step.kind == "full":
+                of_full.add(finding.cause)
+    if len(found) > 1:
+        found.pop("unknown", None)
+    return [_culprit(f, is_partial_only=cause not in of_full) for cause, f in found.items()]
 
 
 def _culprit(finding: Finding, *, is_partial_only: bool) -> dict[str, Any]:
