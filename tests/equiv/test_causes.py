@@ -157,6 +157,14 @@ def test_what_cannot_be_computed_in_float64_is_named_with_its_place():
     assert "no float64" in raised.value.hint
 
 
+@pytest.mark.parametrize(
+    ("recipe", "told"), [("Nowhere", "is 0 everywhere"), ("Inf", "not finite")]
+)
+def test_a_gradient_that_proves_nothing_is_refused(recipe, told):
+    with pytest.raises(RecipeError, match=told):
+        proof(recipe)
+
+
 def test_a_loader_of_the_recipes_own_is_refused():
     with pytest.raises(DataError, match="nothing to compare with"):
         proof("OwnLoader")

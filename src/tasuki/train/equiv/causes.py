@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from tasuki.data.loader import MicroBatch
-from tasuki.errors import TasukiError
+from tasuki.errors import RecipeError, TasukiError
 from tasuki.train.equiv.batches import Batches, Step, counts_of
 from tasuki.train.equiv.combined import Combined, combine, name_weights
 from tasuki.train.equiv.mixing import find_mixing, find_statistics
@@ -25,6 +25,7 @@ from tasuki.train.equiv.passes import (
     Cause,
     Difference,
     Found,
+    Gradient,
     Shares,
     compare,
 )
@@ -77,6 +78,7 @@ class Trial:
             self._plain[live] = self.bench.gradient(
                 shares, len(self.step.indices), live, world=1, draws=_OTHER_DRAWS
             )
+            _refuse_idle(self._plain[live].gradient)
         return self._plain[live]
 
     def trade(self, live: frozenset[Cause]) -> Found:
@@ -136,6 +138,22 @@ class Trial:
 
     def varies(self) -> bool:
         return self._batches.varies(self.step)
+
+
+def _refuse_idle(gradient: Gradient) -> None:
+    """What cannot be compared with anything."""
+    wrong = [name for name, one in gradient.items() if not bool(one.isfinite().all())]
+    if wrong:
+        raise RecipeError(
+            f"the gradient of the plain batch is not finite, first in `{wrong[0]}`: there is "
+            "nothing to compare with",
+            hint="look at the loss: a division by 0, the log of 0, a sample that is not finite",
+        )
+    if not any(bool(one.any()) for one in gradient.values()):
+        raise RecipeError(
+            "the gradient of the plain batch is 0 everywhere: every split is equal to that",
+            hint="is the loss made of what the model gives? do these samples count in it?",
+        )
 
 
 def _words(error: BaseException) -> str:
