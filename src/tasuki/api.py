@@ -92,6 +92,7 @@ def estimate(
     *,
     gpus: Sequence[str] = (),
     compares: bool = False,
+    alternatives: bool = False,
     experiments: Sequence[str] = (),
     stages: Sequence[str] = (),
     settings: Sequence[str] = (),
@@ -109,6 +110,7 @@ def estimate(
             stages=tuple(stages),
             gpus=tuple(gpus),
             compares=compares,
+            alternatives=alternatives,
             words=(str(spec),) if str(spec) != "tasuki.yaml" else (),
         )
     )
@@ -123,11 +125,12 @@ def plan(
     config: str | None = None,
     deadline: str | None = None,
     exact: str | None = None,
+    fits: bool = False,
     what_if: Sequence[str] = (),
 ) -> dict[str, Any]:
     """What would be done, in which jobs, how long it takes. Changes nothing. `deadline`: `6h` or a
-    date with a time; `exact`: how long CP-SAT may look for a shorter packing. With `what_if`
-    (`gpus=2,4,8`) the plans of every combination instead."""
+    date with a time; `exact`: how long CP-SAT may look for a shorter packing; `fits`: with other
+    ways to do each step. With `what_if` (`gpus=2,4,8`) the plans of every combination instead."""
 
     def ask(loaded: ResolvedSpec) -> PlanRequest:
         return _request(loaded, experiments, stages, deadline=deadline, exact=exact)
@@ -141,7 +144,7 @@ def plan(
             )
         )
     request = ask(_load(spec, settings, config))
-    return make_plan(request).as_json()
+    return make_plan(replace(request, tells_fits=fits)).as_json()
 
 
 def run(

@@ -54,7 +54,7 @@ def test_a_yaml_syntax_error_names_file_line_and_column(project: Project) -> Non
         ("micro_batch: 0", "`micro_batch` must be a whole number of at least 1, or `auto`"),
         ("micro_batch: big", "`micro_batch` must be a whole number of at least 1, or `auto`"),
         ("accumulation: 0", "`accumulation` must be at least 1, not `0`"),
-        ("gpus: 0", "`gpus` must be at least 1, not `0`"),
+        ("gpus: 0", "`gpus` must be between 1 and 1024, or `auto`, not `0`"),
         ("lr: 0", "`lr` must be larger than 0 and finite, not `0`"),
         ("lr: -1e-3", "`lr` must be larger than 0 and finite, not `-0.001`"),
         ("lr: .inf", "`inf` is not a finite number"),

@@ -270,7 +270,6 @@ def test_with_expectations_a_plan_needs_no_recipe(project: Project) -> None:
 
 
 WITHOUT_EFFECT = {
-    "gradient_checkpointing": "auto",
     "offload": "auto",
 }
 WITHOUT_EFFECT_ABOVE = {

@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from tasuki.actions.asking import Asking
+from tasuki.actions.fitting import Fitted
 from tasuki.actions.killed import killed_for_memory
 from tasuki.actions.machine import Machine
-from tasuki.actions.outlook import Outlook, Prospect, gpu_name
+from tasuki.actions.on_cards import OnCards, all_fits
+from tasuki.actions.outlook import Outlook, gpu_name
 from tasuki.actions.own_steps import own_steps
 from tasuki.actions.plan import choose_experiments, evaluates, gpus_of
 from tasuki.data.tempo import share_cpus
@@ -59,6 +61,8 @@ class EstimateRequest:
     gpus: tuple[str, ...] = ()
     """Empty: the spec's own, or with `compares` all that are known."""
     compares: bool = False
+    alternatives: bool = False
+    """Other ways to do each step, and why they are not chosen."""
     words: tuple[str, ...] = ()
     """Of the command line that chose the spec: `submit` needs them too."""
 
@@ -75,49 +79,60 @@ def estimate(request: EstimateRequest) -> dict[str, Any]:
         if not wanted or stage.name in wanted
     ]
     past = _Past(request)
-    looked, notes = _look([stage for _, stage in pairs], request, past)
+    cards = OnCards(
+        spec=spec,
+        machine=request.machine,
+        asking=request.asking,
+        site=request.site,
+        history=past.history,
+    )
+    fitted = {
+        name: cards.fit(
+            experiments,
+            name,
+            is_own=name == spec.cluster.gpu or not (request.gpus or request.compares),
+            tells_all=request.alternatives,
+            only=wanted,
+        )
+        for name in _names(request)
+    }
+    outlooks = _look(pairs, fitted, cards)
     rows = [
         row
         for number, (experiment, _) in enumerate(pairs)
-        for outlook in looked[number]
-        for row in _Rows(request, experiment, outlook, past).rows()
+        for on_card in outlooks
+        for row in _Rows(request, experiment, on_card[number], past).rows()
     ]
+    said = [words for one in fitted.values() for words in one.warnings]
     return {
         "format": FORMAT,
         "spec": spec.file,
         "compares": request.compares,
         "stages": rows,
-        "notes": notes,
-        "warnings": [*spec.warnings, *past.left_out],
+        "fits": all_fits(fitted),
+        "notes": cards.notes,
+        "warnings": list(dict.fromkeys([*spec.warnings, *past.left_out, *said])),
     }
 
 
+def _stages(
+    pairs: Sequence[tuple[ResolvedExperiment, ResolvedStage]], fitted: Fitted
+) -> list[ResolvedStage]:
+    chosen = {(e.name, stage.name): stage for e in fitted.experiments for stage in e.stages}
+    return [chosen[experiment.name, stage.name] for experiment, stage in pairs]
+
+
 def _look(
-    stages: Sequence[ResolvedStage], request: EstimateRequest, past: _Past
-) -> tuple[dict[int, list[Outlook]], list[str]]:
-    """(by number of the stage: its outlook on each card, notes). Stages of as many ranks are looked
-    at together."""
-    cluster = request.spec.cluster
-    looked: dict[int, list[Outlook]] = {}
-    notes: list[str] = []
-    by_gpus: dict[int, list[int]] = {}
-    for number, stage in enumerate(stages):
-        by_gpus.setdefault(gpus_of(stage, cluster), []).append(number)
-    for gpus, numbers in by_gpus.items():
-        prospect = Prospect(
-            spec=request.spec,
-            ranks=gpus * cluster.nodes,
-            site=request.site,
-            asking=request.asking,
-            history=past.history,
-            measures_on="cuda" if request.machine.gpus else "cpu",
-        )
-        cards = [prospect.card(name) for name in _names(request)]
-        found = prospect.look([stages[number] for number in numbers], cards)
-        for place, number in enumerate(numbers):
-            looked[number] = [outlooks[place] for outlooks in found]
-        notes += [note for note in prospect.notes if note not in notes]
-    return looked, notes
+    pairs: Sequence[tuple[ResolvedExperiment, ResolvedStage]],
+    fitted: Mapping[str, Fitted],
+    cards: OnCards,
+) -> list[list[Outlook]]:
+    """At once, where nothing was chosen otherwise on one card than on another."""
+    stages = {name: _stages(pairs, one) for name, one in fitted.items()}
+    first = next(iter(stages.values()))
+    if all(own == first for own in stages.values()):
+        return cards.look(first, list(stages))
+    return [cards.look(own, [name])[0] for name, own in stages.items()]
 
 
 def _names(request: EstimateRequest) -> tuple[str, ...]:
@@ -146,7 +161,7 @@ class _Past:
         cluster = self._spec.cluster
         # Not the spec's: on a machine without a GPU that would be a CPU, whatever `--gpu` says.
         device = "cpu" if outlook.card.gpu.is_cpu else "cuda"
-        ranks = gpus_of(outlook.stage, cluster) * cluster.nodes
+        ranks = outlook.card.ranks
         own = own_steps(
             latest_run(self._runs, experiment),
             self._events_of(experiment) if is_own_card else (),

@@ -6,8 +6,12 @@ import contextlib
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
 
 from tasuki.checkpoint.lineage import list_checkpoints
 from tasuki.clock import Clock, utc
@@ -16,12 +20,21 @@ from tasuki.spec.resolved import (
     Difference,
     ResolvedExperiment,
     ResolvedSpec,
+    ResolvedStage,
     differences,
     fingerprint,
     to_plain,
 )
 from tasuki.store.accepted import CODE, DATA, write_accepted
-from tasuki.store.atomic import FILE_MODE, FORMAT, make_folder, read_json, translated, write_json
+from tasuki.store.atomic import (
+    FILE_MODE,
+    FORMAT,
+    make_folder,
+    read_json,
+    read_json_or_none,
+    translated,
+    write_json,
+)
 from tasuki.store.attempts import process_birth
 from tasuki.store.claims import highest_claim
 from tasuki.store.runs import RunFolder
@@ -44,13 +57,22 @@ _FIXED = {
     "order", "buckets", "stages",
 }  # fmt: skip
 _TRIES = 50
+NOT_KNOWN = "not known"
+"""The source of a choice that nothing foretold (fitting.py)."""
+THIS_RUN = "this run"
+"""The source of one that was made before."""
 _NEVER = {".git", ".venv", "venv", "node_modules", "__pycache__", ".tox", ".mypy_cache"}
 
 
 def freeze_run(
-    run: RunFolder, experiment: ResolvedExperiment, spec: ResolvedSpec, clock: Clock
+    run: RunFolder,
+    experiment: ResolvedExperiment,
+    spec: ResolvedSpec,
+    clock: Clock,
+    *,
+    fits: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> None:
-    """Write down what the run is made from."""
+    """Write down what the run is made from; `fits`: a plan's, of what the spec left open."""
     make_folder(run.path)
     code = snapshot_code(run, spec)
     write_json(
@@ -67,6 +89,7 @@ def freeze_run(
             "stages": [
                 _stage_summary(experiment, index) for index in range(len(experiment.stages))
             ],
+            "fitted": _fitted(experiment, fits),
             "fingerprints": {"spec": fingerprint(experiment), "code": code},
             "created_at": utc(clock.wall()),
         },
@@ -84,6 +107,53 @@ def _stage_summary(experiment: ResolvedExperiment, index: int) -> dict[str, obje
         "evaluates": evaluates,
         "reserve_s": evaluate.reserve_s if evaluate else None,
     }
+
+
+def _fitted(
+    experiment: ResolvedExperiment, fits: Mapping[str, Mapping[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """By stage: which keys were `auto`, what they are now, from where and why."""
+    own = {stage.name: fits.get(f"{experiment.name}/{stage.name}") for stage in experiment.stages}
+    return {
+        name: {
+            "auto": fit["auto"],
+            "chosen": {key: fit["chosen"][key] for key in fit["auto"]},
+            "source": fit["source"],
+            "reason": fit["chosen"]["reason"],
+        }
+        for name, fit in own.items()
+        if fit is not None and fit["auto"]
+    }
+
+
+def as_begun(run: RunFolder, experiment: ResolvedExperiment) -> ResolvedExperiment:
+    """`auto` is what the run was begun with, so that neither its ranks nor what is recomputed move
+    under it. What nobody could foretell is chosen anew while nothing was learnt."""
+    frozen = read_json_or_none(run.spec) or {}
+    try:
+        before = {one["name"]: one for one in frozen["spec"]["stages"]}
+        fitted = frozen.get("fitted") or {}
+        guessed = {name for name, one in fitted.items() if one["source"] == NOT_KNOWN}
+    except (KeyError, TypeError, AttributeError):
+        return experiment  # of another tasuki: compared, and refused in words, by others
+    free = set() if has_committed(run) else guessed
+    stages = tuple(
+        _as_begun(stage, before[stage.name])
+        if stage.name in before and stage.name not in free
+        else stage
+        for stage in experiment.stages
+    )
+    return msgspec.structs.replace(experiment, stages=stages)
+
+
+def _as_begun(stage: ResolvedStage, before: Mapping[str, Any]) -> ResolvedStage:
+    kept: dict[str, Any] = {}
+    if stage.gradient_checkpointing == "auto":
+        policy = before.get("gradient_checkpointing", False)
+        kept["gradient_checkpointing"] = False if policy == "auto" else policy
+    if stage.chooses_gpus:
+        kept |= {"gpus": before.get("gpus"), "chooses_gpus": False}
+    return msgspec.structs.replace(stage, **kept)
 
 
 def find_changes(
@@ -106,7 +176,7 @@ def find_changes(
 
 def _differences(run: RunFolder, experiment: ResolvedExperiment) -> list[Difference]:
     try:
-        return differences(read_json(run.spec)["spec"], to_plain(experiment))
+        return differences(read_json(run.spec)["spec"], to_plain(as_begun(run, experiment)))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(
             f"{run.spec} was written by another version of tasuki and cannot be compared",
@@ -120,10 +190,16 @@ def _is_fixed(key: str) -> bool:
 
 
 def take_over(
-    run: RunFolder, experiment: ResolvedExperiment, spec: ResolvedSpec, clock: Clock
+    run: RunFolder,
+    experiment: ResolvedExperiment,
+    spec: ResolvedSpec,
+    clock: Clock,
+    *,
+    fits: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> None:
     """Freeze the spec as it is now; the code too, while nothing was learnt with the old one."""
     frozen = read_json(run.spec)
+    experiment = as_begun(run, experiment)
     code = frozen["fingerprints"]["code"]
     if not has_committed(run):
         code = snapshot_code(run, spec)
@@ -132,10 +208,29 @@ def take_over(
         "cluster": to_plain(spec.cluster),
         "sinks": spec.sinks,
         "stages": [_stage_summary(experiment, i) for i in range(len(experiment.stages))],
+        "fitted": _still_fitted(frozen, experiment, fits),
         "fingerprints": {"spec": fingerprint(experiment), "code": code},
     }
     if fresh != frozen:
         write_json(run.spec, fresh | {"changed_at": utc(clock.wall())})
+
+
+def _still_fitted(
+    frozen: Mapping[str, Any],
+    experiment: ResolvedExperiment,
+    fits: Mapping[str, Mapping[str, Any]],
+) -> dict[str, Any]:
+    """What was chosen before and holds, and what was chosen now; what a person has written since
+    is theirs."""
+    now = {stage.name: stage for stage in experiment.stages}
+    kept = {
+        name: one
+        for name, one in (frozen.get("fitted") or {}).items()
+        if name in now and all(getattr(now[name], k) == v for k, v in one["chosen"].items())
+    }
+    new = _fitted(experiment, fits)
+    taken = {name for name in kept if new.get(name, {}).get("source") == THIS_RUN}
+    return kept | {name: one for name, one in new.items() if name not in taken}
 
 
 def in_words(difference: Difference) -> str:

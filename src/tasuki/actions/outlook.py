@@ -138,11 +138,15 @@ class Prospect:
         self._ask(too_large)
         return [[replace(one, remedies=self._remedies(one)) for one in row] for row in found]
 
+    def foretell(self, stages: Sequence[ResolvedStage], card: Card) -> list[Foretold | None]:
+        """What is known of stages with recipes on such a card, in their order."""
+        return self._oracle(card).foretell(stages)
+
     def _first(self, stages: Sequence[ResolvedStage], card: Card) -> list[Outlook]:
         traced = [stage for stage in stages if stage.recipe is not None]
-        answers = iter(self._oracle(card).foretell(traced))
+        answers = iter(self.foretell(traced, card))
         return [
-            _outlook(stage, card, next(answers) if stage.recipe is not None else None)
+            outlook_of(stage, card, next(answers) if stage.recipe is not None else None)
             for stage in stages
         ]
 
@@ -183,7 +187,7 @@ class Prospect:
         [foretold] = self._oracle(one.card).foretell([changed])
         if foretold is None or foretold.probe is None:
             return []
-        other = _outlook(changed, one.card, foretold)
+        other = outlook_of(changed, one.card, foretold)
         peak = format_bytes(other.peak_bytes or 0)
         if other.does_fit:
             return [f"with `gradient_checkpointing: true` it needs {peak}, which fits"]
@@ -218,7 +222,8 @@ def gpu_name(cluster: ResolvedCluster, machine: Machine) -> str:
     return name
 
 
-def _outlook(stage: ResolvedStage, card: Card, foretold: Foretold | None) -> Outlook:
+def outlook_of(stage: ResolvedStage, card: Card, foretold: Foretold | None) -> Outlook:
+    """Batches, memory and times as far as they follow from what was foretold."""
     if foretold is None:
         return Outlook(stage=stage, card=card, foretold=None)
     written = stage.allocator

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from tasuki.actions.fitting import FitRequest, Fitted, fit_experiments
+from tasuki.actions.foreseen import Foresight
 from tasuki.actions.killed import killed_for_memory
 from tasuki.actions.machine import device_for
 from tasuki.actions.plan_advice import about_deadline, about_lanes, about_spec, about_workers
@@ -54,7 +56,9 @@ __all__ = [
 def make_plan(request: PlanRequest) -> Plan:
     if request.exact_s is not None:
         refuse_without_solver()
-    warnings = [*request.spec.warnings, *about_spec(request)]
+    fitted = _fit(request)
+    request = replace(request, experiments=fitted.experiments)
+    warnings = [*request.spec.warnings, *about_spec(request), *fitted.warnings]
     history = look_at_history(Path(request.spec.runs))
     chains = _chains(request, history, warnings)
     _refuse_past_deadline(chains, request)
@@ -67,7 +71,33 @@ def make_plan(request: PlanRequest) -> Plan:
     if _may_be_narrower(chains, layout, terms):
         narrow = on_one_gpu(chains, request, history.facts)
         warnings += about_lanes(chains, narrow, layout, terms)
-    return _named(layout, chains, terms, request, warnings)
+    plan = _named(layout, chains, terms, request, warnings)
+    return replace(plan, fits=dict(fitted.fits), reasons=(*fitted.reasons, *plan.reasons))
+
+
+def _fit(request: PlanRequest) -> Fitted:
+    """What the spec leaves open, chosen (fitting.py)."""
+    begun = {one.name: run_of(one, request) for one in request.experiments}
+    foresight = Foresight(
+        spec=request.spec,
+        machine=request.machine,
+        ranks=request.spec.cluster.gpus,
+        python=request.python,
+        environment=request.environment,
+        history=(),
+        may_ask=request.measure,
+        on_progress=request.on_progress,
+    )
+    return fit_experiments(
+        FitRequest(
+            experiments=request.experiments,
+            runs={name: run for name, run in begun.items() if run.spec.exists()},
+            foresight=foresight,
+            nodes=request.spec.cluster.nodes if is_for_slurm(request) else 1,
+            tells_all=request.tells_fits,
+            only=request.stages,
+        )
+    )
 
 
 # -- what is left to do ---------------------------------------------------------------------------

@@ -43,6 +43,10 @@ class PlanRequest:
     """From now; below 0: it is over."""
     exact_s: float | None = None
     """For how long, about, CP-SAT may look for a shorter plan."""
+    tells_fits: bool = False
+    """Other ways to do the step of stages of which everything is given, too."""
+    fits: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """What a plan has chosen that is carried out now: its `fits`."""
     folders: dict[str, RunFolder] = field(default_factory=dict)
     """Runs that are meant although their experiment has newer ones."""
     on_progress: Callable[[str], None] = lambda _: None

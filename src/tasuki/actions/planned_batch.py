@@ -62,10 +62,12 @@ def plan_batch(stage: ResolvedStage, known: Known) -> PlannedBatch:
         return PlannedBatch(effective_batch=whole.effective_batch, source=source)
     share = -(-whole.effective_batch // known.ranks)
     micro = min(most, share)
+    times = -(-share // micro)
     return PlannedBatch(
         effective_batch=whole.effective_batch,
-        micro_batch=micro,
-        accumulation=-(-share // micro),
+        # Of a limit of nine, sixteen samples are eight and eight (data/split.py).
+        micro_batch=-(-share // times) if source == "predicted" else micro,
+        accumulation=times,
         source=source,
     )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tasuki.actions.fitting import apply_fits
 from tasuki.actions.freeze import (
     accept_code,
     accept_data,
@@ -93,6 +94,7 @@ def run_here(request: RunRequest) -> RunResult:
     folders = open_runs(request)
     plan = make_plan(replace(request.plan, folders=folders, is_here=True))
     request.on_plan(plan)
+    request = replace(request, plan=carry_out(request.plan, plan))
     notes = [*nothing_to_profile(plan, request.plan), *take_up(folders, request)]
     for note in notes:
         request.on_event("note", note)
@@ -112,6 +114,12 @@ def run_here(request: RunRequest) -> RunResult:
     return RunResult(
         code, plan, list(folders.values()), notes, is_profiled=request.plan.is_profiled
     )
+
+
+def carry_out(request: PlanRequest, plan: Plan) -> PlanRequest:
+    """What is to be frozen: with the plan's choices in place of what was open."""
+    experiments = tuple(apply_fits(request.experiments, plan.fits))
+    return replace(request, experiments=experiments, fits=plan.fits)
 
 
 def nothing_to_profile(plan: Plan, request: PlanRequest) -> list[str]:
@@ -165,12 +173,12 @@ def take_up(folders: dict[str, RunFolder], request: RunRequest) -> list[str]:
         if run.is_complete():
             continue
         if not run.spec.exists():
-            freeze_run(run, experiment, request.plan.spec, request.clock)
+            freeze_run(run, experiment, request.plan.spec, request.clock, fits=request.plan.fits)
         else:
             changes = find_changes(run, experiment, accepted=request.accepted)
             notes += [f"taken over: {in_words(change)}" for change in changes]
             notes += _accept(run, request)
-            take_over(run, experiment, request.plan.spec, request.clock)
+            take_over(run, experiment, request.plan.spec, request.clock, fits=request.plan.fits)
             if request.takes_current_code:
                 take_current_code(run, request.clock)
             elif is_code_changed(run, request.plan.spec):

@@ -16,7 +16,7 @@ from tasuki.actions.machine import Machine, device_for
 from tasuki.actions.plan import PlanRequest, make_plan
 from tasuki.actions.queued import Known, join
 from tasuki.actions.recipes import check_recipes
-from tasuki.actions.run import RunRequest, nothing_to_profile, open_runs, take_up
+from tasuki.actions.run import RunRequest, carry_out, nothing_to_profile, open_runs, take_up
 from tasuki.actions.status import read_status
 from tasuki.backends.slurm.fit import check_partition, choose_partition, grace_s, kill_wait_s
 from tasuki.backends.slurm.queue import Queue, forget_queue
@@ -129,7 +129,7 @@ def _submit(request: SubmitRequest, terms: Terms) -> SubmitResult:
     if request.is_dry:
         return _describe_only(plan, folders, request, notes)
     notes += [*nothing_to_profile(plan, plan_request), *_doubts(runs)]
-    notes += take_up(folders, run_request)
+    notes += take_up(folders, replace(run_request, plan=carry_out(plan_request, plan)))
     for note in notes:
         request.on_note(note)
     written = write_jobs(plan, folders, plan_request, terms, request.clock)

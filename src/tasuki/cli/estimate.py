@@ -28,6 +28,7 @@ Example:  tasuki estimate --gpu a100-40gb
 @click.argument("spec", default="tasuki.yaml", metavar="[SPEC]")
 @click.option("--gpu", "gpus", multiple=True, metavar="NAME", help="On this card (or these).")
 @click.option("--compare", "compares", is_flag=True, help="A table of cards: those, or all.")
+@click.option("--alternatives", is_flag=True, help="Other ways to do each step, and why not.")
 @click.option("--experiment", "experiments", multiple=True, help="Only these experiments.")
 @click.option("--config", help="A named overlay of the spec's `configs`.")
 @click.option("--stages", multiple=True, help="Only these stages.")
@@ -37,6 +38,7 @@ def command(
     spec: str,
     gpus: tuple[str, ...],
     compares: bool,
+    alternatives: bool,
     experiments: tuple[str, ...],
     config: str | None,
     stages: tuple[str, ...],
@@ -73,6 +75,7 @@ def command(
                 stages=stages,
                 gpus=gpus,
                 compares=compares,
+                alternatives=alternatives,
                 words=_words(spec, config, settings),
             )
         )

@@ -39,6 +39,7 @@ Example:  tasuki plan --set cluster.time_limit=8h --stages small_512 small_1024
 @time_options
 @click.option("--new", "is_new", is_flag=True, help="Plan as if nothing were done yet.")
 @click.option("--no-measure", is_flag=True, help="Do not measure steps of unknown stages.")
+@click.option("--fits", is_flag=True, help="Other ways to do each step, and what they would gain.")
 @click.option(
     "--html", "page", type=click.Path(path_type=Path), metavar="FILE", help="Write it as a page."
 )
@@ -56,6 +57,7 @@ def command(
     exact: str | None,
     is_new: bool,
     no_measure: bool,
+    fits: bool,
     page: Path | None,
     knobs: tuple[str, ...],
     as_json: bool,
@@ -63,7 +65,8 @@ def command(
     """Show the jobs, how long they take, how that is known, and the command of every job.
 
     Times come from `expect`, else from this run's events, else from history, else some steps are
-    measured here. Nothing is changed.
+    measured here. What is `auto` (checkpointing, GPUs) is chosen, and what lost is shown; `--fits`
+    does so for stages of which everything is given. Nothing is changed.
 
     With --what-if every combination of the values is planned, and the plans are compared: keys of
     the cluster (gpus, gpu, time_limit, nodes) or any that --set takes. Exit code 1 if all of them
@@ -94,7 +97,7 @@ def command(
         return _compare(knobs, load, ask, as_json=as_json)
     request = ask(load(()))
     with Waiting(clock=SystemClock()) as waiting:
-        plan = make_plan(replace(request, on_progress=waiting.say)).as_json()
+        plan = make_plan(replace(request, tells_fits=fits, on_progress=waiting.say)).as_json()
     if page is not None:
         _write_page(page, plan, unit_of(request))
     if as_json:

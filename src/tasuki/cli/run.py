@@ -73,7 +73,7 @@ def command(
         resolved, experiments, stages, is_new=is_new, deadline=deadline, exact=exact
     )
     needs_times = resolved.cluster.time_limit_s is not None or request.deadline_s is not None
-    request = replace(request, measure=needs_times or dry_run)
+    request = replace(request, measure=needs_times or dry_run or _is_fitted(resolved))
     if torchrun is not None:
         request = torchrun.put_ranks(request)
     request = replace(request, is_profiled=is_profiled)
@@ -88,6 +88,14 @@ def command(
         waits_s=torchrun.waits_s(request) if torchrun is not None else 0.0,
         as_json=as_json,
     )
+
+
+def _is_fitted(spec: ResolvedSpec) -> bool:
+    """Is anything left open that is chosen by traces of steps?"""
+    from tasuki.actions.fitting import is_open
+
+    stages = [stage for experiment in spec.experiments for stage in experiment.stages]
+    return spec.cluster.gpu != "cpu" and any(map(is_open, stages))
 
 
 def refuse_login_node(spec: ResolvedSpec) -> None:

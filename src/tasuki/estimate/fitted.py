@@ -122,6 +122,36 @@ def fit_bucket(
     )
 
 
+def put_bucket(
+    stage: ResolvedStage,
+    bucket: Mapping[str, Any],
+    probe: Probe | None,
+    card: Card,
+    *,
+    micro: int,
+    share: int,
+) -> BucketFit:
+    """As `fit_bucket`, of this micro-batch, whatever fits: nothing is looked for."""
+    if probe is not None and micro < share:
+        probe = accumulated(probe)
+    size, needs, missing = bucket["largest"] or 0, None, 0
+    if probe is not None:
+        needs = needs_of(probe, batch=micro, size=size, beside=card.beside)
+        missing = 0 if card.capacity is None else -needs.headroom(card.capacity)
+    return BucketFit(
+        size=bucket["size"],
+        samples=bucket["samples"],
+        steps=bucket["steps"],
+        micro_batch=micro,
+        accumulation=-(-share // micro),
+        is_given=True,
+        max_micro_batch=None,
+        needs=needs,
+        missing_bytes=max(0, missing),
+        step=_step(probe, stage, card, micro=micro, share=share, size=size),
+    )
+
+
 def fit_cost(
     stage: ResolvedStage,
     bucket: Mapping[str, Any],
@@ -223,11 +253,13 @@ def _step(
 ) -> StepTime | None:
     if probe is None:
         return None
-    return _step_time(probe, stage, card, micro=micro, times=-(-share // micro), size=size)
+    times = -(-share // micro)
+    # Sixteen samples by six are 6 + 5 + 5, not 18 (data/split.py).
+    return _step_time(probe, stage, card, micro=share / times, times=times, size=size)
 
 
 def _step_time(
-    probe: Probe, stage: ResolvedStage, card: Card, *, micro: int, times: int, size: int
+    probe: Probe, stage: ResolvedStage, card: Card, *, micro: float, times: int, size: int
 ) -> StepTime | None:
     """None: it was measured on a GPU, where nobody counts operations."""
     if probe.measured_on == "cuda":

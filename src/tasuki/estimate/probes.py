@@ -67,7 +67,7 @@ class Probe:
         """How far off the fit was where it was checked, relative."""
         return max((abs(p - t) / t for _, _, p, t in self.checked if t), default=0.0)
 
-    def evaluate(self, coefficients: Coefficients, *, batch: int, size: int) -> Number:
+    def evaluate(self, coefficients: Coefficients, *, batch: float, size: int) -> Number:
         """Such as `flops` and `moved`."""
         return self._values([coefficients], batch=batch, size=size)[0]
 
@@ -133,7 +133,7 @@ class Probe:
             return table
         return self._scaled(table, round(self.evaluate(self.secant, batch=batch, size=size)))
 
-    def _values(self, rows: Sequence[Coefficients], *, batch: int, size: int) -> list[Number]:
+    def _values(self, rows: Sequence[Coefficients], *, batch: float, size: int) -> list[Number]:
         powers = [batch**p * size**q for p, q in self.terms]
         return [sum(c * power for c, power in zip(row, powers, strict=True) if c) for row in rows]
 

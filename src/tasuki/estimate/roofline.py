@@ -116,15 +116,15 @@ def step_time(
 def probed_step_time(
     probe: Probe,
     *,
-    batch: int,
+    batch: float,
     size: int = 0,
     accumulation: int = 1,
     gpu: Gpu,
     precision: str,
     calibration: Calibration | None = None,
 ) -> StepTime | None:
-    """Of a step of `accumulation` micro-batches of `batch` samples each. The optimizer is counted
-    as often as the traced step is repeated, which makes the step a little too long."""
+    """Of a step of `accumulation` micro-batches of `batch` samples on average. The optimizer is
+    counted as often as the traced step is repeated, which makes the step a little too long."""
     times = accumulation / probe.micro_batches
     return step_time(
         flops=times * max(0.0, probe.evaluate(probe.flops, batch=batch, size=size)),

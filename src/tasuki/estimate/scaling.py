@@ -15,6 +15,8 @@ from tasuki.spec.resolved import ResolvedStage
 from tasuki.store.history import wrong_in
 
 _MOST_RANKS = 256
+EXCHANGE_BANDWIDTH = 10e9
+"""Bytes per second between the ranks of a node, assumed: cards on a PCIe bus."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +71,11 @@ class Scaling:
         if self.exchange is not None:
             words += f"; exchange of gradients about {self.exchange:.0%} of a step"
         return words
+
+
+def exchange_s(num_bytes: int, ranks: int) -> float:
+    """Of gradients around a ring, as nobody has measured it: nothing goes on meanwhile."""
+    return 2 * (ranks - 1) / ranks * num_bytes / EXCHANGE_BANDWIDTH
 
 
 def _rounded(value: float | None) -> float | None:

@@ -51,7 +51,7 @@ from tasuki.spec.written import Experiment
 
 _HAS_EFFECT: Mapping[str, tuple[object, ...]] = {"share": ("private",)}
 """Values of the keys in NOT_YET that already mean what they say."""
-_ALL_BUT_AUTO = ("gradient_checkpointing", "offload")
+_ALL_BUT_AUTO = ("offload",)
 """Of these `auto` alone has no effect so far."""
 
 

@@ -84,7 +84,11 @@ def resolve_stage(node: Node, *, name: str, around: Surroundings) -> ResolvedSta
     entries = {key: child for key, child in node.entries().items() if key not in ("stages", "each")}
     stage = msgspec.convert({k: v.plain() for k, v in entries.items()}, written.Stage)
     values = _copy(stage, *_AS_WRITTEN)
-    if "gpus" in values:
+    if values.get("gpus") == "auto":
+        _refuse_open_step(stage, entries["gpus"])
+        del values["gpus"]
+        values["chooses_gpus"] = True
+    elif "gpus" in values:
         _refuse_gpus(values["gpus"], entries["gpus"], name, around.cluster)
     if (command := given(stage.command)) is not None:
         values["command"] = tuple(command)
@@ -198,6 +202,16 @@ def _effective_batch(stage: written.Stage) -> int | None:
         return batch
     follows = given(stage.micro_batch) not in (None, "auto")
     return None if follows and given(stage.accumulation) is not None else 8
+
+
+def _refuse_open_step(stage: written.Stage, node: Node) -> None:
+    """`gpus: auto`, and how many samples a step has would hang on it."""
+    if _effective_batch(stage) is None:
+        raise SpecError(
+            f"{node.mark}: `gpus: auto` with a `micro_batch` and an `accumulation` leaves open how "
+            "many samples a step has",
+            hint="write `effective_batch`, which stays the same on any number of GPUs",
+        )
 
 
 def _expect(expect: written.Expect) -> dict[str, Any]:

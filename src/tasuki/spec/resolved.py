@@ -101,6 +101,8 @@ class ResolvedStage(msgspec.Struct, frozen=True, kw_only=True):
     order: Literal["shuffle", "smallest_first", "largest_first", "score"] = "shuffle"
     gpus: int | None = None
     """Of its job's: its ranks. None: all of them."""
+    chooses_gpus: bool = False
+    """`gpus: auto`: batch fitting chooses them; `gpus` is None until it has."""
     init_from: str = "none"
     """`none`, `previous`, STAGE, EXPERIMENT/STAGE, or a file; see `start_of`."""
     strict: bool = True
@@ -165,7 +167,6 @@ class ResolvedSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 NOT_YET: Mapping[str, str] = MappingProxyType(
     {
-        "gradient_checkpointing": "`auto` keeps all activations",
         "offload": "`auto` leaves everything on the device",
         "on": "nobody is told",
         "share": "folders are private to the user",
@@ -222,7 +223,7 @@ def fingerprint(experiment: ResolvedExperiment) -> str:
 
 
 def _without_harmless(stage: dict[str, Any]) -> dict[str, Any]:
-    harmless = {"save", "loader", "export", "gpus", *_WRITTEN}
+    harmless = {"save", "loader", "export", "gpus", "chooses_gpus", *_WRITTEN}
     kept = {key: value for key, value in stage.items() if key not in harmless}
     if kept["evaluate"] is not None:
         kept["evaluate"] = {k: v for k, v in kept["evaluate"].items() if k != "reserve_s"}
@@ -295,6 +296,10 @@ def stage_leaves(stage: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
             yield key, None if value is None else msgspec.convert(value, Sizes).label()
         elif key == "buckets":
             yield key, msgspec.convert(value, Buckets).label()
+        elif key == "gpus":
+            yield key, "auto" if stage.get("chooses_gpus") else value
+        elif key == "chooses_gpus":
+            continue
         elif key == "log_every":
             yield key, Every(**value).label()
         elif key in ("save", "validate") and value is not None:

@@ -55,6 +55,10 @@ Count = Annotated[
 Gpus = Annotated[
     int, Meta(ge=1, le=LARGEST_COUNT), Rule("a whole number", "at least 1", example="1")
 ]
+GpusOrAuto = Annotated[
+    Annotated[int, Meta(ge=1, le=1024)] | Literal["auto"],
+    Rule("a whole number or `auto`", "between 1 and 1024, or `auto`", example="1"),
+]
 Seed = Annotated[
     int, Meta(ge=0, le=2**63 - 1), Rule("a whole number", "between 0 and 2^63 - 1", example="42")
 ]

@@ -112,7 +112,7 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     loader: Loader | Unset = UNSET
     buckets: rules.Buckets | Unset = UNSET
     order: rules.Order | Unset = UNSET
-    gpus: rules.Gpus | Unset = UNSET
+    gpus: rules.GpusOrAuto | Unset = UNSET
     init_from: rules.Text | Unset = UNSET
     strict: rules.Flag | Unset = UNSET
     exact: rules.Flag | Unset = UNSET

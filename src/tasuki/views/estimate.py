@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tasuki.units import format_bytes, format_seconds, format_step
+from tasuki.views.fits import show_fits
 from tasuki.views.text import count, neutral, say, warn
 
 _NARROW = 64
@@ -35,6 +36,7 @@ def show_estimate(found: dict[str, Any], *, console: Console | None = None) -> N
     else:
         for gpu in dict.fromkeys(row["gpu"] for row in rows):
             _show_card([row for row in rows if row["gpu"] == gpu], console)
+    show_fits(found["fits"], console)
     for text in dict.fromkeys([*found["notes"], *_notes(rows), *found["warnings"]]):
         warn(console, text)
     if not found["compares"]:

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tasuki.views.chart import is_packed, number_of
+from tasuki.views.fits import show_fits
 from tasuki.views.packed import show_packed
 from tasuki.views.pieces import batch_of, steps_of, time_of
 from tasuki.views.plan_facts import deadline_in_words
@@ -43,6 +44,7 @@ def show_plan(
                 _show_chain(plan, console)
             if commands:
                 _print_commands(plan, python, runs, console)
+        show_fits(plan["fits"], console)
         for warning in plan["warnings"]:
             warn(console, warning)
 
