@@ -170,6 +170,7 @@ def test_a_file_beside_the_listed_experiments_that_looks_like_one_is_named(here,
     assert "`two.yaml`" in warning and "one.yaml" not in warning and "other" not in warning
 
 
+@pytest.mark.long
 def test_two_thousand_experiments_are_planned_in_seconds(here, tmp_path):
     many = {f"e{n}": {"stages": [stage("s", "1h")]} for n in range(2000)}
     folder = write(tmp_path / "p", many, defaults={"gpus": 1})
