@@ -5,7 +5,8 @@ seeded), because the end of lanes that wait for each other is the maximum of sum
 adds up: errors of one chain partly cancel out, and the largest of several chains ends later than
 any of them is expected to. A stage's length is log-normal, with its estimate as the median and its
 error bar as the 90th percentile. Half of the variance is common to all stages: a slow node, or a
-wrong data sheet, is so for each of them; drawn apart they would cancel out too well.
+wrong data sheet, is so for each of them; drawn apart they would cancel out too well. Starts and
+saves vary as the steps do: a busy file system is slow at both.
 
 What has no error bar (`expect`) counts as exact. Limits are not looked at: what outlasts its job
 goes on in the next one, which costs a start more than is counted here. Called by layout.py.
@@ -81,5 +82,5 @@ def _end(legs: Sequence[Leg], sigmas: Sequence[float], random: Random) -> float:
     for leg, sigma in zip(legs, sigmas, strict=True):
         factor = math.exp(sigma * (common + own * random.gauss(0.0, 1.0))) if sigma else 1.0
         start = max((ends[before] for before in leg.after), default=0.0)
-        ends.append(start + leg.fixed_s + leg.loose_s * factor)
+        ends.append(start + (leg.fixed_s + leg.loose_s) * factor)
     return max(ends)
