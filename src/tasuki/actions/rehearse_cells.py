@@ -22,10 +22,17 @@ _COLUMN_OF = {
     "validate": "evaluate",
     "end": "save",
     "again": "load",
+    "finish": "save",
     "schedule": "steps",
     "evaluate": "evaluate",
 }
-_PASSED_AT = {"imports": "data", "data": "build", "steps": "end", "save": "again"}
+_PASSED_AT = {
+    "imports": "data",
+    "data": "build",
+    "steps": "end",
+    "load": "finish",
+    "save": "schedule",
+}
 """By column: the place whose reaching says that all before it went well."""
 MEMORY = "OutOfMemory"
 

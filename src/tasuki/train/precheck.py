@@ -16,13 +16,13 @@ from tasuki.answers import Told, answer
 from tasuki.data.fetch import Request, seed_everything
 from tasuki.data.foreign import is_loader
 from tasuki.data.order import Order
-from tasuki.errors import TasukiError, place_of
+from tasuki.errors import TasukiError
 from tasuki.spec.resolved import ResolvedStage, stage_from_plain
 from tasuki.train.data import StageData, prepare_data
 from tasuki.train.evaluate import members_by_bucket, source_of
 from tasuki.train.optim import warmup_steps
 from tasuki.train.recipe import build_dataset, load_recipe, optional
-from tasuki.train.rehearsed import be_offline
+from tasuki.train.rehearsed import be_offline, in_words
 
 
 def work(order: dict[str, Any], told: Told) -> list[dict[str, Any]]:
@@ -51,10 +51,7 @@ def _look(stage: ResolvedStage, folder: Path, *, ranks: int, opens: bool) -> dic
         facts |= _describe(data, stage, facts["warnings"])
         _open_others(recipe, stage, opens=opens)
     except Exception as error:
-        words = f"{type(error).__name__}: {error}{place_of(error)}"
-        is_ours = isinstance(error, TasukiError)
-        words = error.message if isinstance(error, TasukiError) else words
-        hint = error.hint if is_ours else ""  # type: ignore[attr-defined]
+        words, hint = in_words(error)
         facts["failed"] = {"column": column, "message": words, "hint": hint}
     return facts
 
@@ -67,13 +64,11 @@ def _describe(data: StageData, stage: ResolvedStage, warnings: list[str]) -> dic
         data.fetcher(Request(first, [0] if data.fetcher.is_seeded else None))
     warmup_steps(stage.warmup, total, say=lambda text: warnings.append(_plain(text)))
     warnings += data.warnings
+    if not isinstance(order, Order):
+        return {"total_steps": total, "samples": None, "largest": None}
     plan = order.plan
-    sized = isinstance(order, Order) and plan.buckets[-1].size is not None  # type: ignore[union-attr]
-    return {
-        "total_steps": total,
-        "samples": plan.num_samples if isinstance(order, Order) else None,  # type: ignore[union-attr]
-        "largest": plan.buckets[-1].size if sized else None,  # type: ignore[union-attr]
-    }
+    samples, largest = plan.num_samples, plan.buckets[-1].size
+    return {"total_steps": total, "samples": samples, "largest": largest}
 
 
 def _plain(text: str) -> str:

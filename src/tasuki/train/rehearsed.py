@@ -31,6 +31,8 @@ _OFFLINE_HINT = (
     "nodes often have no network: fetch it beforehand into a folder of yours, and name that; "
     "`tasuki rehearse --online` lets it through"
 )
+_ABOUT_NETWORK = ("something wants to reach", "huggingface.co", "HF_HUB_OFFLINE", "offline mode")
+"""Of our own refusal, and of libraries that were told to ask nobody."""
 _lines: list[LineWriter] = []
 
 
@@ -62,22 +64,21 @@ def failed(error: BaseException) -> bool:
     """Written down; False: nobody rehearses."""
     if rehearsal() is None:
         return False
-    words = f"{type(error).__name__}: {error}{place_of(error)}"
-    if isinstance(error, TasukiError):
-        words = error.message
+    words, hint = in_words(error)
     for lines in _lines:
-        hint = getattr(error, "hint", "") or _hint(words)
         kind = type(error).__name__
         lines.append({"t": time.time(), "failed": words, "hint": hint, "kind": kind})
     return True
 
 
-def _hint(words: str) -> str:
-    """For what libraries say when they may not reach the network."""
-    is_about_network = any(
-        word in words.lower() for word in ("offline", "huggingface.co", "urlopen")
-    )
-    return _OFFLINE_HINT if is_about_network else ""
+def in_words(error: BaseException) -> tuple[str, str]:
+    """(what went wrong, what to do), as a rehearsal tells it: there are no logs to look into."""
+    words = f"{type(error).__name__}: {error}{place_of(error)}"
+    hint = ""
+    if isinstance(error, TasukiError):
+        words, hint = error.message, "" if ".err log" in error.hint else error.hint
+    is_about_network = any(word in words for word in _ABOUT_NETWORK)
+    return words, _OFFLINE_HINT if is_about_network else hint
 
 
 def be_offline() -> None:
@@ -101,14 +102,16 @@ def _text(host: object) -> str:
     return host.decode(errors="replace") if isinstance(host, bytes) else str(host)
 
 
-def walk_schedule(schedule: Any, *, done: int, planned: int) -> None:
-    """The steps that are left of a recipe's own schedule, as training would take them."""
-    if schedule is None:
+def walk_schedule(schedule: Any, planned: int | None, *, done: int) -> None:
+    """In a rehearsal, at its end: the steps that are left of a recipe's own schedule, as training
+    would take them."""
+    if rehearsal() is None:
         return
+    reached("schedule")
     until = time.monotonic() + _WALK_S
-    for step in range(done, planned):
+    for step in range(done, (planned or done) if schedule is not None else done):
         if time.monotonic() > until:
-            return
+            break
         try:
             schedule.step()
         except Exception as error:
@@ -118,6 +121,7 @@ def walk_schedule(schedule: Any, *, done: int, planned: int) -> None:
                 hint="build_schedule(self, optimizer, total_steps) has to bear `total_steps` calls "
                 "of step()",
             ) from error
+    reached("done")
 
 
 def few_to_evaluate(dataset: Any) -> Any:

@@ -90,9 +90,10 @@ def run_training(task: Task) -> None:
             training = Training(
                 task, setup, engine, saver, begin, fitting, suspect_until=until, metrics=rows
             )
-        training.finish()
         if rehearsal() is not None:
-            rehearse_end(task, setup, training)
+            restore_again(task, setup, training)
+        training.finish()
+        walk_schedule(setup.tracked.schedule, setup.data.planned_steps, done=setup.total_steps)
 
 
 @contextlib.contextmanager
@@ -131,17 +132,13 @@ def roll_back(
     return restored.begin(training.begin, start_cost=training.saving.cost)
 
 
-def rehearse_end(task: Task, setup: Setup, training: Training) -> None:
-    """What a run does only after an interruption, or after hours: take its last checkpoint up
-    again, and go through the rest of the schedule."""
+def restore_again(task: Task, setup: Setup, training: Training) -> None:
+    """In a rehearsal: what a run does only after an interruption, from its last checkpoint."""
     reached("again")
     name = training.progress.checkpoint
     assert name is not None
     restore_checkpoint(task, setup, training.engine, training.saver, name)
-    reached("schedule")
-    planned = setup.data.planned_steps or setup.total_steps
-    walk_schedule(setup.tracked.schedule, done=setup.total_steps, planned=planned)
-    reached("done")
+    reached("finish")
 
 
 class Training:
