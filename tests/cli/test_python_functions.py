@@ -32,6 +32,7 @@ VERBS = {
     "logs",
     "new",
     "plan",
+    "rehearse",
     "resume",
     "run",
     "status",

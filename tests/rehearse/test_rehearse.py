@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -291,7 +292,7 @@ def test_what_a_killed_rehearsal_left_is_removed_by_the_next(plant):
 
 
 @pytest.mark.long
-def test_two_ranks_and_a_recipes_own_loader_are_rehearsed_too(plant, here):
+def test_two_ranks_are_rehearsed_too(plant, here):
     said = here(plant().folder, "rehearse", "--ranks", "2", "--budget", "5m", "--json")
     assert said.code == 0, said
     assert said.json()["ranks"] == 2
@@ -300,20 +301,18 @@ def test_two_ranks_and_a_recipes_own_loader_are_rehearsed_too(plant, here):
 @pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
 def test_a_disk_that_is_full_is_found_at_the_first_save(plant, here, tmp_path):
-    import subprocess
-
     project = plant()
     disk = tmp_path / "disk"
     disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=160k", "tmpfs", str(disk)], check=False
-    )
-    if mounted.returncode:
+    mount = ["mount", "-t", "tmpfs", "-o", "size=160k", "tmpfs", str(disk)]
+    if subprocess.run(mount, check=False).returncode:
         pytest.skip("this machine lets nobody mount")
     try:
         Path(disk, "ballast").write_bytes(bytes(60_000))
         said = here(project.folder, "rehearse", "--set", f"runs={disk}/runs", "--json")
         assert said.code == 1, said
-        print(said.json())
+        own = cells(said.json(), "exp", "one")["save"]
+        assert own["state"] == "failed" and "room" in own["message"] and own["hint"], own
+        assert [path.name for path in disk.iterdir()] == ["ballast"]
     finally:
         subprocess.run(["umount", str(disk)], check=True)

@@ -42,6 +42,8 @@ _OFFLINE = {
     "WANDB_MODE": "offline",
 }
 _GRACE_S = 10.0
+_KILL_AFTER_S = 2.0
+"""When the budget is used up: there is nothing to save."""
 _SIDE_BY_SIDE = 2
 """On CPUs: half of a short attempt is the start of Python and torch, which uses one core."""
 
@@ -111,7 +113,7 @@ class Ground:
             if now >= self.until and not self.is_over:
                 self.is_over = True
                 backend.interrupt()
-            elif self.is_over and now >= self.until + _GRACE_S:
+            elif self.is_over and now >= self.until + _KILL_AFTER_S:
                 backend.interrupt()
 
         backend = LocalBackend(
