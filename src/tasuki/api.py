@@ -40,6 +40,7 @@ from tasuki.actions.new import new_project
 from tasuki.actions.plan import PlanRequest, make_plan, request_plan
 from tasuki.actions.prune import prune_run
 from tasuki.actions.queued import look_or_say, uses_slurm
+from tasuki.actions.rehearse import RehearseRequest, rehearse_stages
 from tasuki.actions.resume import frozen_spec, resume_in_its_job
 from tasuki.actions.run import RunRequest, run_here
 from tasuki.actions.runs import find_run
@@ -386,6 +387,31 @@ def tune(
             only=read_switches(",".join(only)),
             write=wanted,
             is_dry=is_dry,
+        )
+    )
+
+
+def rehearse(
+    spec: str | Path = "tasuki.yaml",
+    *,
+    experiments: Sequence[str] = (),
+    stages: Sequence[str] = (),
+    settings: Sequence[str] = (),
+    config: str | None = None,
+    micro_batch: int | None = None,
+    ranks: int = 1,
+    budget: str = "60s",
+    is_online: bool = False,
+) -> dict[str, Any]:
+    """Two steps, a save and an evaluation of every stage, in a scratch folder: `ok` tells."""
+    return rehearse_stages(
+        RehearseRequest(
+            plan=_request(_load(spec, settings, config), experiments, stages),
+            clock=_CLOCK,
+            budget_s=Duration.parse(budget).seconds,
+            micro_batch=micro_batch,
+            ranks=ranks,
+            is_online=is_online,
         )
     )
 

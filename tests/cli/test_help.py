@@ -23,6 +23,7 @@ VERBS = [
         "inspect",
         "estimate",
         "plan",
+        "rehearse",
         "tune",
         "doctor",
         "evaluate",

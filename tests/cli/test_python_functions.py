@@ -33,6 +33,7 @@ VERBS = {
     "logs",
     "new",
     "plan",
+    "rehearse",
     "resume",
     "run",
     "status",

@@ -15,9 +15,17 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from tasuki.data.buckets import plan_buckets
-from tasuki.train.drilled import VARIABLE, ShortLoader, fewer_batches, fewer_samples, read_order
+from tasuki.data.buckets import BucketRule, plan_buckets
+from tasuki.train.drilled import (
+    VARIABLE,
+    ShortLoader,
+    few_steps,
+    fewer_batches,
+    fewer_samples,
+    read_order,
+)
 from tasuki.train.hidden import Walk, digest_of, leaf
+from tasuki.train.rehearsed import few_to_evaluate
 
 
 @pytest.fixture
@@ -230,3 +238,38 @@ def test_every_bit_of_a_batch_counts():
     batch["y"][1] = "b"
     assert digest_of(batch) != before
     assert digest_of(torch.tensor(0.0)) != digest_of(torch.tensor(-0.0))
+
+
+@pytest.fixture
+def in_a_rehearsal(tmp_path):
+    wanted = {"offline": False, "smallest": ["small"], "effective_batches": {}}
+    order = {"steps_per_epoch": 2, "trace": str(tmp_path), "rehearsal": wanted}
+    read_order({VARIABLE: json.dumps(order)})
+    yield
+    read_order({})
+
+
+def test_a_rehearsal_takes_the_largest_samples_of_the_largest_bucket(in_a_rehearsal):
+    sizes = [5, 9, 1, 8, 9, 7, 2, 9]
+    rule = BucketRule(kind="bounds", uppers=(4, 10))
+    plan = plan_buckets(sizes, len(sizes), rule=rule)
+    short = fewer_samples(plan, batch=2, weights=lambda: sizes)
+    assert [bucket.size for bucket in short.buckets] == [10]
+    assert [sizes[i] for i in short.index(0)] == [9, 8, 9, 9]
+    small = fewer_samples(plan, batch=2, stage="small", weights=lambda: sizes)
+    assert [sizes[i] for i in small.index(0)] == [1, 2]
+    assert few_steps(100) == 2 and few_steps(1) == 1
+
+
+def test_a_rehearsals_own_loader_is_shortened_in_evaluations_alone(in_a_rehearsal):
+    loader = DataLoader(TensorDataset(torch.zeros(100)))
+    assert fewer_batches(loader, is_trained=True) is loader
+    assert len(list(fewer_batches(loader))) == 2
+
+
+def test_few_samples_of_a_data_set_are_otherwise_that_data_set(in_a_rehearsal):
+    dataset = TensorDataset(torch.arange(100))
+    dataset.sizes, dataset.vocab = list(range(100)), 7
+    few = few_to_evaluate(dataset)
+    assert len(few) == 8 and int(few[7][0]) == 99 and few.vocab == 7
+    assert few.sizes.tolist() == [int(sample) for (sample,) in few]

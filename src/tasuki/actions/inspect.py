@@ -34,7 +34,7 @@ def which_spec(sources: Sequence[str]) -> str | None:
                 hint="name data or a spec, for example `tasuki inspect data/small.h5`",
             )
         return "tasuki.yaml"
-    specs = [source for source in sources if _is_spec(source)]
+    specs = [source for source in sources if is_spec(source)]
     if specs and len(sources) > 1:
         raise UsageError(
             f"`{specs[0]}` is a spec: it cannot be looked at together with other data",
@@ -43,7 +43,7 @@ def which_spec(sources: Sequence[str]) -> str | None:
     return specs[0] if specs else None
 
 
-def _is_spec(word: str) -> bool:
+def is_spec(word: str) -> bool:
     is_file = word.endswith((".yaml", ".yml", ".py")) or ".py:" in word
     return is_file or (Path(word) / "tasuki.yaml").is_file()
 

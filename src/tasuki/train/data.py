@@ -23,7 +23,7 @@ from tasuki.data.worst import whole_cost
 from tasuki.errors import DataError, RecipeError
 from tasuki.spec.buckets import Buckets
 from tasuki.spec.resolved import ResolvedStage
-from tasuki.train.drilled import fewer_batches, fewer_samples
+from tasuki.train.drilled import fewer_batches, fewer_samples, rehearsal
 from tasuki.train.recipe import build_dataset, optional
 
 _FOREIGN = (
@@ -40,6 +40,8 @@ class StageData:
     order: Order | ForeignOrder
     batch: Batch
     split: StepSplit
+    planned_steps: int | None = None
+    """In a rehearsal: of the whole stage, of which few are taken."""
     warnings: tuple[str, ...] = ()
 
     @property
@@ -99,7 +101,8 @@ def prepare_data(
     """
     dataset = build_dataset(recipe, stage.data, stage.split)
     if is_loader(dataset):
-        few = fewer_batches(dataset, accumulation=stage.accumulation or 1)
+        accumulation = stage.accumulation or 1
+        few = fewer_batches(dataset, accumulation=accumulation, is_trained=True)
         return _foreign(few, stage, world)
     sizes = sizes_of(recipe, dataset)
     if sizes is None and stage.size is not None:
@@ -117,23 +120,53 @@ def prepare_data(
         label=stage.size.label() if stage.size is not None else "",
     )
     batch = _resolve_batch(stage, world)
-    plan = fewer_samples(plan, batch=batch.effective_batch)
+    planned = planned_steps(recipe, dataset, stage, plan, batch)
+    plan = fewer_samples(
+        plan,
+        batch=batch.effective_batch,
+        stage=stage.name,
+        weights=lambda: _weights(recipe, dataset, stage, sizes),
+    )
     if stage.order == "score":
         plan = sort_by_score(plan, _scores(recipe, dataset), index=index)
-    order = Order(
-        plan,
-        seed=stage.seed,
-        stage=stage.name,
-        effective_batch=batch.effective_batch,
-        kind=stage.order,
-    )
+    order = _order(plan, stage, batch.effective_batch)
     return StageData(
         dataset=dataset,
         fetcher=Fetcher(dataset, optional(recipe, "collate")),
         order=order,
         batch=batch,
         split=_split(recipe, dataset, stage.buckets, plan, batch, rank=rank, world=world),
+        planned_steps=planned,
         warnings=tuple(_warnings(stage, plan, world)),
+    )
+
+
+def planned_steps(
+    recipe: Any, dataset: Any, stage: ResolvedStage, plan: BucketPlan, batch: Batch
+) -> int | None:
+    """Of the whole stage, in a rehearsal: schedules are made for them."""
+    rehearsed = rehearsal()
+    if rehearsed is None:
+        return None
+    if stage.order == "score":
+        plan = sort_by_score(plan, _scores(recipe, dataset))
+    effective = rehearsed.effective_batches.get(stage.name) or batch.effective_batch
+    return _order(plan, stage, effective).total_steps(stage.length.unit, stage.length.count)
+
+
+def _weights(recipe: Any, dataset: Any, stage: ResolvedStage, sizes: Any) -> Any:
+    """How large each sample is; None: nobody knows."""
+    costs = costs_of(recipe, dataset, stage.buckets)
+    return sizes if costs is None else costs
+
+
+def _order(plan: BucketPlan, stage: ResolvedStage, effective_batch: int) -> Order:
+    return Order(
+        plan,
+        seed=stage.seed,
+        stage=stage.name,
+        effective_batch=effective_batch,
+        kind=stage.order,
     )
 
 

@@ -19,10 +19,12 @@ from tasuki.spec.resolved import ResolvedStage, start_of
 from tasuki.store.find import latest_run
 from tasuki.train.assemble import Assembled, assemble, make_engine, num_shapes
 from tasuki.train.data import StageData, prepare_data
+from tasuki.train.drilled import few_steps
 from tasuki.train.engine import StepEngine
 from tasuki.train.evaluate import load_weights
 from tasuki.train.optim import PureSchedule
 from tasuki.train.recipe import build_dataset, load_recipe
+from tasuki.train.rehearsed import reached
 from tasuki.train.task import Task
 
 
@@ -61,9 +63,11 @@ def prepare(task: Task) -> Setup:
     """The same for a first start and a resume: what a checkpoint holds is put in later."""
     stage = task.stage
     assert stage.recipe is not None
+    reached("imports")
     task.doing("importing the recipe")
     seed_everything(start_seed(stage, "model", 0))
     recipe = load_recipe(stage.recipe, stage.params, paths=[task.run.code, task.folder])
+    reached("data")
     task.doing("opening the data")
     data = prepare_data(
         recipe,
@@ -80,9 +84,10 @@ def prepare(task: Task) -> Setup:
     looked = None
     if task.is_first and isinstance(order, Order):
         looked = fingerprint_samples(data.fetcher, order)  # now, while this process is small
-    total = order.total_steps(stage.length.unit, stage.length.count)
+    planned = data.planned_steps or order.total_steps(stage.length.unit, stage.length.count)
+    reached("build")
     task.doing("building the model")
-    assembled = assemble(recipe, stage, device=task.device, total_steps=total, say=task.say)
+    assembled = assemble(recipe, stage, device=task.device, total_steps=planned, say=task.say)
     validation = None
     if stage.validate is not None and task.is_first:
         source = stage.validate.data if stage.validate.data is not None else stage.data
@@ -90,7 +95,7 @@ def prepare(task: Task) -> Setup:
     return Setup(
         recipe=recipe,
         data=data,
-        total_steps=total,
+        total_steps=few_steps(planned),
         assembled=assembled,
         validation=validation,
         looked=looked,

@@ -37,6 +37,7 @@ from tasuki.store.claims import parent_of, record_parent, sweep_temps
 from tasuki.store.runs import RunFolder
 from tasuki.telemetry.events import read_events
 from tasuki.telemetry.view import count_preemptions, last_save_s
+from tasuki.train.drilled import rehearsal
 from tasuki.train.engine import StepEngine
 from tasuki.train.exact import describe, freeze, what_differs
 from tasuki.train.exchange import measure_exchange
@@ -44,6 +45,7 @@ from tasuki.train.fingerprints import fingerprint_data, refuse_changed_data
 from tasuki.train.fitting import Fitting
 from tasuki.train.prepare import Setup, load_initial_weights, start_seed
 from tasuki.train.ranks import wrap_module
+from tasuki.train.rehearsed import reached
 from tasuki.train.snapshot import Progress, capture_all, restore_rank, restore_shared
 from tasuki.train.task import Task
 from tasuki.train.unused import find_unused, has_to_look, say_unused
@@ -109,6 +111,7 @@ def begin_or_resume(
         _settle_buckets(task, setup, engine, fitting)
         if is_resumed and task.is_first:
             _refuse_changed_data(task, begin, name)
+        reached("restore")
         task.doing("restoring")
         restored = restore_checkpoint(task, setup, engine, saver, name, loaded=loaded)
     if is_resumed:
@@ -360,7 +363,9 @@ def _commit_start(
     parent: str | None,
 ) -> tuple[str, SaveCost]:
     """The stage's step 0: fresh optimizer, random numbers from (seed, stage)."""
+    reached("weights")
     load_initial_weights(task, setup.model)
+    reached("start")
     check_weights(setup.model.state_dict())  # now, not when the stage is done
     seed_everything(start_seed(task.stage, "start", task.ranks.rank))
     saver.parent = parent
@@ -368,7 +373,7 @@ def _commit_start(
         lambda: _save_start(task, setup, engine, saver, begin),
         say=task.say,
         clock=task.clock,
-        should_stop=lambda: task.ranks.world > 1,
+        should_stop=lambda: task.ranks.world > 1 or rehearsal() is not None,
     )
     task.watch.save_s.append(saved.total_s)
     name = saved.name

@@ -30,7 +30,7 @@ Entries = dict[str, str]
 def open_trace(task: Task, setup: Setup, engine: StepEngine, *, step: int) -> Trace | None:
     """None, unless this is a drill; `step` is where the attempt takes the stage up."""
     order = drill_order()
-    if order is None:
+    if order is None or order.rehearsal is not None:
         return None
     path = order.trace / f"{task.orders.claim}.{task.ranks.rank}.jsonl"
     return Trace(LineWriter(path), task, setup, engine, step=step)

@@ -26,6 +26,7 @@ from tasuki.runtime.watch import leave
 from tasuki.telemetry.metrics import MetricLog
 from tasuki.train.advice import memory_advice
 from tasuki.train.data import make_loader
+from tasuki.train.drilled import rehearsal
 from tasuki.train.engine import StepEngine
 from tasuki.train.finish import finish_stage
 from tasuki.train.fitting import Fitting
@@ -34,6 +35,7 @@ from tasuki.train.memory import FirstSteps
 from tasuki.train.onlookers import Onlooker
 from tasuki.train.pace import Pace, first_settings
 from tasuki.train.prepare import Setup, build_engine, prepare
+from tasuki.train.rehearsed import reached, walk_schedule
 from tasuki.train.remember import Ran
 from tasuki.train.rows import named, numbers
 from tasuki.train.saving import NAN_HINT, Saving
@@ -62,7 +64,8 @@ _MOST_SKIPPED = 10
 def run_training(task: Task) -> None:
     """Returns when the stage is done; leaves the process at a handover."""
     with task.stopwatch.part("start"):
-        tune_once(task)  # before anything is on the device
+        if rehearsal() is None:
+            tune_once(task)  # before anything is on the device
         setup = prepare(task)
     failpoint("start.prepared")
     saver = Saver(
@@ -87,7 +90,10 @@ def run_training(task: Task) -> None:
             training = Training(
                 task, setup, engine, saver, begin, fitting, suspect_until=until, metrics=rows
             )
+        if rehearsal() is not None:
+            restore_again(task, setup, training)
         training.finish()
+        walk_schedule(setup.tracked.schedule, setup.data.planned_steps, done=setup.total_steps)
 
 
 @contextlib.contextmanager
@@ -124,6 +130,15 @@ def roll_back(
         checkpoint=name,
     )
     return restored.begin(training.begin, start_cost=training.saving.cost)
+
+
+def restore_again(task: Task, setup: Setup, training: Training) -> None:
+    """In a rehearsal: what a run does only after an interruption, from its last checkpoint."""
+    reached("again")
+    name = training.progress.checkpoint
+    assert name is not None
+    restore_checkpoint(task, setup, training.engine, training.saver, name)
+    reached("finish")
 
 
 class Training:
@@ -179,7 +194,7 @@ class Training:
         self._validation.apart = partial(fitting.borders.apart, self._memory.keep)
         self._profile = self._open_profile() if task.is_profiled and task.is_first else None
         self._onlookers = self._find_onlookers(saver, is_again=metrics is not None)
-        self._saver = saver
+        self.saver = saver
         self._waited_s = 0.0
         """For data, up to the last step."""
         self._began_at = now
@@ -227,6 +242,7 @@ class Training:
         self.task.watch.knows_every_bucket = loader.has_seen_every_bucket
         self.task.watch.hold_on()
         self._set_boundary()
+        reached("steps")
         steps = loader.steps()
         if self._profile is not None:
             steps = self._profile.waits(steps)
@@ -242,12 +258,13 @@ class Training:
                 continue  # it ran out of memory: the same step comes again
             if foreign is not None:
                 self.progress.loader = foreign.state()  # now: the next step is not fetched yet
-            if self._saver.news is not None:
+            if self.saver.news is not None:
                 self.saving.hear()
             if self.progress.step >= self._boundary or now >= self._tell_at:
                 self._at_boundary(now, agreement)
             self.saving.hold_if_due(now - began)
         loader.stop()
+        reached("end")
         self.task.watch.begin_handover()
         if not self.begin.is_end:
             self.saving.commit_end()
@@ -477,7 +494,9 @@ class Training:
                 ),
                 say=self.task.say,
                 clock=self.task.clock,
-                should_stop=lambda: self.task.watch.notice is not Cause.NONE,
+                should_stop=lambda: (
+                    self.task.watch.notice is not Cause.NONE or rehearsal() is not None
+                ),
             )
         self._event_progress()
 

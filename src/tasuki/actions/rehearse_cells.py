@@ -1,0 +1,119 @@
+"""What became of a stage in a rehearsal, by column: from the places that its processes reached.
+
+Pure. `places` are those that train/rehearsed.py writes down, in their order; a place belongs to the
+column in which a person looks for what failed there. Called by rehearse.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+COLUMNS = ("imports", "data", "steps", "save", "load", "evaluate")
+_COLUMN_OF = {
+    "imports": "imports",
+    "data": "data",
+    "build": "steps",
+    "weights": "load",
+    "start": "save",
+    "restore": "load",
+    "steps": "steps",
+    "validate": "evaluate",
+    "end": "save",
+    "again": "load",
+    "finish": "save",
+    "schedule": "steps",
+    "evaluate": "evaluate",
+}
+_PASSED_AT = {
+    "imports": "data",
+    "data": "build",
+    "steps": "end",
+    "load": "finish",
+    "save": "schedule",
+}
+"""By column: the place whose reaching says that all before it went well."""
+MEMORY = "OutOfMemory"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    state: str
+    """ok, failed, skipped (it cannot be tried), not reached, none (the stage has nothing there)."""
+    message: str = ""
+    hint: str = ""
+
+    def as_json(self) -> dict[str, str]:
+        return {"state": self.state, "message": self.message, "hint": self.hint}
+
+
+OK = Cell(state="ok")
+NONE = Cell(state="none")
+NOT_REACHED = Cell(state="not reached")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """Of one phase of a stage: how far it came, and what it said at its end."""
+
+    places: tuple[str, ...] = ()
+    failed: str | None = None
+    """None: it did not fail, or was not asked for."""
+    hint: str = ""
+    kind: str = ""
+
+    @property
+    def is_done(self) -> bool:
+        return bool(self.places) and self.places[-1] == "done" and self.failed is None
+
+    @property
+    def column(self) -> str:
+        """Where it stopped."""
+        return _COLUMN_OF.get(self.places[-1], COLUMNS[0]) if self.places else COLUMNS[0]
+
+
+def read_way(lines: Sequence[Mapping[str, Any]]) -> Way:
+    places = tuple(str(line["place"]) for line in lines if "place" in line)
+    told = next((line for line in lines if "failed" in line), None)
+    if told is None:
+        return Way(places=places)
+    return Way(
+        places=places, failed=str(told["failed"]), hint=str(told["hint"]), kind=str(told["kind"])
+    )
+
+
+def cells_of(trained: Way, evaluated: Way, *, validates: bool, evaluates: bool) -> dict[str, Cell]:
+    """Of a stage that was begun."""
+    cells = dict.fromkeys(COLUMNS, NOT_REACHED)
+    for column, place in _PASSED_AT.items():
+        if place in trained.places:
+            cells[column] = OK
+    if "end" in trained.places and validates:
+        cells["evaluate"] = OK
+    if trained.is_done:
+        cells |= dict.fromkeys(("imports", "data", "steps", "save", "load"), OK)
+    elif trained.failed is not None:
+        cells[trained.column] = _failed(trained)
+    if evaluates:
+        cells["evaluate"] = _evaluation(cells["evaluate"], evaluated)
+    elif not validates:
+        cells["evaluate"] = NONE
+    return cells
+
+
+def _evaluation(so_far: Cell, evaluated: Way) -> Cell:
+    if so_far.state == "failed":
+        return so_far
+    if evaluated.failed is not None:
+        return _failed(evaluated)
+    return OK if evaluated.is_done else NOT_REACHED
+
+
+def _failed(way: Way) -> Cell:
+    return Cell(state="failed", message=way.failed or "", hint=way.hint)
+
+
+def ran_out_of_memory(way: Way) -> bool:
+    """With one sample; or the system ended it, which is the same on a small machine."""
+    return way.kind in (MEMORY, "killed") and way.column in ("steps", "evaluate")

@@ -1,0 +1,161 @@
+"""What `tasuki rehearse` wants of a rank beside what drilled.py does: where it is, and no network.
+
+A line in a file for every place on the way of a phase, and one more if it fails, so that
+actions/rehearse.py can say what passed. Outside of a rehearsal every function here does nothing.
+Called by worker.py and along the way of a phase.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from torch.utils.data import Dataset
+
+from tasuki.data.foreign import is_loader
+from tasuki.errors import RecipeError, RunError, TasukiError, place_of
+from tasuki.telemetry.lines import LineWriter
+from tasuki.train.drilled import drill_order, fewer_batches, rehearsal
+from tasuki.train.orders import Orders
+
+_FEW = 8
+"""Samples that a recipe's own `evaluate` gets."""
+_WALK_S = 3.0
+"""A schedule of millions of steps is not gone through to its end."""
+_LOOPBACK = ("127.", "::1", "localhost", "0.0.0.0")
+_OFFLINE_HINT = (
+    "nodes often have no network: fetch it beforehand into a folder of yours, and name that; "
+    "`tasuki rehearse --online` lets it through"
+)
+_ABOUT_NETWORK = ("something wants to reach", "huggingface.co", "HF_HUB_OFFLINE", "offline mode")
+"""Of our own refusal, and of libraries that were told to ask nobody."""
+_lines: list[LineWriter] = []
+
+
+class Offline(RunError, OSError):
+    """Something wants to reach the network; whoever can do without it may catch an OSError."""
+
+
+def begin_rehearsal(orders: Orders) -> None:
+    """Before anything of the user's is imported."""
+    order, rehearsed = drill_order(), rehearsal()
+    _lines.clear()
+    if order is None or rehearsed is None:
+        return
+    if rehearsed.is_offline:
+        be_offline()
+    if orders.claim > 1:
+        raise RunError("a rehearsal tries nothing twice")
+    if orders.rank == 0:
+        _lines.append(LineWriter(order.trace / f"{orders.stage}.{orders.phase}.jsonl"))
+
+
+def reached(place: str) -> None:
+    """From here on what goes wrong belongs to this place."""
+    for lines in _lines:
+        lines.append({"t": time.time(), "place": place})
+
+
+def failed(error: BaseException) -> bool:
+    """Written down; False: nobody rehearses."""
+    if rehearsal() is None:
+        return False
+    words, hint = in_words(error)
+    for lines in _lines:
+        kind = type(error).__name__
+        lines.append({"t": time.time(), "failed": words, "hint": hint, "kind": kind})
+    return True
+
+
+def in_words(error: BaseException) -> tuple[str, str]:
+    """(what went wrong, what to do), as a rehearsal tells it: there are no logs to look into."""
+    words = f"{type(error).__name__}: {error}{place_of(error)}"
+    hint = ""
+    if isinstance(error, TasukiError):
+        words, hint = error.message, "" if ".err log" in error.hint else error.hint
+    is_about_network = any(word in words for word in _ABOUT_NETWORK)
+    return words, _OFFLINE_HINT if is_about_network else hint
+
+
+def be_offline() -> None:
+    """Connections to other machines fail in this process, in words."""
+    own = {socket.gethostname(), "", "None", "localhost"}
+
+    def refuse(event: str, details: tuple[Any, ...]) -> None:
+        if event == "socket.getaddrinfo":
+            host = _text(details[0])
+        elif event == "socket.connect" and isinstance(details[1], tuple):
+            host = _text(details[1][0])
+        else:
+            return
+        if host not in own and not host.startswith(_LOOPBACK):
+            raise Offline(f"something wants to reach `{host}`", hint=_OFFLINE_HINT)
+
+    sys.addaudithook(refuse)
+
+
+def _text(host: object) -> str:
+    return host.decode(errors="replace") if isinstance(host, bytes) else str(host)
+
+
+def walk_schedule(schedule: Any, planned: int | None, *, done: int) -> None:
+    """In a rehearsal, at its end: the steps that are left of a recipe's own schedule, as training
+    would take them."""
+    if rehearsal() is None:
+        return
+    reached("schedule")
+    until = time.monotonic() + _WALK_S
+    for step in range(done, (planned or done) if schedule is not None else done):
+        if time.monotonic() > until:
+            break
+        try:
+            schedule.step()
+        except Exception as error:
+            raise RecipeError(
+                f"the schedule fails after step {step + 1} of {planned}: "
+                f"{type(error).__name__}: {error}{place_of(error)}",
+                hint="build_schedule(self, optimizer, total_steps) has to bear `total_steps` calls "
+                "of step()",
+            ) from error
+    reached("done")
+
+
+def few_to_evaluate(dataset: Any) -> Any:
+    """What a recipe's own `evaluate` gets: in a rehearsal some samples, the last among them."""
+    rehearsed = rehearsal()
+    if rehearsed is None:
+        return dataset
+    if is_loader(dataset):
+        return fewer_batches(dataset)
+    places = np.linspace(0, len(dataset) - 1, min(_FEW, len(dataset))).round()
+    return FewSamples(dataset, [int(place) for place in np.unique(places)])
+
+
+class FewSamples(Dataset[Any]):
+    """Some samples of a data set; for the rest it is that data set."""
+
+    def __init__(self, whole: Any, indices: Sequence[int]) -> None:
+        self._whole, self._indices = whole, list(indices)
+        if (sizes := getattr(whole, "sizes", None)) is not None:
+            self.sizes = np.asarray([sizes[index] for index in self._indices])
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._whole[self._indices[index]]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        return [self[index] for index in indices]
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[index] for index in range(len(self)))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.__dict__["_whole"], name)
