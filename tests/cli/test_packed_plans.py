@@ -121,7 +121,7 @@ def test_a_deadline_is_met_by_jobs_side_by_side_on_a_cluster(here, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (["gpus=0"], "`gpus` must be at least 1, not `0`"),
+        (["gpus=0"], "or `auto`, not `0`"),
         (["gpus=8"], "asks for `gpus: 8`, but a job has 4 on a node"),
         (["cluster.nodes=2"], "with `cluster.nodes: 2` a stage uses the whole job"),
     ],
