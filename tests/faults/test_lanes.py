@@ -19,8 +19,8 @@ from tasuki.backends.local import LocalBackend, LocalJob, Preemption
 from tasuki.clock import SystemClock
 from tasuki.relay.values import Cause
 from tasuki.scheduler.local import give_cause
-from tasuki.store.attempts import read_attempt_end
-from tasuki.store.claims import list_claims
+from tasuki.store.attempts import read_attempt_end, write_attempt_end
+from tasuki.store.claims import list_claims, take_claim
 from tasuki.store.control import last_said
 from tasuki.store.jobs import make_smaller
 from tasuki.supervisor.job import read_job
@@ -263,10 +263,12 @@ def test_a_supervisor_that_is_killed_brings_back_what_was_not_done_and_blames_no
         tmp_path / "p",
         {"a": experiment(0.05, stages=LONG), "b": experiment(seed=1), "c": experiment(seed=2)},
     )
-    lanes = [([0], [*items("a", start_s=0), *items("c", start_s=9)]), ([1], items("b", start_s=0))]
-    packed.pack([lanes[0], ([1], [{**lanes[1][1][0], "until": "one", "continued": True}])])
+    packed.pack([([0], items("a")), ([1], items("b")), ([1], items("c", after=[0]))])
+    failed = {"ending": "failed", "cause": "none", "has_progressed": False, "has_stepped": True}
+    for _ in range(2):  # a third failure would hold it, but it only waits
+        write_attempt_end(packed.runs["c"], take_claim(packed.runs["c"]), failed)
     started = warm.start(packed.job.path)
-    packed.wait(packed.runs["c"].is_complete, "done, but for a")
+    packed.wait(packed.runs["b"].is_complete, "done, but for a")
     packed.wait(lambda: packed.steps("a") > 3, "in lane a")
     started.kill(signal.SIGKILL)
     started.wait()

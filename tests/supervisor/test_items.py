@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -183,3 +185,13 @@ def test_however_items_end_none_shares_a_gpu_or_comes_too_early_and_none_is_forg
         now += data.draw(st.floats(0.01, 1e4))
     left = {one.number for one in items if one.is_waiting}
     assert left == items.blocked(), "it could have begun"
+
+
+def test_a_job_of_one_lane_starts_without_the_plan_and_no_job_needs_numpy():
+    code = (
+        "import sys, tasuki.supervisor.__main__, tasuki.supervisor.loop\n"
+        "assert not [m for m in sys.modules if m.startswith('tasuki.plan')]\n"
+        "import tasuki.supervisor.packed, tasuki.plan.packing.repack\n"
+        "assert not {'numpy', 'torch'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
