@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tasuki.actions.commands import check_commands, what_is_left
 from tasuki.actions.foreseen import Foreseen, Foresight, foresee, predicted_in_words
 from tasuki.actions.killed import killed_for_memory
 from tasuki.actions.machine import Machine, cpus_for, device_for, look_around
@@ -186,6 +187,7 @@ def _work_of(
     if run.is_complete():
         return []
     left = [stage for stage in wanted if not run.stage(stage.name).metrics.exists()]
+    warnings += check_commands(experiment, left, request)
     state = read_json_or_none(run.training_state) or {}
     for stage in left:
         if state.get("stage") != stage.name:
@@ -195,6 +197,8 @@ def _work_of(
     for stage in wanted:
         if stage in left:
             done = int(state.get("step") or 0) if state.get("stage") == stage.name else 0
+            if stage.command is not None:
+                times[stage.name] = what_is_left(times[stage.name], run, stage)
             peak, outlook = foreseen.peak_bytes(stage), foreseen.outlooks.get(stage.name)
             own = _stage_work(experiment, stage, times[stage.name], done, batches[stage.name], peak)
             work.append(replace(own, prediction=outlook.prediction if outlook else None))
@@ -378,6 +382,7 @@ def _stage_work(
 ) -> StageWork:
     total = times.total_steps
     wall = times.wall_s
+    is_command = stage.command is not None
     if wall is not None and total:
         wall *= (total - min(done, total)) / total
     evaluate = stage.evaluate
@@ -386,7 +391,7 @@ def _stage_work(
         experiment=experiment.name,
         stage=stage.name,
         wall_s=wall,
-        from_step=done,
+        from_step=None if is_command else done,
         total_steps=total,
         start_s=times.start_s,
         save_s=times.save_s,
@@ -396,7 +401,7 @@ def _stage_work(
         facts={
             "micro_batch": batch.micro_batch,
             "accumulation": batch.accumulation,
-            "effective_batch": batch.effective_batch,
+            "effective_batch": None if is_command else batch.effective_batch,
             "budget": batch.budget,
             "batch_source": batch.source,
             "gradient_checkpointing": stage.gradient_checkpointing,

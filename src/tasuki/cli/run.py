@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tasuki.cli.options import (
-    ManyValues,
+    WithCommand,
     json_option,
     make_request,
+    name_option,
     print_json,
-    read_spec,
+    read_work,
     spec_options,
 )
 from tasuki.cli.torchrun import enter_torchrun
@@ -25,10 +26,12 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    cls=ManyValues,
-    epilog="Example:  tasuki run --set epochs=2 --preempt-every 20s",
+    cls=WithCommand,
+    epilog="Examples:  tasuki run --set epochs=2 --preempt-every 20s\n\n"
+    "           tasuki run -- python train.py --lr 3e-4",
 )
 @spec_options
+@name_option
 @click.option("--new", "is_new", is_flag=True, help="Begin a new run beside the old one.")
 @click.option(
     "--accept-change", "accepted", multiple=True, metavar="KEY", help="Go on although KEY changed."
@@ -45,6 +48,7 @@ def command(
     config: str | None,
     stages: tuple[str, ...],
     settings: tuple[str, ...],
+    name: str | None,
     is_new: bool,
     accepted: tuple[str, ...],
     preempt_every: str | None,
@@ -56,13 +60,14 @@ def command(
 ) -> int:
     """Train here. Plans jobs inside the limits, starts them, hands over at time limits and
     preemptions, evaluates. Run again to go on; a finished run ends at once. Ctrl-C hands over.
+    A command after `--` is run as an experiment of its own, in this folder.
 
     Exit codes: 0 done, 1 failed or held, 2 usage, 75 not finished: run again.
     """
     torchrun = enter_torchrun(os.environ)
     if torchrun is not None and not torchrun.leads:
         return 0
-    resolved = read_spec(spec, settings, config)
+    resolved = read_work(spec, settings, config, name=name, experiments=experiments, stages=stages)
     needs_times = resolved.cluster.time_limit_s is not None or dry_run
     request = make_request(resolved, experiments, stages, is_new=is_new, measure=needs_times)
     if torchrun is not None:

@@ -169,7 +169,6 @@ NOT_YET: Mapping[str, str] = MappingProxyType(
         "share": "folders are private to the user",
         "deadline": "plans do not look at it",
         "signal": "jobs end by their own clock before the limit",
-        "command": "only recipes are run",
     }
 )
 """Keys that are accepted but have no effect so far, and what happens instead."""

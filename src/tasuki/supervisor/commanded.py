@@ -1,0 +1,26 @@
+"""Is a phase a command? What a lane asks before it starts one; command.py does the rest.
+
+Apart, because most jobs have no commands and a supervisor's start is measured.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tasuki.store.atomic import read_json, shaped
+from tasuki.store.runs import RunFolder
+
+
+def read_command(run: RunFolder, stage: str, kind: str) -> tuple[str, ...] | None:
+    """The words of a stage's training or evaluation; None: a recipe does it."""
+    with shaped(run.spec):
+        stages = read_json(run.spec)["stages"]
+        found: dict[str, Any] = next((one for one in stages if one["name"] == stage), {})
+        words = found.get("command" if kind == "train" else "evaluate_command")
+        return None if words is None else tuple(map(str, words))
+
+
+def begin_state(stage: str) -> dict[str, Any]:
+    """Of `training_state.json`: nobody counts the steps of a command."""
+    nothing = ("epoch", "step", "total_steps", "samples", "best", "last_checkpoint")
+    return {"stage": stage, **dict.fromkeys(nothing)}
