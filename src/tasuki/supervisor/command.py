@@ -24,6 +24,7 @@ from tasuki.errors import EXIT_DONE, EXIT_RESUME_ME, StoreError, UsageError
 from tasuki.relay.values import Cause, Ending, PhaseEnded
 from tasuki.store.atomic import FILE_MODE, make_folder, read_json, write_bytes
 from tasuki.store.runs import CommandFolder
+from tasuki.supervisor.commanded import LEAST_WORK_S
 from tasuki.supervisor.figures import own_gpus
 from tasuki.supervisor.job import JobOrder
 from tasuki.supervisor.kin import MARK, end_leftovers, find_kin, send, tell_kin
@@ -40,8 +41,6 @@ from tasuki.units import format_seconds
 
 PYTHON = "python"
 """As a command's first word: the interpreter that ranks would have."""
-LEAST_WORK_S = 60.0
-"""An attempt that worked for so long before it was ended is believed to have saved something."""
 _LAST_WORDS_S = 1.0
 """Between the end of a command and that of its job, for the outcome …"""
 _WAY_BACK_S = 5.0
