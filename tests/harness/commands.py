@@ -52,6 +52,9 @@ if done == int(goal) and "waits" in wishes:  # whatever it could do is done, but
 if "marks" in wishes:
     open(os.environ["TASUKI_DONE"], "w").close()
 if stop:
+    until = time.time() + 10
+    while not os.path.exists(os.environ["TASUKI_NOTICE"]) and time.time() < until:
+        time.sleep(0.01)  # Slurm's own signal may be quicker
     said = open(os.environ["TASUKI_NOTICE"]).read().strip()
     left = float(open(os.environ["TASUKI_DEADLINE"]).read()) - time.time()
     print(f"told to stop: {said}, {left:.1f} s")

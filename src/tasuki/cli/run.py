@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 
 @click.command(
     cls=WithCommand,
-    epilog="Examples:  tasuki run --set epochs=2 --preempt-every 20s\n\n"
-    "           tasuki run -- python train.py --lr 3e-4",
+    epilog="""\b
+Example:  tasuki run --set epochs=2 --preempt-every 20s
+          tasuki run -- python train.py --lr 3e-4
+""",
 )
 @spec_options
 @name_option

@@ -45,6 +45,8 @@ _LAST_WORDS_S = 1.0
 """Between the end of a command and that of its job, for the outcome …"""
 _WAY_BACK_S = 5.0
 """… and under Slurm for the way back into the queue."""
+_HEARD_WITHIN_S = 1.0
+"""Slurm signals every process of a job by itself: a script may have obeyed before we have heard."""
 _LET_GO_S = 5.0
 """A process that the kernel does not let go is not waited for any longer."""
 _HINT = "`tasuki logs RUN --err` shows what it said"
@@ -60,6 +62,8 @@ class CommandOrder:
     grace_s: float
     """What it has at a time limit, from its notice to its end."""
     last_words_s: float = _LAST_WORDS_S
+    settles_s: float = 0.0
+    """How long after its end a notice may still be heard that it has had."""
 
     @property
     def folder(self) -> CommandFolder:
@@ -78,6 +82,7 @@ def order_command(
         gpus=gpus,
         grace_s=max(job.ranks_grace_s, float(told or 0.0)),
         last_words_s=_WAY_BACK_S if job.is_slurm else _LAST_WORDS_S,
+        settles_s=_HEARD_WITHIN_S if job.is_slurm else 0.0,
     )
 
 
@@ -293,6 +298,8 @@ class CommandPhase(Phase):
                 return
             times.left_at = now
             self._end_rest(now)
+        if self.notice is Cause.NONE and now < (times.left_at or 0.0) + self._order.settles_s:
+            return
         is_stuck = times.rest_killed_at is not None and now >= times.rest_killed_at + _LET_GO_S
         if is_stuck or not self._rest():
             rank.status = self._status
