@@ -48,7 +48,7 @@ from tasuki.actions.tune import DEFAULT_BUDGET, TuneRequest, read_switches, tune
 from tasuki.clock import SystemClock
 from tasuki.scheduler.slurm.client import Slurm
 from tasuki.spec.export import FileFormat
-from tasuki.spec.load import load_spec
+from tasuki.spec.load import load_command, load_spec
 from tasuki.spec.resolved import ResolvedSpec
 from tasuki.spec.site import load_site
 from tasuki.store.find import list_runs
@@ -132,10 +132,14 @@ def run(
     is_new: bool = False,
     accepted: Sequence[str] = (),
     profile: bool = False,
+    command: Sequence[str] = (),
+    name: str | None = None,
 ) -> dict[str, Any]:
     """Train here until it is done, or handed over: `exit_code` tells. `profile` measures where a
-    step's time goes: `profiles` tells."""
-    request = _request(_load(spec, settings, config), experiments, stages)
+    step's time goes: `profiles` tells. A `command` is run instead of what a spec asks for, as a
+    run of this `name`."""
+    loaded = _load_command(command, settings, name) if command else _load(spec, settings, config)
+    request = _request(loaded, experiments, stages)
     request = replace(request, is_new=is_new, measure=request.spec.cluster.time_limit_s is not None)
     request = replace(request, is_profiled=profile)
     result = run_here(RunRequest(plan=request, clock=_CLOCK, accepted=tuple(accepted)))
@@ -177,9 +181,13 @@ def submit(
     accepted: Sequence[str] = (),
     profile: bool = False,
     is_dry: bool = False,
+    command: Sequence[str] = (),
+    name: str | None = None,
 ) -> dict[str, Any]:
-    """Give the work to Slurm; what waits or runs already is not submitted again."""
-    request = _request(_load(spec, settings, config), experiments, stages)
+    """Give the work to Slurm; what waits or runs already is not submitted again. A `command` is
+    submitted instead of what a spec asks for, as a run of this `name`."""
+    loaded = _load_command(command, settings, name) if command else _load(spec, settings, config)
+    request = _request(loaded, experiments, stages)
     result = submit_jobs(
         SubmitRequest(
             plan=replace(request, is_new=is_new, is_profiled=profile),
@@ -483,6 +491,11 @@ def data_tokenize(
 
 def _data_work(force: bool) -> DataWork:
     return DataWork(python=sys.executable, environment=dict(os.environ), force=force)
+
+
+def _load_command(words: Sequence[str], settings: Sequence[str], name: str | None) -> ResolvedSpec:
+    environ = {**os.environ, **({"TASUKI_NAME": name} if name else {})}
+    return load_command(words, settings=settings, environ=environ)
 
 
 def _load(spec: str | Path, settings: Sequence[str], config: str | None) -> ResolvedSpec:
