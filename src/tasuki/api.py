@@ -53,7 +53,7 @@ from tasuki.actions.what_if import what_if as compare_plans
 from tasuki.clock import SystemClock
 from tasuki.scheduler.slurm.client import Slurm
 from tasuki.spec.export import FileFormat
-from tasuki.spec.load import load_spec
+from tasuki.spec.load import load_command, load_spec
 from tasuki.spec.resolved import ResolvedSpec
 from tasuki.spec.site import load_site
 from tasuki.store.atomic import FORMAT
@@ -160,10 +160,13 @@ def run(
     profile: bool = False,
     deadline: str | None = None,
     exact: str | None = None,
+    command: Sequence[str] = (),
+    name: str | None = None,
 ) -> dict[str, Any]:
     """Train here until it is done, or handed over: `exit_code` tells. `profile` measures where a
-    step's time goes: `profiles` tells."""
-    loaded = _load(spec, settings, config)
+    step's time goes: `profiles` tells. A `command` is run instead of what a spec asks for, as a
+    run of this `name`."""
+    loaded = _load_command(command, settings, name) if command else _load(spec, settings, config)
     request = _request(loaded, experiments, stages, deadline=deadline, exact=exact)
     needs_times = loaded.cluster.time_limit_s is not None or request.deadline_s is not None
     request = replace(request, is_new=is_new, measure=needs_times)
@@ -213,9 +216,12 @@ def submit(
     is_dry: bool = False,
     deadline: str | None = None,
     exact: str | None = None,
+    command: Sequence[str] = (),
+    name: str | None = None,
 ) -> dict[str, Any]:
-    """Give the work to Slurm; what waits or runs already is not submitted again."""
-    loaded = _load(spec, settings, config)
+    """Give the work to Slurm; what waits or runs already is not submitted again. A `command` is
+    submitted instead of what a spec asks for, as a run of this `name`."""
+    loaded = _load_command(command, settings, name) if command else _load(spec, settings, config)
     request = _request(loaded, experiments, stages, deadline=deadline, exact=exact)
     result = submit_jobs(
         SubmitRequest(
@@ -578,6 +584,11 @@ def data_tokenize(
 
 def _data_work(force: bool) -> DataWork:
     return DataWork(python=sys.executable, environment=dict(os.environ), force=force)
+
+
+def _load_command(words: Sequence[str], settings: Sequence[str], name: str | None) -> ResolvedSpec:
+    environ = {**os.environ, **({"TASUKI_NAME": name} if name else {})}
+    return load_command(words, settings=settings, environ=environ)
 
 
 def _load(spec: str | Path, settings: Sequence[str], config: str | None) -> ResolvedSpec:

@@ -122,10 +122,28 @@ MISTAKES = [
         hint="write for example `data: data/*.h5`",
     ),
     Mistake(
-        "a stage that is a command",
-        change={"recipe": None, "experiments__exp__stages": [STAGE | {"command": ["true"]}]},
-        error="stage `one` of `exp` has no recipe",
-        hint="commands cannot be run yet",
+        "a command that is no program",
+        change={"experiments__exp__stages": [{"name": "one", "command": ["pyhton", "a.py"]}]},
+        error="the command of stage `one` of `exp` begins with `pyhton`, which is no program",
+        hint="it is looked up in PATH and in",
+    ),
+    Mistake(
+        "a script that is not there",
+        change={"experiments__exp__stages": [{"name": "one", "command": "python recipe.py"}]},
+        error="names `recipe.py`, which is not in",
+        hint="did you mean `recipes.py`?",
+    ),
+    Mistake(
+        "no command after --",
+        words=("run", "--"),
+        error="`--` is followed by no command",
+        hint="`tasuki run --help` tells more",
+    ),
+    Mistake(
+        "a spec and a command",
+        words=("run", "tasuki.yaml", "--", "python", "recipes.py"),
+        error="`SPEC` and a command after `--` cannot both say what is run",
+        hint="leave one of them out",
     ),
     Mistake(
         "an experiment whose name is a path",

@@ -75,9 +75,11 @@ FAILED_RULES: list[Rule] = [
 ]
 HANDED_OVER_RULES: list[Rule] = [
     (
-        lambda v, e: e.cause in OWN and not e.has_progressed and v.failures >= 2,
+        lambda v, e: e.cause in (Cause.NONE, *OWN) and not e.has_progressed and v.failures >= 2,
         lambda *_: Hold,
     ),
+    # A command that wants to be resumed although nobody told it to end.
+    (lambda _, e: e.cause is Cause.NONE, lambda *_: Retry("boom")),
     (lambda *_: True, lambda v, e: expected_handover(v, e.cause)),
 ]
 

@@ -239,3 +239,40 @@ def test_a_clock_set_back_during_an_attempt_loses_its_report_and_the_parts_still
     check_sum(ledger)
     assert (ledger.wall_s, ledger.parts["step"]) == (0, 0)  # what was reported is lost
     assert ledger.parts["queue"] == ledger.parts["other"] == 0
+
+
+def commanded(*, ending: str = "done", cause: str = "none", notice: float | None = None) -> list:
+    """One attempt of ten seconds, eight of them a command's."""
+    told = [
+        {"t": 0.0, "claim": 0, "kind": "submitted"},
+        {"t": 1.0, "claim": 1, "kind": "attempt-started", "gpus": 1},
+        {"t": 2.0, "claim": 1, "kind": "worker-started", "phase": "train", "stage": "s"},
+    ]
+    told[-1]["is_command"] = True
+    if notice is not None:
+        told.append({"t": notice, "claim": 1, "kind": "notice", "cause": cause})
+    end = {"phase": "train", "stage": "s", "ending": ending, "cause": cause}
+    told.append({"t": 10.0, "claim": 1, "kind": "worker-ended", **end})
+    told.append({"t": 11.0, "claim": 1, "kind": "attempt-ended", "ending": ending, "cause": cause})
+    return told
+
+
+@pytest.mark.parametrize(
+    ("facts", "parts"),
+    [
+        ({}, {"step": 8.0}),
+        (
+            {"ending": "handed-over", "cause": "limit", "notice": 7.0},
+            {"step": 5.0, "handover": 3.0},
+        ),
+        ({"ending": "failed", "cause": "preempted", "notice": 9.0}, {"step": 7.0, "handover": 1.0}),
+        ({"ending": "failed"}, {"recomputed": 8.0}),
+    ],
+)
+def test_the_time_of_a_command_is_step_up_to_its_notice_and_lost_where_it_failed_by_itself(
+    facts, parts
+):
+    ledger = make_ledger(commanded(**facts))
+    found = {name: seconds for name, seconds in ledger.parts.items() if seconds}
+    assert found == {"queue": 1.0, "other": 2.0, **parts}
+    assert sum(ledger.parts.values()) == ledger.wall_s == 11.0

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
+from tasuki.actions.commands import refuse_commands
 from tasuki.actions.compare import Comparison, compare_runs
 from tasuki.actions.drill_diagnosis import (
     Finding,
@@ -128,11 +129,13 @@ def choose_stage(experiment: ResolvedExperiment, name: str | None) -> ResolvedSt
             f"`{experiment.name}` has no stage `{name}`", hint=f"it has: {', '.join(names)}"
         )
     stage = experiment.stages[names.index(name) if name is not None else 0]
-    if stage.recipe is None:
-        raise UsageError(
-            f"stage `{stage.name}` of `{experiment.name}` has no recipe",
-            hint="commands cannot be run yet: give it a `recipe: module:Class`",
-        )
+    refuse_commands(
+        stage,
+        experiment.name,
+        verb="drill",
+        why="a drill compares checkpoints of tasuki, and a script has its own; `tasuki run "
+        "--preempt-every 20s` interrupts it too",
+    )
     return stage
 
 

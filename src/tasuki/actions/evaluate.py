@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tasuki.actions.commands import refuse_commands
 from tasuki.actions.finished import finished_stage, open_run, stage_named
 from tasuki.actions.machine import cpus_for, device_for, look_around
 from tasuki.actions.plan import choose_experiments
@@ -126,11 +127,8 @@ def _evaluation(
     folder: Path,
     run: RunFolder | None = None,
 ) -> Evaluation:
-    if stage.recipe is None:
-        raise UsageError(
-            f"stage `{stage.name}` runs a command: only recipes can be evaluated",
-            hint="give it a `recipe: module:Class`",
-        )
+    why = "`evaluate: {command: …}` of the spec evaluates it as a part of its run"
+    refuse_commands(stage, experiment, verb="evaluate", why=why)
     weights = asked.here / weights
     if not weights.is_file():
         raise WeightsError(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tasuki.actions.commands import refuse_commands
 from tasuki.actions.finished import FrozenRun, finished_stage, open_run, stage_named
 from tasuki.answers import ask
 from tasuki.errors import UsageError
@@ -35,6 +36,12 @@ def export_run(
     """Write the file; the values of `--json`. The work is done in a child process."""
     run, named = open_run(name, runs)
     stage = _stage_of(run, named, wanted.source)
+    refuse_commands(
+        stage_named(run.experiment.stages, stage),
+        run.folder.name,
+        verb="export",
+        why="its weights are where the script has put them",
+    )
     path, file_format = _target(run, stage, wanted)
     told: dict[str, Any] = {
         "format": FORMAT,

@@ -106,6 +106,8 @@ def _stage_summary(experiment: ResolvedExperiment, index: int) -> dict[str, obje
         "name": stage.name,
         "evaluates": evaluates,
         "reserve_s": evaluate.reserve_s if evaluate else None,
+        "command": stage.command,
+        "evaluate_command": evaluate.command if evaluate else None,
     }
 
 
@@ -238,7 +240,9 @@ def in_words(difference: Difference) -> str:
 
 
 def has_committed(run: RunFolder) -> bool:
-    """Did any attempt ever commit a checkpoint?"""
+    """Did any attempt ever commit a checkpoint, or start a command, which may have?"""
+    if run.commands.is_dir():
+        return True
     if not run.checkpoints.is_dir():
         return False
     return any(name.startswith("step-") for name in os.listdir(run.checkpoints))
@@ -256,7 +260,7 @@ def _is_accepted(key: str, accepted: Sequence[str]) -> bool:
 
 
 def _short(value: object) -> str:
-    text = "nothing" if value is None else str(value)
+    text = "nothing" if value is None else str(list(value) if isinstance(value, tuple) else value)
     return text if len(text) <= 60 else text[:57] + "…"
 
 

@@ -22,7 +22,18 @@ from tasuki.store.history import look_at_history
 from tasuki.units import Duration
 
 _AS_THEY_ARE = (
-    *("run", "experiment", "stage", "recipe", "data", "gpu", "device", "device_model", "ranks"),
+    *(
+        "run",
+        "experiment",
+        "stage",
+        "recipe",
+        "command",
+        "data",
+        "gpu",
+        "device",
+        "device_model",
+        "ranks",
+    ),
     *("samples", "data_bytes", "effective_batch", "steps", "step_s", "step_s_p10", "step_s_p90"),
     *("train_s", "start_s", "save_s", "saves", "queue_s", "attempts", "preemptions", "buckets"),
 )

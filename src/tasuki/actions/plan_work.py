@@ -12,6 +12,7 @@ from typing import Any
 
 from msgspec import structs
 
+from tasuki.actions.commands import check_commands, what_is_left
 from tasuki.actions.foreseen import Foreseen, Foresight, foresee, predicted_in_words
 from tasuki.actions.machine import cpus_for, device_for
 from tasuki.actions.outlook import Outlook
@@ -49,6 +50,7 @@ def work_of(
     if run.is_complete():
         return []
     left = [stage for stage in wanted if not run.stage(stage.name).metrics.exists()]
+    warnings += check_commands(experiment, left, request)
     state = read_json_or_none(run.training_state) or {}
     for stage in left:
         if state.get("stage") != stage.name:
@@ -58,6 +60,8 @@ def work_of(
     for stage in wanted:
         if stage in left:
             done = int(state.get("step") or 0) if state.get("stage") == stage.name else 0
+            if stage.command is not None:
+                times[stage.name] = what_is_left(times[stage.name], run, stage)
             peak, outlook = foreseen.peak_bytes(stage), foreseen.outlooks.get(stage.name)
             own = _stage_work(experiment, stage, times[stage.name], done, batches[stage.name], peak)
             own = replace(own, gpus=gpus_of(stage, request.spec.cluster))
@@ -287,6 +291,7 @@ def _stage_work(
 ) -> StageWork:
     total = times.total_steps
     wall = times.wall_s
+    is_command = stage.command is not None
     if wall is not None and total:
         wall *= (total - min(done, total)) / total
     evaluate = stage.evaluate
@@ -295,7 +300,7 @@ def _stage_work(
         experiment=experiment.name,
         stage=stage.name,
         wall_s=wall,
-        from_step=done,
+        from_step=None if is_command else done,
         total_steps=total,
         start_s=times.start_s,
         save_s=times.save_s,
@@ -308,7 +313,7 @@ def _stage_work(
         facts={
             "micro_batch": batch.micro_batch,
             "accumulation": batch.accumulation,
-            "effective_batch": batch.effective_batch,
+            "effective_batch": None if is_command else batch.effective_batch,
             "budget": batch.budget,
             "batch_source": batch.source,
             "gradient_checkpointing": stage.gradient_checkpointing,

@@ -151,7 +151,7 @@ def open_runs(request: RunRequest) -> dict[str, RunFolder]:
     check_sinks(request.plan.spec)
     folders = {}
     for experiment in request.plan.experiments:
-        _refuse_commands(experiment)
+        _refuse_idle(experiment)
         find = next_run if request.plan.is_new else latest_run
         meant = request.plan.folders.get(experiment.name)
         run = meant or find(Path(request.plan.spec.runs), experiment.name)
@@ -181,12 +181,17 @@ def take_up(folders: dict[str, RunFolder], request: RunRequest) -> list[str]:
             take_over(run, experiment, request.plan.spec, request.clock, fits=request.plan.fits)
             if request.takes_current_code:
                 take_current_code(run, request.clock)
-            elif is_code_changed(run, request.plan.spec):
+            elif _has_recipe(experiment) and is_code_changed(run, request.plan.spec):
                 notes.append(_old_code(run, is_queued=not request.stays))
         if request.stays:
             write_runner(run)
         _lift(run)
     return notes
+
+
+def _has_recipe(experiment: ResolvedExperiment) -> bool:
+    """Commands run what stands in the spec's folder now; only recipes have the run's own copy."""
+    return any(stage.recipe is not None for stage in experiment.stages)
 
 
 def _old_code(run: RunFolder, *, is_queued: bool) -> str:
@@ -210,12 +215,13 @@ def _accept(run: RunFolder, request: RunRequest) -> list[str]:
     return notes
 
 
-def _refuse_commands(experiment: ResolvedExperiment) -> None:
+def _refuse_idle(experiment: ResolvedExperiment) -> None:
+    """A spec that only says what to expect can be planned, and no more."""
     for stage in experiment.stages:
-        if stage.recipe is None:
+        if stage.recipe is None and stage.command is None:
             raise UsageError(
-                f"stage `{stage.name}` of `{experiment.name}` has no recipe",
-                hint="commands cannot be run yet: give it a `recipe: module:Class`",
+                f"stage `{stage.name}` of `{experiment.name}` has neither `recipe` nor `command`",
+                hint="give it a `recipe: module:Class`, or a `command: [python, train.py]`",
             )
 
 

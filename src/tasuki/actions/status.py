@@ -214,6 +214,8 @@ def _describe_stage(run: RunFolder, stage: dict[str, Any]) -> dict[str, Any]:
         "name": stage["name"],
         "is_trained": trained is not None,
         "is_evaluated": evaluated is not None if stage["evaluates"] else None,
+        "command": stage.get("command"),
+        "wall_s": trained.get("wall_s") if trained else None,
         "steps": trained["steps"] if trained else None,
         "loss": (trained["last"] or {}).get("loss") if trained else None,
         "metrics": evaluated["metrics"] if evaluated else None,
@@ -239,10 +241,16 @@ _BEGINS = {"worker-started": "importing", "restored": "the first steps"}
 """What follows these, until something else is told."""
 
 
+_COMMAND = "runs its command"
+"""What there is to tell of it: nobody counts its steps."""
+
+
 def doing_in(events: list[dict[str, Any]]) -> tuple[str, float] | None:
     """(what a start is at, since when); None: no start is under way."""
     for event in reversed(events):
         kind = event["kind"]
+        if kind == "worker-started" and event.get("is_command"):
+            return _COMMAND, float(event["t"])
         if kind in _BEGINS or kind == "doing":
             return str(event.get("what") or _BEGINS.get(kind, "")), float(event["t"])
         if kind in ("progress", "worker-ended"):
@@ -254,6 +262,8 @@ def _starting(events: list[dict[str, Any]], now: float) -> str:
     found = doing_in(events)
     if found is None or _last_of(events, "worker-started").get("phase") != "train":
         return ""
+    if found[0] == _COMMAND:
+        return f"{_COMMAND}, for {format_seconds(max(0, round(now - found[1])))}"
     return f"starting: {found[0]}, for {format_seconds(max(0, round(now - found[1])))}"
 
 
@@ -277,6 +287,7 @@ def brief_run(run: RunFolder, *, now: float) -> dict[str, Any]:
         "phase": phase.get("phase"),
         "phase_stage": phase.get("stage"),
         "doing": doing[0] if doing else None,
+        "is_command": doing is not None and doing[0] == _COMMAND,
         "doing_s": max(0, round(now - doing[1])) if doing else None,
         "notable": _notable(run, claim, events),
         **{key: progress.get(key) for key in _PROGRESS},

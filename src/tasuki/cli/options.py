@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -44,6 +44,27 @@ class ManyValues(click.Command):
             else:
                 spread.append(arg)
         return spread[:-1]
+
+
+class WithCommand(ManyValues):
+    """Lets a command of one's own follow after `--`: `tasuki run -- python train.py --lr 3e-4`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        own, words = args, None
+        if "--" in args:
+            end = args.index("--")
+            own, words = args[:end], args[end + 1 :]
+            if not words:
+                raise click.UsageError("`--` is followed by no command.", ctx=ctx)
+        ctx.meta[_TYPED] = words
+        return super().parse_args(ctx, own)
+
+
+_TYPED = "tasuki.command"
+
+
+def name_option(function: F) -> F:
+    return click.option("--name", metavar="NAME", help="What the run is called.")(function)
 
 
 def _looks_like_spec(word: str) -> bool:
@@ -87,13 +108,51 @@ def runs_option(function: F) -> F:
     )(function)
 
 
-def read_spec(source: str, settings: tuple[str, ...], config: str | None) -> ResolvedSpec:
+def read_spec(
+    source: str,
+    settings: tuple[str, ...],
+    config: str | None,
+    *,
+    environ: Mapping[str, str] | None = None,
+) -> ResolvedSpec:
     from tasuki.actions.discover import look_with
     from tasuki.spec.load import load_spec
 
     _check_memory_cap()
     look = look_with(python=sys.executable, environment=dict(os.environ))
-    return load_spec(source, settings=settings, config=config, environ=os.environ, look=look)
+    given = os.environ if environ is None else environ
+    return load_spec(source, settings=settings, config=config, environ=given, look=look)
+
+
+def read_work(
+    source: str,
+    settings: tuple[str, ...],
+    config: str | None,
+    *,
+    name: str | None,
+    experiments: tuple[str, ...] = (),
+    stages: tuple[str, ...] = (),
+) -> ResolvedSpec:
+    """The spec, or the command that was typed after `--` as a spec of its own."""
+    context = click.get_current_context()
+    words = context.meta.get(_TYPED)
+    environ = {**os.environ, **({"TASUKI_NAME": name} if name else {})}
+    if words is None:
+        return read_spec(source, settings, config, environ=environ)
+    from tasuki.errors import UsageError
+    from tasuki.spec.load import load_command
+
+    typed = context.get_parameter_source("spec")
+    is_named = typed is not None and typed.name == "COMMANDLINE"
+    wrong = {"SPEC": is_named, "--config": config, "--experiment": experiments, "--stages": stages}
+    for option, value in wrong.items():
+        if value:
+            raise UsageError(
+                f"`{option}` and a command after `--` cannot both say what is run",
+                hint="leave one of them out; `cluster`, `runs` and `project` are taken from "
+                "./tasuki.yaml where it is there",
+            )
+    return load_command(words, settings=settings, environ=environ)
 
 
 def _check_memory_cap() -> None:

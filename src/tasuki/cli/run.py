@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tasuki.cli.options import (
-    ManyValues,
+    WithCommand,
     json_option,
     make_request,
+    name_option,
     print_json,
-    read_spec,
+    read_work,
     spec_options,
     time_options,
     unit_of,
@@ -28,11 +29,15 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    cls=ManyValues,
-    epilog="Example:  tasuki run --set epochs=2 --preempt-every 20s",
+    cls=WithCommand,
+    epilog="""\b
+Example:  tasuki run --set epochs=2 --preempt-every 20s
+          tasuki run -- python train.py --lr 3e-4
+""",
 )
 @spec_options
 @time_options
+@name_option
 @click.option("--new", "is_new", is_flag=True, help="Begin a new run beside the old one.")
 @click.option(
     "--accept-change", "accepted", multiple=True, metavar="KEY", help="Go on although KEY changed."
@@ -51,6 +56,7 @@ def command(
     settings: tuple[str, ...],
     deadline: str | None,
     exact: str | None,
+    name: str | None,
     is_new: bool,
     accepted: tuple[str, ...],
     preempt_every: str | None,
@@ -62,13 +68,14 @@ def command(
 ) -> int:
     """Train here. Plans jobs inside the limits, starts them, hands over at time limits and
     preemptions, evaluates. Run again to go on; a finished run ends at once. Ctrl-C hands over.
+    A command after `--` is run as an experiment of its own, in this folder.
 
     Exit codes: 0 done, 1 failed or held, 2 usage, 75 not finished: run again.
     """
     torchrun = enter_torchrun(os.environ)
     if torchrun is not None and not torchrun.leads:
         return 0
-    resolved = read_spec(spec, settings, config)
+    resolved = read_work(spec, settings, config, name=name, experiments=experiments, stages=stages)
     request = make_request(
         resolved, experiments, stages, is_new=is_new, deadline=deadline, exact=exact
     )

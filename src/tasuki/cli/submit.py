@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 import click
 
 from tasuki.cli.options import (
-    ManyValues,
+    WithCommand,
     json_option,
     make_request,
     make_slurm,
+    name_option,
     print_json,
-    read_spec,
+    read_work,
     spec_options,
     time_options,
     user,
@@ -24,11 +25,12 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    cls=ManyValues,
+    cls=WithCommand,
     epilog="Example:  tasuki submit --time 16h --memory 128G --extra reservation=class",
 )
 @spec_options
 @time_options
+@name_option
 @click.option("--new", "is_new", is_flag=True, help="Begin a new run beside the old one.")
 @click.option("--time", "limit", metavar="16h", help="`cluster.time_limit` of each job.")
 @click.option("--memory", metavar="128G", help="`cluster.memory` of each node.")
@@ -48,6 +50,7 @@ def command(
     settings: tuple[str, ...],
     deadline: str | None,
     exact: str | None,
+    name: str | None,
     is_new: bool,
     limit: str | None,
     memory: str | None,
@@ -60,6 +63,7 @@ def command(
 ) -> int:
     """Give the work to Slurm: jobs inside the limits, each once. They hand over at time limits and
     preemptions, come back by themselves, and evaluate. Submit again to go on with what is left.
+    A command after `--` is submitted as an experiment of its own, in this folder.
 
     Exit codes: 0 submitted (or nothing to do), 1 refused by Slurm, 2 usage.
     """
@@ -69,7 +73,9 @@ def command(
         *(["cluster.requeue=false"] if no_requeue else []),
         *(f"cluster.extra.{pair if '=' in pair else f'{pair}=true'}" for pair in extra),
     )
-    resolved = read_spec(spec, (*settings, *own), config)
+    resolved = read_work(
+        spec, (*settings, *own), config, name=name, experiments=experiments, stages=stages
+    )
     request = make_request(
         resolved,
         experiments,

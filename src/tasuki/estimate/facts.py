@@ -33,6 +33,8 @@ def family_key(stage: ResolvedStage, *, device: str, ranks: int) -> str:
 
 
 def _digest(stage: ResolvedStage, names: tuple[str, ...], device: str, ranks: int) -> str:
+    if stage.command is not None:
+        names = (*names, "command")
     facts = {name: repr(getattr(stage, name)) for name in names}
     text = json.dumps([facts, device, ranks], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -106,6 +106,8 @@ def estimate_stage(
     count."""
     pasts = [past for past in read_pasts(history) if past.may_be_of(gpu)]
     same, family = _relatives(stage, pasts, device=device, ranks=ranks)
+    if stage.command is not None:
+        return _of_command(stage, same)
     shape = shape or _shape_from(stage, measured)
     steps = _total_steps(stage, shape, measured)
     scaled = _from_family(stage, family, shape, steps)
@@ -120,6 +122,26 @@ def estimate_stage(
     if stage.expect_wall_s is not None:
         return _given(stage.expect_wall_s, found or UNKNOWN, steps)
     return found or replace(UNKNOWN, total_steps=steps)
+
+
+def _of_command(stage: ResolvedStage, same: Sequence[Past]) -> StageTimes:
+    """Whole: what its starts and saves take is in it, and how many steps it has nobody knows."""
+    bare = replace(UNKNOWN, start_s=0.0, save_s=0.0)
+    if same:
+        newest = same[0]
+        bare = replace(
+            bare,
+            wall_s=newest.step_s,
+            source="history",
+            used=_names(same),
+            evaluate_s=newest.evaluate_s if stage.evaluate is not None else None,
+            evaluate_start_s=0.0,
+        )
+        ratios = [past.step_s / newest.step_s for past in same[1:]]
+        bare = _with_spread(bare, ratios, runs=len(same))
+    if stage.expect_wall_s is not None:
+        return _given(stage.expect_wall_s, bare, None)
+    return bare
 
 
 def needs_measuring(times: StageTimes) -> bool:

@@ -44,6 +44,10 @@ _FRUITLESS = {
         "lost a part of their job",
         "the job's own logs tell more; another `cluster.constraint` may avoid a sick node",
     ),
+    Cause.NONE: (
+        "asked to be resumed, soon after their start and without a notice,",
+        "exit code 75 means: resume me; a script that is done ends with 0",
+    ),
 }
 """Handovers that count as failures where they brought nothing."""
 _MEND = (
@@ -115,6 +119,8 @@ def _after_handover(run: RunView, event: PhaseEnded) -> Action:
     if is_in_vain and run.failures + 1 >= MAX_FAILURES:
         words, hint = _FRUITLESS[event.cause]
         return Hold(f"{run.failures + 1} attempts in a row {words} without a new checkpoint", hint)
+    if event.cause is Cause.NONE:
+        return Retry(event.message)  # a command that wants to begin anew, and has all the time
     return _hand_over(run, event.cause)
 
 

@@ -11,7 +11,7 @@ from tasuki.relay.values import Cause
 from tasuki.store.atomic import FORMAT, read_json_or_none, write_json
 from tasuki.store.jobs import JobFolder
 
-_LOOK_EVERY_S = 30.0
+_LOOK_EVERY_S = 2.0
 
 
 class LocalAllocation:

@@ -107,7 +107,7 @@ def _stages_of(name: str, full: Node, mark: Mark) -> tuple[Node, ...]:
     written = full.entries().get("stages")
     if written is not None and isinstance(written.content, tuple) and written.content:
         return written.content
-    own = without(full, "name", "stages", "each").entries().keys() - {"recipe", "command"}
+    own = without(full, "name", "stages", "each").entries().keys() - {"recipe"}
     if (written is None or written.content is None) and own:
         return (Node({"name": Node(ONLY_STAGE, mark)}, mark),)
     raise SpecError(

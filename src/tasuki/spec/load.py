@@ -15,6 +15,7 @@ import msgspec
 
 from tasuki.errors import SpecError
 from tasuki.spec.check import check_mapping, check_spec, check_stage, nearest
+from tasuki.spec.commands import IdleKeys, name_of, parse_command, refuse_odd_commands
 from tasuki.spec.discover import LookAtData, find_stages
 from tasuki.spec.expand import (
     Draft,
@@ -26,7 +27,7 @@ from tasuki.spec.expand import (
 )
 from tasuki.spec.export import parse_export
 from tasuki.spec.layers import expand_path, merge_layers
-from tasuki.spec.positions import Mark, Node
+from tasuki.spec.positions import Mark, Node, locate
 from tasuki.spec.resolve import Surroundings, resolve_cluster, resolve_stage
 from tasuki.spec.resolved import (
     NOT_YET,
@@ -69,9 +70,20 @@ def load_spec(
     `look` is asked which sizes the data have, for `stages: auto`.
     """
     read = read_source(source, environ=environ, run_python=run_python)
-    root, late = apply_early(
-        include_files(read, _not_empty(read.root)), read_settings(settings, environ=environ)
-    )
+    root = include_files(read, _not_empty(read.root))
+    return _complete(read, root, settings=settings, config=config, environ=environ, look=look)
+
+
+def _complete(
+    read: Source,
+    root: Node,
+    *,
+    settings: Sequence[str],
+    config: str | None,
+    environ: Mapping[str, str],
+    look: LookAtData | None,
+) -> ResolvedSpec:
+    root, late = apply_early(root, read_settings(settings, environ=environ))
     root = include_files(read, root)
     check_spec(root)
     site = load_site(environ=environ)
@@ -88,6 +100,26 @@ def load_spec(
     spec = _assemble(read, root, cluster, experiments, work)
     varied = {draft.name: draft.varied for draft in drafts if draft.varied}
     return msgspec.structs.replace(spec, varied=varied)
+
+
+_OF_A_COMMAND_LINE = ("project", "runs", "cluster")
+"""What a command that is typed takes from the spec beside it."""
+
+
+def load_command(
+    words: Sequence[str], *, settings: Sequence[str] = (), environ: Mapping[str, str]
+) -> ResolvedSpec:
+    """A spec of one experiment, which runs this command in the folder we are in. `project`, `runs`
+    and `cluster` are taken from ./tasuki.yaml if it is there."""
+    command = list(parse_command(list(words)))
+    here = Source(Path("tasuki.yaml"), environ)
+    if here.path.is_file():
+        here = read_source(str(here.path), environ=environ, run_python=None)
+    mark = Mark("the command line")
+    kept = {key: node for key, node in here.root.entries().items() if key in _OF_A_COMMAND_LINE}
+    typed = {"experiments": {name_of(command): {"command": command}}}
+    root = merge_layers(Node(kept, mark), locate(typed, at=lambda _: mark))
+    return _complete(here, root, settings=settings, config=None, environ=environ, look=None)
 
 
 def load_runs_folder(source: str, *, environ: Mapping[str, str]) -> str:
@@ -132,6 +164,7 @@ class _Work:
     """key → warning: each key is mentioned once."""
     starts: dict[tuple[str, str], Node] = field(default_factory=dict)
     """(experiment, stage) → its written `init_from`"""
+    idle: IdleKeys = field(default_factory=IdleKeys)
 
     def resolve(self, drafts: Sequence[Draft]) -> tuple[ResolvedExperiment, ...]:
         for draft in drafts:
@@ -144,6 +177,12 @@ class _Work:
         refuse_circles(experiments, self.starts)
         _refuse_without_recipe(experiments, drafts)
         _refuse_shared_exports(experiments, drafts)
+        places = {
+            (draft.name, stage.name): node
+            for draft, experiment in zip(drafts, experiments, strict=True)
+            for stage, node in zip(experiment.stages, draft.stages, strict=True)
+        }
+        refuse_odd_commands(experiments, places)
         return experiments
 
     def _experiment(self, draft: Draft, names: Mapping[str, tuple[str, ...]]) -> ResolvedExperiment:
@@ -166,19 +205,38 @@ class _Work:
         """Remember what the user should hear about this stage."""
         self.note_without_effect(merged)
         entries = merged.entries()
+        self._note_command(entries, stage)
         if not 0.3 <= stage.safety_factor <= 0.7:
             self.warnings.setdefault(
                 "safety_factor outside",
                 f"{entries['safety_factor'].mark}: `safety_factor: {stage.safety_factor}` lies "
                 "outside 0.3 to 0.7: low wastes memory, high risks running out of it",
             )
-        self._note_batch(entries, stage)
+        if stage.command is None:
+            self._note_batch(entries, stage)
         start = entries.get("init_from")
         if start is None or start.content is None:
             return
         self.starts[experiment, stage.name] = start
         if not is_own and start_of(stage.init_from) in ("stage", "experiment", "file"):
             self._note_shared_start(start, experiment)
+
+    def _note_command(self, entries: Mapping[str, Node], stage: ResolvedStage) -> None:
+        self.idle.add(entries, stage)
+        own, ranks = entries.get("command"), entries.get("ranks")
+        if own is not None and isinstance(own.content, str):
+            words = ", ".join(stage.command or ())
+            self.warnings.setdefault(
+                f"command {own.mark}",
+                f"{own.mark}: `command` is one text: it is split into words and no shell reads it, "
+                f"as if it were `[{words}]`",
+            )
+        if ranks is not None and stage.command is None and stage.ranks == "own":
+            self.warnings.setdefault(
+                "ranks",
+                f"{ranks.mark}: `ranks: own` has no effect on stage `{stage.name}`: the ranks of a "
+                "recipe are started by tasuki",
+            )
 
     def _note_batch(self, entries: Mapping[str, Node], stage: ResolvedStage) -> None:
         """Nothing is fitted where nothing is open, or where memory has no end of its own."""
@@ -256,7 +314,8 @@ def _refuse_without_recipe(
     if idle and not is_everywhere_expected:
         raise SpecError(
             f"{min(idle, key=lambda one: one[0])[1]} has neither `recipe` nor `command`",
-            hint="write `recipe: module.sub:Class` at the top of the spec",
+            hint="write `recipe: module.sub:Class` at the top of the spec, or "
+            "`command: [python, train.py]` for a script of its own",
         )
 
 
@@ -323,7 +382,9 @@ def _assemble(
         cluster=cluster,
         experiments=experiments,
         only_stages=_only_stages(experiments, read.environ),
-        warnings=tuple(dict.fromkeys([*read.warnings, *work.warnings.values()])),
+        warnings=tuple(
+            dict.fromkeys([*read.warnings, *work.warnings.values(), *work.idle.warnings()])
+        ),
         **given,
     )
 

@@ -16,6 +16,7 @@ from msgspec import UnsetType
 from tasuki.errors import SpecError, UsageError
 from tasuki.spec import written
 from tasuki.spec.buckets import Buckets, parse_buckets
+from tasuki.spec.commands import parse_command
 from tasuki.spec.layers import expand_path
 from tasuki.spec.positions import Node
 from tasuki.spec.resolved import (
@@ -91,7 +92,7 @@ def resolve_stage(node: Node, *, name: str, around: Surroundings) -> ResolvedSta
     elif "gpus" in values:
         _refuse_gpus(values["gpus"], entries["gpus"], name, around.cluster)
     if (command := given(stage.command)) is not None:
-        values["command"] = tuple(command)
+        values["command"] = parse_command(command)
     if (size := given(stage.size)) is not None:
         values["size"] = parse_sizes(size)
     if (buckets := given(stage.buckets)) is not None:
@@ -257,7 +258,7 @@ def _evaluate(
         return None
     values = _copy(evaluate, "split", "after")
     if (command := given(evaluate.command)) is not None:
-        values["command"] = tuple(command)
+        values["command"] = parse_command(command)
     if (reserve := given(evaluate.reserve)) is not None:
         values["reserve_s"] = read_positive_duration(reserve)
         _refuse_reserve_beyond_limit(values["reserve_s"], node.entries()["reserve"], around)

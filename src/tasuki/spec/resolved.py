@@ -171,7 +171,6 @@ NOT_YET: Mapping[str, str] = MappingProxyType(
         "on": "nobody is told",
         "share": "folders are private to the user",
         "signal": "jobs end by their own clock before the limit",
-        "command": "only recipes are run",
     }
 )
 """Keys that are accepted but have no effect so far, and what happens instead."""

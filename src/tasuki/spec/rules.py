@@ -15,6 +15,7 @@ from msgspec import Meta
 
 from tasuki.spec.allocator import parse_allocator
 from tasuki.spec.buckets import check_buckets
+from tasuki.spec.commands import parse_command
 from tasuki.spec.export import parse_export
 from tasuki.spec.sinks import parse_sinks
 from tasuki.spec.values import (
@@ -119,9 +120,13 @@ Requeue = Annotated[
 ]
 Text = Annotated[str, Meta(min_length=1), Rule("text", "more than an empty text")]
 Command = Annotated[
-    list[str],
-    Meta(min_length=1),
-    Rule("a list of texts", "more than an empty list", example='[python, train.py, --lr, "3e-4"]'),
+    Annotated[list[str], Meta(min_length=1)] | str,
+    Rule(
+        "a list of texts",
+        "more than an empty list",
+        example='[python, train.py, --lr, "3e-4"]',
+        read=parse_command,
+    ),
 ]
 RecipeName = Annotated[
     str,

@@ -70,6 +70,15 @@ class RunFolder:
         return self.path / "logs"
 
     @property
+    def commands(self) -> Path:
+        """What its commands are told and tell, by attempt."""
+        return self.path / "commands"
+
+    def command(self, claim: int, stage: str, kind: str) -> CommandFolder:
+        end = "" if kind == "train" else f".{kind}"
+        return CommandFolder(self.commands / f"{claim}.{stage}{end}")
+
+    @property
     def compiled(self) -> Path:
         """Kernels that `compile` made, for later attempts."""
         return self.path / "compiled"
@@ -124,3 +133,30 @@ class StageFolder:
     def best(self, label: str) -> Path:
         """The best weights so far."""
         return self.path / f"best-{label}.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class CommandFolder:
+    """`runs/<experiment>/commands/<claim>.<stage>`: of one start of a command."""
+
+    path: Path
+
+    @property
+    def deadline(self) -> Path:
+        """When it will be ended, in seconds since 1970, or `never`; follows an extension."""
+        return self.path / "deadline"
+
+    @property
+    def notice(self) -> Path:
+        """Appears when the end is near; holds why."""
+        return self.path / "notice"
+
+    @property
+    def done(self) -> Path:
+        """Made by the script: all its work is done, notice or not."""
+        return self.path / "done"
+
+    @property
+    def metrics(self) -> Path:
+        """Made by the script: a JSON object of names and numbers."""
+        return self.path / "metrics.json"

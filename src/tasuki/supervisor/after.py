@@ -41,6 +41,7 @@ from tasuki.store.claims import highest_claim
 from tasuki.store.control import Word, is_wanted, say
 from tasuki.store.jobs import begin_start, find_start, last_start, read_outcome, write_outcome
 from tasuki.store.runs import RunFolder
+from tasuki.supervisor.commanded import has_worked
 from tasuki.supervisor.job import JobOrder
 from tasuki.supervisor.place import Place
 from tasuki.supervisor.turn import remember_cancel
@@ -246,9 +247,13 @@ def _bury_attempt(
     if job.is_packed and not (_is_ours(job, start, run) and read_attempt_end(run, claim) is None):
         return next_action(view, Started(end.cause))  # not in work when the supervisor died
     told = read_recent_events(run, claim)
+    if run.commands.is_dir():
+        from tasuki.supervisor.kin import end_leftovers
+
+        end_leftovers(run, sleep=clock.sleep)
     own = replace(
         end,
-        has_progressed=_has_committed(run, claim),
+        has_progressed=_has_committed(run, claim) or has_worked(told, now=clock.wall()),
         has_stepped=any(event["kind"] == "progress" for event in told),
     )
     action = next_action(view, own)

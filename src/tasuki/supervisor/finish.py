@@ -32,7 +32,7 @@ def finish_run(run: RunFolder, *, claim: int, clock: Clock) -> None:
                 "experiment": run.name,
                 "attempt": claim,
                 "completed_at": utc(finished),
-                "sha256": trained[stages[-1]]["sha256"],
+                "sha256": trained[stages[-1]].get("sha256"),
             }
         ),
     )
@@ -52,17 +52,24 @@ def _final_metrics(
 
 def _brief(trained: dict[str, dict[str, Any]]) -> dict[str, Any]:
     keys = ("steps", "epochs", "samples", "last", "best")
-    return {name: {key: value.get(key) for key in keys} for name, value in trained.items()}
+    return {
+        name: {key: value.get(key) for key in keys}
+        | ({"command": value["command"], "wall_s": value["wall_s"]} if "command" in value else {})
+        for name, value in trained.items()
+    }
 
 
 def _results(run: RunFolder, stage: str, trained: dict[str, Any]) -> dict[str, Any]:
+    """A command leaves no weights that we know of."""
     evaluation = read_json_or_none(run.stage(stage).evaluation)
+    weights = run.stage(stage).weights
+    is_known = trained.get("sha256") is not None
     return {
         "format": FORMAT,
         "experiment": run.name,
         "stage": stage,
-        "weights": str(run.stage(stage).weights.relative_to(run.path)),
-        "sha256": trained["sha256"],
+        "weights": str(weights.relative_to(run.path)) if is_known else None,
+        "sha256": trained.get("sha256"),
         "data": evaluation.get("data") if evaluation else None,
         "metrics": evaluation.get("metrics") if evaluation else None,
     }

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from tasuki.clock import Clock, utc
-from tasuki.errors import TasukiError
+from tasuki.errors import TasukiError, UsageError
 from tasuki.relay.decide import next_action
 from tasuki.relay.values import (
     Action,
@@ -31,6 +31,7 @@ from tasuki.store.atomic import FORMAT, read_json, read_json_or_none, shaped, wr
 from tasuki.store.attempts import write_attempt_end, write_holder
 from tasuki.store.claims import highest_claim, take_claim
 from tasuki.store.control import Word, say
+from tasuki.supervisor.commanded import begin_state, read_command
 from tasuki.supervisor.figures import Figures, lane_figures
 from tasuki.supervisor.finish import finish_run
 from tasuki.supervisor.job import JobOrder, LaneItem, LaneOrder, share_of_cpus
@@ -191,6 +192,9 @@ class Lane:
         attempt = self.attempt
         assert attempt is not None
         attempt.num_phases += 1
+        if (words := read_command(attempt.item.run, stage, kind)) is not None:
+            self._start_command(kind, stage, words)
+            return
         num_ranks = len(self.order.gpus) * self.place.nodes if kind == "train" else 1
         order = PhaseOrder(
             run=attempt.item.run,
@@ -226,6 +230,36 @@ class Lane:
         share = share_of_cpus(self.attempt.item, width=len(self.order.gpus), job=self.job)
         return max(1, (share or 1) // len(self.order.gpus))
 
+    def _start_command(self, kind: str, stage: str, words: tuple[str, ...]) -> None:
+        """It is told of its deadline by a file: that must be right from its first line on."""
+        from tasuki.supervisor.command import order_command, start_command
+
+        attempt = self.attempt
+        assert attempt is not None
+        if not self.has_heard:
+            self.ask_deadline()
+        run, gpus = attempt.item.run, self.order.gpus
+        number, world = attempt.num_phases, len(gpus) * self.place.nodes
+        phase = PhaseOrder(
+            run=run, claim=attempt.claim, kind=kind, stage=stage, number=number, world=world
+        )
+        attempt.events.add("worker-started", phase=kind, stage=stage, ranks=world, is_command=True)
+        if kind == "train":
+            self._write_state(attempt, "running", **begin_state(stage))
+        order = order_command(phase, words, self.job, gpus=gpus)
+        try:
+            self.phase = start_command(
+                order, self.job, clock=self.clock, environment=self.environment
+            )
+        except UsageError as error:
+            end = PhaseEnded(ending=Ending.MISTAKE, message=error.message, hint=error.hint)
+            self._tell_end(kind, stage, end)
+            self._after(end)
+            return
+        self._tell_deadline()
+        if self.notice is not Cause.NONE:
+            self._notice_phase()
+
     def on_phase_ended(self) -> None:
         """All ranks are gone: find out what that means and go on."""
         phase, attempt = self.phase, self.attempt
@@ -233,22 +267,36 @@ class Lane:
         self.phase = None
         phase.close()
         end = self._ending(phase)
-        attempt.events.add(
-            "worker-ended",
-            phase=phase.kind,
-            stage=phase.stage,
-            ending=end.ending,
-            cause=end.cause,
-            message=end.message,
-        )
+        self._tell_end(phase.kind, phase.stage, end)
+        if phase.is_command and end.ending is Ending.DONE:
+            self._keep_result(phase)
         attempt.has_stepped |= end.has_stepped
         attempt.has_progressed |= end.has_progressed or end.ending is Ending.DONE
         self._after(end)
 
+    def _tell_end(self, kind: str, stage: str, end: PhaseEnded) -> None:
+        assert self.attempt is not None
+        facts = {"ending": end.ending, "cause": end.cause, "message": end.message}
+        self.attempt.events.add("worker-ended", phase=kind, stage=stage, **facts)
+
+    def _keep_result(self, phase: Phase) -> None:
+        from tasuki.supervisor.result import Done, keep_result
+
+        assert self.attempt is not None
+        done = Done(
+            run=self.attempt.item.run,
+            claim=self.attempt.claim,
+            stage=phase.stage,
+            kind=phase.kind,
+            job=self.job,
+            gpus=len(self.order.gpus) * self.place.nodes,
+        )
+        keep_result(done, self.attempt.events, clock=self.clock)
+
     def _ending(self, phase: Phase) -> PhaseEnded:
         """As our own ranks tell, or those of another node where ours have only lost them."""
         end = phase.ending()
-        if self.place.nodes == 1 or phase.kind != "train":
+        if self.place.nodes == 1 or phase.kind != "train" or phase.is_command:
             return end
         if end.cause is Cause.INTERRUPTED and self.notice is Cause.NONE:
             return replace(end, cause=Cause.LOST)  # they have lost their supervisor, not we ours
@@ -305,7 +353,7 @@ class Lane:
         attempt.events.close()
         self._sinks.let_go()
 
-    def _write_state(self, attempt: Attempt, state: str) -> None:
+    def _write_state(self, attempt: Attempt, state: str, **figures: Any) -> None:
         """`training_state.json` is derived: the worker's figures, the supervisor's state."""
         run = attempt.item.run
         value = read_json_or_none(run.training_state) or {"format": FORMAT, "experiment": run.name}
@@ -314,6 +362,7 @@ class Lane:
             "attempt": attempt.claim,
             "preemptions": count_preemptions(run),
             "updated_at": utc(self.clock.wall()),
+            **figures,
         }
         write_json(run.training_state, value)
 
@@ -369,15 +418,26 @@ class Lane:
         hung = self.phase.tick(now) if self.phase is not None else None
         if hung is not None and self.attempt is not None:
             self.attempt.events.add("hung", **asdict(hung))
+        self._watch_limit(now)
         events = self.attempt.events if self.attempt is not None else None
         self._sinks.look()
         self._figures.look(now, phase=self.phase, events=events)
 
+    def _watch_limit(self, now: float) -> None:
+        """For a phase that has nobody who watches this clock; it may have been extended."""
+        if self.phase is not None and self.phase.is_due(now):
+            self.ask_deadline()
+            if self.phase.is_due(now):
+                self.give_notice(Cause.LIMIT, until=self.phase.last_moment)
+
     def give_notice(self, cause: Cause, *, until: float | None) -> None:
-        """The end is near: told to the ranks at once; a second notice changes nothing."""
+        """The end is near: told to the ranks at once; a second notice changes nothing, but that
+        after one of our own clock a command must leave as soon as the scheduler says."""
         if self.notice is Cause.NONE:
             self.notice, self.notice_until = cause, until
             self._notice_phase()
+        elif self.phase is not None and self.phase.is_command and until is not None:
+            self.phase.kill_by(until, "the notice was over")
 
     def _notice_phase(self) -> None:
         if self.phase is None:

@@ -230,6 +230,19 @@ class Phase:
     def has_ended(self) -> bool:
         return all(rank.status is not None for rank in self.ranks)
 
+    @property
+    def is_command(self) -> bool:
+        return False
+
+    def is_due(self, now: float) -> bool:  # noqa: ARG002
+        """Must the lane give notice of the time limit? Ranks watch that clock themselves."""
+        return False
+
+    @property
+    def last_moment(self) -> float | None:
+        """When it must be gone, after such a notice."""
+        return None
+
     def close(self) -> None:
         for rank in self.ranks:
             rank.wire.sock.close()
@@ -293,7 +306,7 @@ class Phase:
         if self.is_killed and rank.number != self.first_end:
             return f"killed by the supervisor because {self.killed_for}"
         if rank.status < 0:
-            name = _signal_name(-rank.status)
+            name = signal_name(-rank.status)
             return (
                 f"rank {rank.number} {SILENTLY_KILLED.format(name)} "
                 "(SIGKILL: often the node's memory was full)"
@@ -308,7 +321,7 @@ def _words_of_hang(hung: Pulse) -> dict[str, Any]:
     }
 
 
-def _signal_name(number: int) -> str:
+def signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:

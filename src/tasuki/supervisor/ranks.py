@@ -16,7 +16,7 @@ from tasuki.supervisor.job import JobOrder
 from tasuki.supervisor.phase import Launch, Launcher, Rank, make_wires
 from tasuki.supervisor.place import LOOPBACK
 
-_NEVER_PASSED = ("TASUKI_SET", "TASUKI_STAGE", "TASUKI_NAME")
+NEVER_PASSED = ("TASUKI_SET", "TASUKI_STAGE", "TASUKI_NAME")
 """Frozen in the run's spec at its first start: a later change of them must have no effect."""
 
 
@@ -122,7 +122,7 @@ def _start_rank(
 def _environment(
     order: PhaseOrder, gpu: int, environment: Mapping[str, str], *, device: str
 ) -> dict[str, str]:
-    own: dict[str, Any] = {k: v for k, v in environment.items() if k not in _NEVER_PASSED}
+    own: dict[str, Any] = {k: v for k, v in environment.items() if k not in NEVER_PASSED}
     visible = own.get("CUDA_VISIBLE_DEVICES", "")
     if device == "cuda" and "CUDA_VISIBLE_DEVICES" not in own:
         own["CUDA_VISIBLE_DEVICES"] = str(gpu)  # all are seen: lanes must not meet on the first

@@ -53,6 +53,9 @@ class Worker:
     last_step: int = 0
     is_running: bool = True
     ended_well: bool = False
+    is_command: bool = False
+    """Of the user's own, which tells nothing of its parts."""
+    noticed_at: float | None = None
 
 
 @dataclass(slots=True)
@@ -130,14 +133,24 @@ def _read_workers(
         kind = event["kind"]
         if kind == "worker-started":
             phase, stage = str(event.get("phase")), str(event.get("stage"))
-            workers.append(Worker(phase, stage, event["t"], attempt_end, is_running=is_open))
+            own = Worker(phase, stage, event["t"], attempt_end, is_running=is_open)
+            own.is_command = bool(event.get("is_command"))
+            workers.append(own)
         elif workers and kind in ("progress", "time") and event.get("who") == "rank0":
             _take_progress(workers[-1], event)
+        elif workers and kind == "notice":
+            workers[-1].noticed_at = event["t"]
         elif workers and kind == "worker-ended":
-            workers[-1].end = event["t"]
-            workers[-1].is_running = False
-            workers[-1].ended_well = event.get("ending") in ("done", "handed-over")
+            _end_worker(workers[-1], event)
     return workers
+
+
+def _end_worker(worker: Worker, event: dict[str, Any]) -> None:
+    worker.end = event["t"]
+    worker.is_running = False
+    worker.ended_well = event.get("ending") in ("done", "handed-over")
+    # Some launchers fail when they are told to end, and what they started has saved all the same.
+    worker.ended_well |= worker.is_command and event.get("cause", "none") != "none"
 
 
 def _take_progress(worker: Worker, event: dict[str, Any]) -> None:
@@ -168,6 +181,10 @@ def _add_attempt(parts: dict[str, float], attempt: Attempt) -> None:
     left = attempt.end - attempt.begin
     for worker in attempt.workers:
         lived = max(0.0, worker.end - worker.begin)
+        if worker.is_command:
+            _add_command(parts, worker, lived)
+            left -= lived
+            continue
         total = sum(worker.parts.values())
         told = min(total, lived)
         for part, seconds in worker.parts.items():
@@ -178,6 +195,15 @@ def _add_attempt(parts: dict[str, float], attempt: Attempt) -> None:
         parts[_after_its_last_word(worker)] += lived - until
         left -= lived
     parts["other"] += left
+
+
+def _add_command(parts: dict[str, float], worker: Worker, lived: float) -> None:
+    """All its time but for what came after a notice; nobody knows what a failed one has saved."""
+    part = "step" if worker.ended_well or worker.is_running else "recomputed"
+    noticed = worker.end if worker.noticed_at is None else worker.noticed_at
+    worked = min(lived, max(0.0, noticed - worker.begin))
+    parts["evaluate" if worker.phase == "evaluate" else part] += worked
+    parts["handover"] += lived - worked
 
 
 def _before_its_last_word(worker: Worker) -> str:

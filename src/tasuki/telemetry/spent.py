@@ -1,7 +1,7 @@
 """What one stage took over all its attempts: seconds by part, waits, attempts, saves. Pure.
 
 From the events of its run, as the ledger (ledger.py), which tells the same of the whole run. Called
-by train/remember.py at a stage's end, for the history.
+by train/remember.py at a stage's end, for the history, and for commands by supervisor/result.py.
 """
 
 from __future__ import annotations
@@ -63,6 +63,30 @@ def add_up_stage(events: Sequence[dict[str, Any]], stage: str, lately: Lately) -
         queue_s=_waited(attempts, stage, events),
         saves=tuple(_saves(events, stage)),
         train_s=train_s,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worked:
+    """By a command, over all starts that it may have saved something in."""
+
+    seconds: float = 0.0
+    attempts: int = 0
+    preemptions: int = 0
+
+
+def add_up_command(events: Sequence[dict[str, Any]], stage: str, *, phase: str = "train") -> Worked:
+    """Up to now; an attempt that failed by itself counts for nothing."""
+    found = [
+        (attempt, worker)
+        for attempt in read_attempts(events, None)
+        for worker in attempt.workers
+        if worker.is_command and (worker.phase, worker.stage) == (phase, stage)
+    ]
+    return Worked(
+        seconds=sum(max(0.0, w.end - w.begin) for _, w in found if w.ended_well),
+        attempts=len(found),
+        preemptions=sum(1 for attempt, _ in found if attempt.cause == "preempted"),
     )
 
 

@@ -56,7 +56,7 @@ def _row(stage: dict[str, Any], now: datetime) -> list[str]:
         _device(stage),
         count(stage["ranks"]),
         count(stage["samples"]),
-        format_step(stage["step_s"]),
+        "–" if stage.get("command") else format_step(stage["step_s"]),
         format_bytes(stage["peak_bytes"]) if stage["peak_bytes"] else "–",
         _seconds(stage["wall_s"]),
         _seconds(stage["queue_s"]),

@@ -152,6 +152,8 @@ def _line(run: dict[str, Any], cells: int) -> str:
 
 
 def _starting(run: dict[str, Any]) -> str:
+    if run.get("is_command"):
+        return f"{escape(run['phase_stage'])}: {run['doing']}  {format_seconds(run['doing_s'])}"
     if not run["doing"]:
         return "starting"
     return f"starting: {escape(run['doing'])}  {format_seconds(run['doing_s'])}"

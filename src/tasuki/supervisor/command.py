@@ -1,0 +1,414 @@
+"""A phase that is a command of the user's own: one process and all it starts, and no wire.
+
+It is told of the end by two files and by SIGTERM, and tells by its exit code: 0 is done, 75 is
+"resume me", everything else failed. 0 after a notice is done only with its done-marker: a script
+that obeys SIGTERM ends well in the middle of its work too. Nobody of it watches our clock, so the
+supervisor gives the notice before a time limit. Called by lane.py, beside phase.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tasuki.clock import Clock
+from tasuki.errors import EXIT_DONE, EXIT_RESUME_ME, StoreError, UsageError
+from tasuki.relay.values import Cause, Ending, PhaseEnded
+from tasuki.store.atomic import FILE_MODE, make_folder, read_json, write_bytes
+from tasuki.store.runs import CommandFolder
+from tasuki.supervisor.commanded import LEAST_WORK_S
+from tasuki.supervisor.figures import own_gpus
+from tasuki.supervisor.job import JobOrder
+from tasuki.supervisor.kin import MARK, end_leftovers, find_kin, send, tell_kin
+from tasuki.supervisor.phase import (
+    PEERS_LEAVE_S,
+    SILENTLY_KILLED,
+    Phase,
+    Rank,
+    make_wires,
+    signal_name,
+)
+from tasuki.supervisor.ranks import NEVER_PASSED, PhaseOrder
+from tasuki.units import format_seconds
+
+PYTHON = "python"
+"""As a command's first word: the interpreter that ranks would have."""
+_LAST_WORDS_S = 1.0
+"""Between the end of a command and that of its job, for the outcome …"""
+_WAY_BACK_S = 5.0
+"""… and under Slurm for the way back into the queue."""
+_HEARD_WITHIN_S = 1.0
+"""Slurm signals every process of a job by itself: a script may have obeyed before we have heard."""
+_LET_GO_S = 5.0
+"""A process that the kernel does not let go is not waited for any longer."""
+_HINT = "`tasuki logs RUN --err` shows what it said"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandOrder:
+    """What is to be started."""
+
+    phase: PhaseOrder
+    words: tuple[str, ...]
+    gpus: tuple[int, ...]
+    grace_s: float
+    """What it has at a time limit, from its notice to its end."""
+    last_words_s: float = _LAST_WORDS_S
+    settles_s: float = 0.0
+    """How long after its end a notice may still be heard that it has had."""
+
+    @property
+    def folder(self) -> CommandFolder:
+        return self.phase.run.command(self.phase.claim, self.phase.stage, self.phase.kind)
+
+
+def order_command(
+    phase: PhaseOrder, words: tuple[str, ...], job: JobOrder, *, gpus: tuple[int, ...]
+) -> CommandOrder:
+    """At a time limit it has `cluster.grace`, though the scheduler's own may be shorter: there it
+    is we who choose when the notice comes."""
+    told = (read_json(phase.run.spec).get("cluster") or {}).get("grace_s")
+    return CommandOrder(
+        phase=phase,
+        words=words,
+        gpus=gpus,
+        grace_s=max(job.ranks_grace_s, float(told or 0.0)),
+        last_words_s=_WAY_BACK_S if job.is_slurm else _LAST_WORDS_S,
+        settles_s=_HEARD_WITHIN_S if job.is_slurm else 0.0,
+    )
+
+
+def start_command(
+    order: CommandOrder, job: JobOrder, *, clock: Clock, environment: Mapping[str, str]
+) -> CommandPhase:
+    """UsageError: it cannot be started at all."""
+    phase, folder = order.phase, order.folder
+    end_leftovers(phase.run, sleep=clock.sleep)
+    make_folder(folder.path)
+    name = f"{job.folder.name}.{phase.claim}"
+    log, err = phase.run.logs / f"{name}.log", phase.run.logs / f"{name}.err"
+    environment = _environment(order, job, environment)
+    words = _program(order.words, job, environment)
+    with _append(log) as out, _append(err) as errors:
+        out.write(f"Starting stage {phase.stage}, attempt {phase.claim}: {shlex.join(words)}\n")
+        out.flush()
+        try:
+            process = subprocess.Popen(
+                [*job.container, *words],
+                cwd=job.cwd,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=errors,
+                process_group=0,
+            )
+        except OSError as error:
+            _forget(folder)
+            what = error.filename if isinstance(error.filename, str) else order.words[0]
+            raise UsageError(
+                f"the command `{shlex.join(order.words)}` cannot be started: {what}: "
+                f"{error.strerror}",
+                hint=f"its first word is looked up in PATH and in {job.cwd}, where it runs",
+            ) from error
+        began = errors.tell()
+    return CommandPhase(order, process, clock=clock, log=log, err=(err, began))
+
+
+def _forget(folder: CommandFolder) -> None:
+    """Nothing was begun: the spec may still be changed."""
+    with contextlib.suppress(OSError):
+        folder.path.rmdir()
+        folder.path.parent.rmdir()
+
+
+def _append(path: Path) -> Any:
+    make_folder(path.parent)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, FILE_MODE)
+    os.lseek(fd, 0, os.SEEK_END)
+    return os.fdopen(fd, "a", errors="replace")
+
+
+def _program(
+    words: tuple[str, ...], job: JobOrder, environment: Mapping[str, str]
+) -> tuple[str, ...]:
+    """Inside a container its own PATH counts."""
+    first = words[0]
+    if first == PYTHON:
+        return (job.python, *words[1:])
+    if job.container:
+        return words
+    return (find_program(first, job.cwd, job.python, environment) or first, *words[1:])
+
+
+def find_program(
+    word: str, folder: Path, python: str, environment: Mapping[str, str]
+) -> str | None:
+    """In PATH, in the spec's folder, or beside the interpreter, as torchrun is; None: nowhere."""
+    if "/" in word:
+        return shutil.which(str(folder / Path(word).expanduser()))
+    places = [environment.get("PATH", os.defpath), str(folder), str(Path(python).parent)]
+    return next((found for path in places if (found := shutil.which(word, path=path))), None)
+
+
+def _environment(
+    order: CommandOrder, job: JobOrder, environment: Mapping[str, str]
+) -> dict[str, str]:
+    own = {key: value for key, value in environment.items() if key not in NEVER_PASSED}
+    gpus = own_gpus(environment, device=job.device, gpus=order.gpus)
+    if gpus:
+        own["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    own.setdefault("PYTHONUNBUFFERED", "1")  # what a killed script has said must be in its log
+    folder = order.folder
+    return own | {
+        "TASUKI_RUN": str(order.phase.run.path),
+        "TASUKI_ATTEMPT": str(order.phase.claim),
+        "TASUKI_DEADLINE": str(folder.deadline),
+        MARK: str(folder.notice),
+        "TASUKI_DONE": str(folder.done),
+        "TASUKI_METRICS": str(folder.metrics),
+    }
+
+
+@dataclass(slots=True)
+class _Times:
+    """On the monotonic clock."""
+
+    began_at: float
+    ends_at: float | None = None
+    """When the scheduler ends the job."""
+    lead_s: float = 0.0
+    """So long before that the notice is given."""
+    least_s: float = LEAST_WORK_S
+    noticed_at: float | None = None
+    left_at: float | None = None
+    """When the command itself was gone; others that it started may still live."""
+    rest_killed_at: float | None = None
+
+
+@dataclass(slots=True)
+class _Told:
+    """What stands in its files."""
+
+    deadline: float | None = None
+    """Wall clock."""
+    has_deadline: bool = field(default=False)
+
+
+class CommandPhase(Phase):
+    """With the face of a phase of ranks, of which it has one that says nothing."""
+
+    def __init__(
+        self,
+        order: CommandOrder,
+        process: subprocess.Popen[bytes],
+        *,
+        clock: Clock,
+        log: Path,
+        err: tuple[Path, int],
+    ) -> None:
+        wire, theirs = make_wires()
+        wire.is_closed = True
+        wire.sock.close()
+        theirs.close()
+        rank = Rank(0, process, wire, log=log)
+        super().__init__(order.phase.kind, order.phase.stage, [rank], grace_s=order.grace_s)
+        self.folder = order.folder
+        self._order, self._clock, self._err = order, clock, err
+        self._times = _Times(clock.monotonic())
+        self._told = _Told()
+        self._status: int | None = None
+
+    # -- what it is told --------------------------------------------------------------------
+
+    def tell(self, kind: str, **facts: Any) -> None:
+        if kind == "deadline":
+            self._set_deadline(facts.get("remaining_s"))
+        elif kind == "notice":
+            self._give_notice(str(facts["cause"]), facts.get("remaining_s"))
+
+    def _set_deadline(self, remaining_s: float | None) -> None:
+        times = self._times
+        if times.noticed_at is not None:
+            return
+        times.ends_at = None
+        if remaining_s is not None:
+            times.ends_at = self._clock.monotonic() + remaining_s
+            if not times.lead_s:
+                times.lead_s = min(
+                    (self.grace_s or 0.0) + self._order.last_words_s, remaining_s / 2
+                )
+                times.least_s = min(LEAST_WORK_S, remaining_s / 4)
+        self._write_deadline(remaining_s)
+
+    def _write_deadline(self, remaining_s: float | None) -> None:
+        """Only where it has moved: it is told every few minutes."""
+        at = None if remaining_s is None else self._clock.wall() + remaining_s
+        told = self._told
+        is_same = told.has_deadline and (at is None) == (told.deadline is None)
+        if is_same and (at is None or abs(at - (told.deadline or 0.0)) < 1.0):
+            return
+        text = "never\n" if at is None else f"{at:.3f}\n"
+        with contextlib.suppress(StoreError):  # a full disk: the signal will come all the same
+            write_bytes(self.folder.deadline, text.encode())
+            told.deadline, told.has_deadline = at, True
+
+    def _give_notice(self, cause: str, remaining_s: float | None) -> None:
+        if self._times.noticed_at is not None:
+            return
+        if remaining_s is not None:
+            self._write_deadline(max(0.0, remaining_s))
+        self._times.noticed_at = self._clock.monotonic()
+        with contextlib.suppress(StoreError):
+            write_bytes(self.folder.notice, f"{cause}\n".encode())
+        tell_kin(self.ranks[0].process.pid)
+
+    def is_due(self, now: float) -> bool:
+        """Must it be told now that its time limit is near?"""
+        times = self._times
+        if times.noticed_at is not None or times.ends_at is None or self._status is not None:
+            return False
+        return now >= times.ends_at - times.lead_s
+
+    @property
+    def last_moment(self) -> float | None:
+        """When it must be gone, so that its job can end before the limit."""
+        times = self._times
+        if times.ends_at is None:
+            return None
+        return times.ends_at - min(self._order.last_words_s, times.lead_s / 6)
+
+    # -- its end ----------------------------------------------------------------------------
+
+    def reap(self, now: float) -> None:
+        """Over when all that it started is gone too."""
+        rank, times = self.ranks[0], self._times
+        if rank.status is not None:
+            return
+        if self._status is None:
+            self._status = rank.process.poll()
+            if self._status is None:
+                return
+            times.left_at = now
+            self._end_rest(now)
+        if self.notice is Cause.NONE and now < (times.left_at or 0.0) + self._order.settles_s:
+            return
+        is_stuck = times.rest_killed_at is not None and now >= times.rest_killed_at + _LET_GO_S
+        if is_stuck or not self._rest():
+            rank.status = self._status
+
+    def _end_rest(self, now: float) -> None:
+        """TERM, then KILL. After a notice its group has heard already, and may save to its end: a
+        shell dies of the signal at once, and the script that it started does not."""
+        group = self.ranks[0].process.pid
+        if self._times.noticed_at is None:
+            send(self._rest(), signal.SIGTERM)
+            self.kill_by(now + PEERS_LEAVE_S, "the command itself had ended")
+            return
+        send(find_kin(group, self._mark, is_beyond=True), signal.SIGTERM)
+        if self.kill_at is None:
+            self.kill_by(now + (self.grace_s or PEERS_LEAVE_S), "the notice was over")
+
+    @property
+    def _mark(self) -> str:
+        return str(self.folder.notice)
+
+    def _rest(self) -> list[int]:
+        return find_kin(self.ranks[0].process.pid, self._mark)
+
+    def tick(self, now: float) -> None:
+        if self.kill_at is None or now < self.kill_at:
+            return
+        if self._times.left_at is None:
+            self.is_killed = True
+        if self._times.rest_killed_at is None:
+            self._times.rest_killed_at = now
+        self.kill()  # at every turn: somebody may just have been born
+
+    def kill(self) -> None:
+        if self._status is None:
+            send([self.ranks[0].process.pid], signal.SIGKILL)
+        send(self._rest(), signal.SIGKILL)
+
+    def close(self) -> None:
+        """There is no wire."""
+
+    @property
+    def is_only_lost(self) -> bool:
+        return False
+
+    @property
+    def is_command(self) -> bool:
+        return True
+
+    @property
+    def worked_s(self) -> float:
+        """From its beginning to its end, or to the notice."""
+        times = self._times
+        ended = times.left_at if times.left_at is not None else self._clock.monotonic()
+        return (times.noticed_at if times.noticed_at is not None else ended) - times.began_at
+
+    def ending(self) -> PhaseEnded:
+        """What its exit status means."""
+        status, is_noticed = self._status, self.notice is not Cause.NONE
+        if status == EXIT_DONE and (not is_noticed or self.folder.done.exists()):
+            return PhaseEnded(ending=Ending.DONE, has_progressed=True)
+        if status == EXIT_DONE:
+            words = "ended with 0 after a notice, without its done-marker: it is to go on"
+            return self._handed_over(words)
+        if status == EXIT_RESUME_ME:
+            return self._handed_over("asked to be resumed (exit code 75)")
+        if is_noticed and not self.is_killed and status == -signal.SIGTERM:
+            return self._handed_over("ended by the SIGTERM of its notice")
+        return PhaseEnded(
+            ending=Ending.FAILED,
+            cause=self.notice,
+            message=self._explain_status(status),
+            hint=_HINT.replace("RUN", self._order.phase.run.name),
+            has_progressed=is_noticed and self._has_worked,
+        )
+
+    @property
+    def _has_worked(self) -> bool:
+        return self.worked_s >= self._times.least_s
+
+    def _handed_over(self, words: str) -> PhaseEnded:
+        cause = self.notice
+        if cause is Cause.NONE and self._times.ends_at is not None:
+            cause = Cause.LIMIT  # by its own look at the clock
+        return PhaseEnded(
+            ending=Ending.HANDED_OVER,
+            cause=cause,
+            message=f"the command {words}",
+            has_progressed=self._has_worked,
+        )
+
+    def _explain_status(self, status: int | None) -> str:
+        if self.is_killed:
+            after = ""
+            if self._times.noticed_at is not None and self.kill_at is not None:
+                waited = format_seconds(round(self.kill_at - self._times.noticed_at, 1))
+                after = f": it did not end within {waited} of its SIGTERM"
+            return f"the command was killed by the supervisor because {self.killed_for}{after}"
+        if status is not None and status < 0:
+            killed = SILENTLY_KILLED.format(signal_name(-status))
+            return f"the command {killed} (SIGKILL: often the node's memory was full)"
+        said = self._last_line()
+        return f"the command ended with exit code {status}" + (f": {said}" if said else "")
+
+    def _last_line(self) -> str:
+        """Of what this phase wrote to its .err log."""
+        path, began = self._err
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(began, size - 4096))
+            lines = file.read().decode(errors="replace").strip().splitlines()
+            return lines[-1].strip()[:200] if lines else ""
+        return ""
