@@ -21,7 +21,9 @@ def make_base(folder: Path, *, width: int, layers: int, seed: int) -> int:
     """Write the model; the number of its parameters."""
     from transformers.models.llama.configuration_llama import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     config = LlamaConfig(
         vocab_size=len(VOCABULARY),
         hidden_size=width,

@@ -8,6 +8,7 @@ as transformers writes it (`generate.py` makes a small one) and is never written
 
 from __future__ import annotations
 
+import hashlib
 import sys
 import warnings
 from pathlib import Path
@@ -69,13 +70,15 @@ def look_of(colour: str, shape: str) -> list[float]:
 class Captioner(nn.Module):
     """Patches and words become states of the language model; it says the next word."""
 
-    def __init__(self, language: nn.Module, width: int) -> None:
+    def __init__(self, language: nn.Module, width: int, *, digest: bytes) -> None:
         super().__init__()
         self.language = language
         self.eye = nn.Linear(PIXELS, width)
         self.places = nn.Parameter(0.5 * torch.randn(PATCHES, width))
-        self.register_state_dict_post_hook(_keep_trained)
-        self.register_load_state_dict_post_hook(_expect_trained)
+        self.register_buffer("base", torch.tensor(list(digest), dtype=torch.uint8))
+        self.register_state_dict_post_hook(_keep_own)
+        self.register_load_state_dict_pre_hook(_refuse_other_base)
+        self.register_load_state_dict_post_hook(_expect_own)
 
     def forward(self, pictures: Tensor, words: Tensor) -> Tensor:
         """Logits of each word after the first."""
@@ -85,19 +88,26 @@ class Captioner(nn.Module):
         return self.language(inputs_embeds=states, use_cache=False).logits[:, PATCHES:-1]
 
 
-def trained_names(model: nn.Module) -> set[str]:
-    return {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+def own_names(model: nn.Module) -> set[str]:
+    """What is trained, and which base it was trained on. The base itself is on disk already, once
+    for all experiments: its folder is a parameter."""
+    return {"base", *(name for name, value in model.named_parameters() if value.requires_grad)}
 
 
-def _keep_trained(model: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
-    """The base is on disk already, once for all experiments: its folder is a parameter."""
-    names = {prefix + name for name in trained_names(model)}
+def _keep_own(model: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+    names = {prefix + name for name in own_names(model)}
     for name in [name for name in state if name.startswith(prefix) and name not in names]:
         del state[name]
 
 
-def _expect_trained(model: nn.Module, keys: Any) -> None:
-    names = trained_names(model)
+def _refuse_other_base(model: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    held = state.get(f"{prefix}base")
+    if held is not None and not torch.equal(held.cpu(), model.base.cpu()):
+        raise ValueError("these adapters were trained on another base than the one in the folder")
+
+
+def _expect_own(model: nn.Module, keys: Any) -> None:
+    names = own_names(model)
     keys.missing_keys[:] = [name for name in keys.missing_keys if name in names]
 
 
@@ -134,7 +144,7 @@ class Captions:
         from peft import LoraConfig, get_peft_model
 
         model = get_peft_model(base, LoraConfig(**self.adapters))
-        return Captioner(model, base.config.hidden_size)
+        return Captioner(model, base.config.hidden_size, digest=digest_of(self.base))
 
     def build_dataset(self, source: str, split: str) -> TensorDataset:
         if source not in MOST_THINGS:
@@ -175,6 +185,15 @@ class Captions:
 def with_start(captions: Tensor) -> Tensor:
     """What is read: `<caption>` before the first word."""
     return functional.pad(captions, (1, 0), value=NUMBER["<caption>"])
+
+
+def digest_of(folder: Path) -> bytes:
+    """Of the weights in it."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.digest()
 
 
 def load_base(folder: Path, *, kind: str | None) -> Any:
