@@ -94,7 +94,7 @@ def test_every_key_of_a_trainer_means_the_same_afterwards(tmp_path):
     assert stage.validate is not None and stage.validate.data == "val.jsonl"
     assert stage.validate.every.label() == "100 steps"
     assert (stage.validate.metric, stage.validate.mode) == ("accuracy", "max")
-    assert (stage.loader.workers, stage.loader.pin, stage.loader.prefetch) == (4, True, 3)
+    assert (stage.loader.workers, stage.loader.pin, stage.loader.prefetch) == ("auto", True, 3)
     assert stage.params == {
         "model_name_or_path": "base",
         "optim": "paged_adamw_8bit",
@@ -223,6 +223,8 @@ def test_a_missing_stage_and_defaults_that_differ_are_noted():
         ("tf32: true\nbf16: false\n", {"precision": "tf32"}),
         ("max_grad_norm: 0\n", {"clip": None}),
         ("gradient_checkpointing: false\n", {"gradient_checkpointing": False}),
+        ("dataloader_num_workers: 0\n", {"loader.workers": 0}),
+        ("dataloader_num_workers: 16\n", {"loader.workers": "auto"}),
         ("learning_rate: null\nseed: 4\n", {"lr": 1e-3, "seed": 4}),
         ("training:\n  learning_rate: 0.5\n", {"lr": 0.5}),
         (

@@ -238,12 +238,15 @@ def translate_keys(reading: Reading) -> None:
         ("clip", "clip"),
         ("seed", "seed"),
         ("compile", "compile"),
-        ("workers", "loader.workers"),
         ("pin", "loader.pin"),
         ("prefetch", "loader.prefetch"),
     ):
         if source := reading.take(meaning):
             reading.put(path, source[1], source)
+    if source := reading.take("workers"):
+        # Asked for each process by itself: `auto` measures, and stays within the lane's CPUs.
+        has_any = type(source[1].content) is int and source[1].content > 0
+        reading.put("loader.workers", "auto" if has_any else source[1], source)
     if source := reading.take("log"):
         reading.put("log_every", _steps(source), source)
     if source := reading.take("optim"):
