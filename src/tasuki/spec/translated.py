@@ -182,13 +182,16 @@ def _spell_spec(
 ) -> str:
     num_files = sum(len(chain) for chain in chains.values())
     files = f"{num_files} file{'s' if num_files > 1 else ''}"
+    most = max(_gpus_of(stage) for chain in chains.values() for stage in chain)
     lines = [
         f"# Made by `tasuki new --from-yaml` from {files}. `tasuki plan` shows what would be done.",
         f"project: {spell_text(project)}",
         f"recipe: {recipe} # `params` are its constructor's keywords",
         "runs: runs",
         "",
-        "# cluster: { time_limit: 6h, gpus: 4 } # limits of a job; its GPUs are shared out",
+        f"cluster: {{ gpus: {most} }} # of a job; `time_limit: 6h` limits it"
+        if most > 1
+        else "# cluster: { time_limit: 6h, gpus: 4 } # limits of a job; its GPUs are shared out",
         "",
         "defaults:",
         "  gpus: 1 # of each stage",
@@ -199,6 +202,11 @@ def _spell_spec(
         names = ", ".join(spell_text(stage.file) for stage in chain)
         lines.append(f"  {spell_text(experiment)}: {{ stages: [{names}] }}")
     return "\n".join(lines) + "\n"
+
+
+def _gpus_of(stage: TranslatedStage) -> int:
+    entry = stage.reading.entries.get("gpus")
+    return entry.node.content if entry and isinstance(entry.node.content, int) else 1
 
 
 def _spell_stage(stage: TranslatedStage) -> str:
