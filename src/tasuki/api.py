@@ -37,6 +37,7 @@ from tasuki.actions.inspect import inspect_files, inspect_spec, which_spec
 from tasuki.actions.logs import read_logs
 from tasuki.actions.machine import look_around
 from tasuki.actions.new import new_project
+from tasuki.actions.new_from_yaml import new_from_yaml
 from tasuki.actions.plan import PlanRequest, make_plan, request_plan
 from tasuki.actions.prune import prune_run
 from tasuki.actions.queued import look_or_say, uses_slurm
@@ -63,8 +64,10 @@ from tasuki.units import Duration
 _CLOCK = SystemClock()
 
 
-def new(folder: str | Path) -> dict[str, Any]:
-    """Make a project that runs at once."""
+def new(folder: str | Path, *, from_yaml: Sequence[str | Path] = ()) -> dict[str, Any]:
+    """Make a project that runs at once, or one out of files with keys of transformers' Trainer."""
+    if from_yaml:
+        return new_from_yaml(Path(folder), [Path(file) for file in from_yaml])
     return new_project(Path(folder))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,22 @@ from typing import Any
 from tasuki.errors import UsageError
 from tasuki.store.atomic import FORMAT
 
-_FILES = {"tasuki.yaml": "tasuki.yaml", "recipe.py": "recipe.py", "gitignore": ".gitignore"}
+RECIPE, GITIGNORE = "recipe.py", ".gitignore"
+_FILES = ("tasuki.yaml", RECIPE, GITIGNORE)
 
 
 def new_project(folder: Path, *, is_dry: bool = False) -> dict[str, Any]:
     """Never overwrites a file."""
-    taken = [name for name in _FILES.values() if (folder / name).exists()]
+    refuse_taken(folder, _FILES)
+    if not is_dry:
+        project = name_project(folder)
+        make_files(folder, {n: read_template(n).replace("{project}", project) for n in _FILES})
+    files = [str(folder / name) for name in _FILES]
+    return {"format": FORMAT, "folder": str(folder), "files": files}
+
+
+def refuse_taken(folder: Path, names: Iterable[str]) -> None:
+    taken = [name for name in names if (folder / name).exists()]
     if taken:
         raise UsageError(
             f"{folder} has {' and '.join(taken)} already",
@@ -23,12 +34,20 @@ def new_project(folder: Path, *, is_dry: bool = False) -> dict[str, Any]:
         )
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file", hint="name a folder")
-    if not is_dry:
-        folder.mkdir(parents=True, exist_ok=True)
-        project = re.sub(r"[^A-Za-z0-9_.-]+", "-", folder.absolute().name).strip("-.") or "project"
-        template = resources.files("tasuki.templates") / "new"
-        for source, target in _FILES.items():
-            text = (template / source).read_text()
-            (folder / target).write_text(text.replace("{project}", project))
-    files = [str(folder / name) for name in _FILES.values()]
-    return {"format": FORMAT, "folder": str(folder), "files": files}
+
+
+def name_project(folder: Path) -> str:
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", folder.absolute().name).strip("-.") or "project"
+
+
+def read_template(name: str) -> str:
+    """A dot at the beginning would hide the template's own file."""
+    return (resources.files("tasuki.templates") / "new" / name.lstrip(".")).read_text()
+
+
+def make_files(folder: Path, texts: Mapping[str, str]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        # x: a file that came up since is not overwritten either
+        with (folder / name).open("x", encoding="utf-8") as file:
+            file.write(text)

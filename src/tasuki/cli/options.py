@@ -25,6 +25,8 @@ class ManyValues(click.Command):
     """Lets `--stages a b` and `--experiment a b` take several words."""
 
     several: tuple[str, ...] = ("--stages", "--experiment")
+    takes_files = False
+    """Else a file is the spec that comes after them."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, list(self._spread(args)))
@@ -33,7 +35,8 @@ class ManyValues(click.Command):
         spread: list[str] = []
         option, has_value = None, True
         for arg in [*args, "--"]:
-            if arg.startswith("-") or (option is not None and _looks_like_spec(arg)):
+            is_spec = option is not None and not self.takes_files and _looks_like_spec(arg)
+            if arg.startswith("-") or is_spec:
                 if option is not None and not has_value:
                     raise click.UsageError(f"`{option}` needs at least one name.")
                 option, has_value = (arg, False) if arg in self.several else (None, True)
