@@ -165,6 +165,7 @@ def test_a_command_that_fails_thrice_is_held_and_says_what_it_said_last(tmp_path
     assert f"tasuki logs {made.run.name} --err" in said.hint
 
 
+@pytest.mark.long
 def test_a_command_that_somebody_kills_has_failed_and_is_tried_again(tmp_path):
     script = (
         "import os, signal\nif os.environ['TASUKI_ATTEMPT'] == '1': os.kill(os.getpid(), "
@@ -176,11 +177,15 @@ def test_a_command_that_somebody_kills_has_failed_and_is_tried_again(tmp_path):
     assert "was killed by SIGKILL without a word" in made.messages()[0]
 
 
-def test_exit_75_without_a_notice_begins_anew_and_is_no_endless_loop(tmp_path):
+def test_exit_75_without_a_notice_begins_anew(tmp_path):
     script = "import os, sys\nsys.exit(75 if int(os.environ['TASUKI_ATTEMPT']) < 3 else 0)"
     made = make_commands(tmp_path / "p", script=script)
     assert made.start().exit_code == EXIT_DONE
     assert made.ends() == [("handed-over", "none")] * 2 + [DONE]
+
+
+@pytest.mark.long
+def test_exit_75_soon_after_the_start_is_no_endless_loop(tmp_path):
     again = make_commands(tmp_path / "q", script="raise SystemExit(75)")
     assert again.start().exit_code == EXIT_FAILED
     said = last_said(again.run)
