@@ -3,7 +3,6 @@ resumed until it is done, and held when it fails again and again."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -13,7 +12,6 @@ from tests.harness.commands import Commands, is_alive, make_commands
 
 from tasuki.actions.extend import extend_run
 from tasuki.actions.freeze import freeze_run
-from tasuki.actions.run import RunRequest, local_jobs, open_runs, take_up
 from tasuki.backends.local import Preemption
 from tasuki.clock import SystemClock
 from tasuki.errors import EXIT_DONE, EXIT_FAILED
@@ -22,8 +20,7 @@ from tasuki.store.attempts import read_holder
 from tasuki.store.control import last_said
 from tasuki.store.jobs import JobFolder
 from tasuki.supervisor.command import order_command, start_command
-from tasuki.supervisor.job import JobOrder, read_job
-from tasuki.supervisor.loop import Supervisor
+from tasuki.supervisor.job import JobOrder
 from tasuki.supervisor.ranks import PhaseOrder
 from tasuki.telemetry.events import read_events
 from tasuki.telemetry.ledger import make_ledger
@@ -262,34 +259,24 @@ def test_a_stage_that_is_a_command_leaves_results_history_and_a_ledger_that_adds
     assert made.plan(is_new=True).jobs[0].lanes[0].stages[0].expected_s == 7200
 
 
-def test_commands_of_two_lanes_run_side_by_side_and_one_failure_ends_no_other(tmp_path):
+def test_commands_packed_into_one_job_run_side_by_side_and_one_failure_ends_no_other(tmp_path):
     script = (
         "import os, sys, time\nfrom pathlib import Path\nme, other = sys.argv[1:]\n"
         "Path(me).touch()\nwhile not Path(other).exists(): time.sleep(0.01)\n"
         "sys.exit(3 if me == 'b' else 0)\n"
     )
     two = {
-        name: {"command": ["python", "train.py", name, other]}
+        name: {"command": ["python", "train.py", name, other], "gpus": 1, "expect": {"wall": "9s"}}
         for name, other in (("a", "b"), ("b", "a"))
     }
-    made = make_commands(tmp_path / "p", script=script, experiments=two)
-    request = RunRequest(plan=made.request(), clock=SystemClock())
-    folders = open_runs(request)
-    take_up(folders, request)
-    jobs = local_jobs(made.plan(), folders, request)
-    first, second = (json.loads(job.folder.lanes.read_text()) for job in jobs)
-    items = [one["lanes"][0]["items"] for one in (first, second)]
-    lanes = [{"gpus": [number], "items": own} for number, own in enumerate(items)]
-    jobs[0].folder.lanes.write_text(json.dumps({**first, "lanes": lanes}))
-    settlement = Supervisor(
-        read_job(jobs[0].folder.path),
-        clock=SystemClock(),
-        launch=lambda _: pytest.fail("no rank is started"),
-        environment=dict(os.environ),
-        leash=None,
-    ).run()
-    assert settlement.exit_code == EXIT_FAILED
+    cluster = {"gpus": 2, "cpus": 2}
+    made = make_commands(tmp_path / "p", script=script, experiments=two, cluster=cluster)
+    [job] = made.plan().jobs
+    assert len(job.lanes) == 2
+    assert made.start().exit_code == EXIT_FAILED
     assert made.run_folder("a").is_complete() and not made.run_folder("b").is_complete()
+    said = last_said(made.run_folder("b"))
+    assert said is not None and said.word == "hold" and "exit code 3" in said.reason
 
 
 def test_a_command_sees_all_gpus_of_its_lane_and_none_of_the_others(tmp_path):
