@@ -106,8 +106,8 @@ class IdleKeys:
                 by_stage.setdefault(stage, []).append((place.rpartition(" ")[0], key))
         return [
             f"{found[0][0]}: {', '.join(f'`{key}`' for _, key in found)} "
-            f"{'have' if len(found) > 1 else 'has'} no effect on stage `{stage}`, which runs a "
-            "command: its script decides"
+            f"{'have' if len(found) > 1 else 'has'} no effect on stage `{stage}`, where a command "
+            "is run: its script decides"
             for stage, found in by_stage.items()
         ]
 

@@ -170,6 +170,7 @@ def _environment(
     return own | {
         "TASUKI_RUN": str(order.phase.run.path),
         "TASUKI_ATTEMPT": str(order.phase.claim),
+        "TASUKI_STAGE_FOLDER": str(order.phase.run.stage(order.phase.stage).path),
         "TASUKI_DEADLINE": str(folder.deadline),
         MARK: str(folder.notice),
         "TASUKI_DONE": str(folder.done),
