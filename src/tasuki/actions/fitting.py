@@ -220,14 +220,25 @@ def _fit(cases: Sequence[_Case], request: FitRequest) -> tuple[dict[str, Fit], l
     fits: dict[str, Fit] = {}
     for ranks in dict.fromkeys(_traced_ranks(case) for case in cases):
         own = [case for case in cases if _traced_ranks(case) == ranks]
-        try:
-            prospect = _prospect(own, ranks, foresight)
-            found, said = _choose(own, prospect, prospect.card(name))
-        except TasukiError as error:
-            found, said = _fall_back(own, error.message, tells_all=request.tells_all)
-        fits |= found
-        warnings += said
+        for found, said in _fit_alike(own, name, foresight, tells_all=request.tells_all):
+            fits |= found
+            warnings += said
     return fits, warnings
+
+
+def _fit_alike(
+    cases: Sequence[_Case], name: str, foresight: Foresight, *, tells_all: bool
+) -> Iterator[tuple[dict[str, Fit], list[str]]]:
+    """Traced at once; one that cannot be must not stand in the way of the others."""
+    try:
+        prospect = _prospect(cases, _traced_ranks(cases[0]), foresight)
+        yield _choose(cases, prospect, prospect.card(name))
+    except TasukiError as error:
+        if len(cases) == 1:
+            yield _fall_back(cases, error.message, tells_all=tells_all)
+            return
+        for case in cases:
+            yield from _fit_alike([case], name, foresight, tells_all=tells_all)
 
 
 def _traced_ranks(case: _Case) -> int:
