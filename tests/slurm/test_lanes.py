@@ -63,11 +63,18 @@ def wait(packed: Packed, is_so, what: str, within_s: float = WITHIN_S) -> None:
         time.sleep(0.1)
 
 
+def wait_for_end(packed: Packed, *names: str) -> None:
+    """The marker comes before the attempt's own end is written."""
+    wait(packed, lambda: all(packed.runs[name].is_complete() for name in names), "complete")
+    wait(packed, lambda: packed.outcome().get("verdict") == "end", "settled")
+
+
 def causes(packed: Packed, name: str) -> list[str]:
     ends = read_attempt_ends(packed.runs[name]).values()
     return [end["cause"] for end in ends if end]
 
 
+@pytest.mark.long
 def test_a_preempted_job_of_several_lanes_comes_back_and_no_step_is_done_twice(cluster, tmp_path):
     packed = make_packed(
         tmp_path / "p",
@@ -79,7 +86,7 @@ def test_a_preempted_job_of_several_lanes_comes_back_and_no_step_is_done_twice(c
     number = submit(cluster, packed, partition="low")
     wait(packed, lambda: packed.steps("a") > 2 and packed.steps("b") > 2, "in both lanes")
     take_all_nodes(cluster, tmp_path / "high")
-    wait(packed, lambda: all(run.is_complete() for run in packed.runs.values()), "complete")
+    wait_for_end(packed, "a", "b", "c")
     assert [causes(packed, name) for name in "abc"] == [["preempted", "none"]] * 2 + [["none"]]
     assert [packed.steps(name) for name in "abc"] == [24, 24, 24]
     shown = slurm_of(cluster).show(number)
@@ -114,7 +121,7 @@ def test_what_is_left_of_a_preempted_job_goes_on_as_a_smaller_one(cluster, tmp_p
     waits = f"Dependency=afterany:{submitted['number']}"
     show = ("scontrol", "show", "job", numbers["later"])
     wait(packed, lambda: waits in cluster.run(*show), "waiting for the successor")
-    wait(packed, packed.runs["a"].is_complete, "complete")
+    wait_for_end(packed, "a")
     assert causes(packed, "a") == ["preempted", "none"]
     assert packed.steps("a") == 120 and packed.steps("b") == packed.steps("c") == 24
     cluster.run("scancel", numbers["later"])
@@ -141,7 +148,7 @@ def test_cancel_of_one_run_leaves_the_job_to_the_others(cluster, tmp_path):
     known = look(controller.slurm, packed.job.runs, user=USER, clock=CLOCK, fresh_s=0.0)
     told = {one["experiment"]: one for one in status_of(packed, known)}
     assert (told["a"]["state"], told["b"]["state"]) == ("cancelled", "running")
-    wait(packed, packed.runs["b"].is_complete, "complete")
+    wait_for_end(packed, "b")
     assert causes(packed, "a") == ["cancelled"] and causes(packed, "b") == ["none"]
 
 

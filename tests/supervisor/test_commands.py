@@ -259,21 +259,27 @@ def test_a_stage_that_is_a_command_leaves_results_history_and_a_ledger_that_adds
     assert made.plan(is_new=True).jobs[0].lanes[0].stages[0].expected_s == 7200
 
 
-def test_commands_packed_into_one_job_run_side_by_side_and_one_failure_ends_no_other(tmp_path):
+def test_commands_packed_into_one_job_run_side_by_side_and_one_failure_ends_no_other(
+    tmp_path, monkeypatch
+):
     script = (
         "import os, sys, time\nfrom pathlib import Path\nme, other = sys.argv[1:]\n"
-        "Path(me).touch()\nwhile not Path(other).exists(): time.sleep(0.01)\n"
+        "Path(me).touch()\nprint('threads', os.environ.get('OMP_NUM_THREADS'))\n"
+        "while not Path(other).exists(): time.sleep(0.01)\n"
         "sys.exit(3 if me == 'b' else 0)\n"
     )
     two = {
         name: {"command": ["python", "train.py", name, other], "gpus": 1, "expect": {"wall": "9s"}}
         for name, other in (("a", "b"), ("b", "a"))
     }
-    cluster = {"gpus": 2, "cpus": 2}
+    cluster = {"gpus": 2, "cpus": 4}
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     made = make_commands(tmp_path / "p", script=script, experiments=two, cluster=cluster)
     [job] = made.plan().jobs
     assert len(job.lanes) == 2
     assert made.start().exit_code == EXIT_FAILED
+    [log] = made.run_folder("a").logs.glob("*.log")
+    assert "threads 2" in log.read_text(), "more than the lane's share of the CPUs"
     assert made.run_folder("a").is_complete() and not made.run_folder("b").is_complete()
     said = last_said(made.run_folder("b"))
     assert said is not None and said.word == "hold" and "exit code 3" in said.reason

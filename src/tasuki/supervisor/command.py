@@ -165,6 +165,8 @@ def _environment(
     gpus = own_gpus(environment, device=job.device, gpus=order.gpus)
     if gpus:
         own["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    if order.phase.cpus is not None:  # of each process that it may start, as torchrun does
+        own.setdefault("OMP_NUM_THREADS", str(order.phase.cpus))
     own.setdefault("PYTHONUNBUFFERED", "1")  # what a killed script has said must be in its log
     folder = order.folder
     return own | {

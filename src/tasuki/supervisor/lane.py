@@ -241,7 +241,13 @@ class Lane:
         run, gpus = attempt.item.run, self.order.gpus
         number, world = attempt.num_phases, len(gpus) * self.place.nodes
         phase = PhaseOrder(
-            run=run, claim=attempt.claim, kind=kind, stage=stage, number=number, world=world
+            run=run,
+            claim=attempt.claim,
+            kind=kind,
+            stage=stage,
+            number=number,
+            world=world,
+            cpus=self._cpus_of_rank() if self.job.is_packed else None,
         )
         attempt.events.add("worker-started", phase=kind, stage=stage, ranks=world, is_command=True)
         if kind == "train":
