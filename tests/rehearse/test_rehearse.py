@@ -292,6 +292,17 @@ def test_what_a_killed_rehearsal_left_is_removed_by_the_next(plant):
 
 
 @pytest.mark.long
+def test_a_recipe_whose_import_ends_the_process_does_not_keep_others_away(plant, here):
+    stages = [one("leaving:Recipe", "gone"), one("planted:Sound", "there", init_from="none")]
+    project = plant(stages=stages)
+    (project.folder / "leaving.py").write_text("import os\n\nos._exit(7)\n")
+    said = here(project.folder, "rehearse", "--budget", "5m", "--json")
+    assert said.code == 1, said
+    assert cells(said.json(), "exp", "gone")["imports"]["state"] == "failed"
+    assert states(said.json(), "exp", "there") == "ok ok ok ok ok none"
+
+
+@pytest.mark.long
 def test_two_ranks_are_rehearsed_too(plant, here):
     said = here(plant().folder, "rehearse", "--ranks", "2", "--budget", "5m", "--json")
     assert said.code == 0, said
