@@ -78,6 +78,12 @@ FAULTS: dict[str, tuple[list[dict[str, Any]], str, str, str]] = {
     "no_weights": ([one("planted:Downloader")], "steps", "weights.example.org", "--online"),
     "no_data": ([one("planted:DataDownloader")], "data", "data.example.org", "--online"),
 }
+FAULTS["no_program"] = (
+    [one("planted:Sound", evaluate={"command": ["no-such-program"]})],
+    "evaluate",
+    "there is no command `no-such-program`",
+    "PATH",
+)
 HEALTHY_WITHIN = {
     # a second stage that does not need the first, or needs only its weights
     "no_evaluate": one("planted:Sound", "after"),

@@ -100,6 +100,12 @@ class Row:
     def key(self) -> Key:
         return self.experiment, self.stage.name
 
+    @property
+    def command(self) -> tuple[str, ...] | None:
+        """That evaluates it."""
+        evaluate = self.stage.evaluate if self.evaluates else None
+        return evaluate.command if evaluate is not None else None
+
     def as_json(self) -> dict[str, Any]:
         return {
             "experiment": self.experiment,
@@ -185,6 +191,8 @@ class _Rehearsal:
         for row in self._rows.values():
             if row.stage.recipe is None:
                 self._look_at_command(row)
+            elif row.command is not None:
+                row.said.append("its evaluation is a command: only whether it is there")
         rows = [row for row in self._rows.values() if row.stage.recipe is not None]
         if not rows:
             return
@@ -203,12 +211,14 @@ class _Rehearsal:
                 self._note(row, None)
 
     def _look_at_command(self, row: Row) -> None:
-        plan = self._request.plan
-        command = row.stage.command or ("",)
-        found = check_command(command, folder=plan.spec.folder, environment=plan.environment)
+        found = self._find(row.stage.command or ("",))
         row.cells = dict.fromkeys(COLUMNS, NONE) | {"imports": found}
         row.said.append("a command: only whether it is there")
         self._books.weights[row.key] = None
+
+    def _find(self, command: tuple[str, ...]) -> Cell:
+        plan = self._request.plan
+        return check_command(command, folder=plan.spec.folder, environment=plan.environment)
 
     def _ask_all(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
         """Of a child that dies nobody knows at which stage: then halves are asked, and theirs."""
@@ -228,7 +238,7 @@ class _Rehearsal:
             "ranks": cluster.gpus * cluster.nodes,
             "offline": not self._request.is_online,
             "stages": [to_plain(row.stage) for row in rows],
-            "opens": [row.evaluates for row in rows],
+            "opens": [row.evaluates and row.command is None for row in rows],
         }
         found: list[dict[str, Any]] = ask(
             "tasuki.train.precheck",
@@ -350,8 +360,10 @@ class _Rehearsal:
                 trained,
                 evaluated,
                 validates=stage.validate is not None,
-                evaluates=row.evaluates,
+                evaluates=row.evaluates and row.command is None,
             )
+            if row.command is not None and row.cells["evaluate"].state in ("ok", "none"):
+                row.cells["evaluate"] = self._find(row.command)
             weights = run.stage(stage.name).weights
             self._note(row, weights if trained.is_done and weights.is_file() else None)
 
