@@ -78,6 +78,12 @@ FAULTS: dict[str, tuple[list[dict[str, Any]], str, str, str]] = {
     "no_weights": ([one("planted:Downloader")], "steps", "weights.example.org", "--online"),
     "no_data": ([one("planted:DataDownloader")], "data", "data.example.org", "--online"),
 }
+FAULTS["no_program"] = (
+    [one("planted:Sound", evaluate={"command": ["no-such-program"]})],
+    "evaluate",
+    "there is no command `no-such-program`",
+    "PATH",
+)
 HEALTHY_WITHIN = {
     # a second stage that does not need the first, or needs only its weights
     "no_evaluate": one("planted:Sound", "after"),
@@ -289,6 +295,17 @@ def test_what_a_killed_rehearsal_left_is_removed_by_the_next(plant):
     said = project.type("rehearse", "--budget", "5m")
     assert said.code == 0, said
     assert not project.runs.exists() or not list(project.runs.glob(".rehearse/*"))
+
+
+@pytest.mark.long
+def test_a_recipe_whose_import_ends_the_process_does_not_keep_others_away(plant, here):
+    stages = [one("leaving:Recipe", "gone"), one("planted:Sound", "there", init_from="none")]
+    project = plant(stages=stages)
+    (project.folder / "leaving.py").write_text("import os\n\nos._exit(7)\n")
+    said = here(project.folder, "rehearse", "--budget", "5m", "--json")
+    assert said.code == 1, said
+    assert cells(said.json(), "exp", "gone")["imports"]["state"] == "failed"
+    assert states(said.json(), "exp", "there") == "ok ok ok ok ok none"
 
 
 @pytest.mark.long

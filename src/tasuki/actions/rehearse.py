@@ -49,12 +49,8 @@ from tasuki.actions.rehearse_rounds import (
     what_is_needed,
 )
 from tasuki.actions.status import describe_run
-from tasuki.answers import OnProgress, ask
-from tasuki.checkpoint.leftovers import measure
-from tasuki.checkpoint.lineage import lineage
-from tasuki.checkpoint.verify import verify
+from tasuki.answers import ChildFailed, OnProgress, ask
 from tasuki.clock import Clock
-from tasuki.errors import TasukiError, UsageError
 from tasuki.spec.resolved import ResolvedExperiment, ResolvedSpec, ResolvedStage, to_plain
 from tasuki.store.atomic import FORMAT
 from tasuki.store.attempts import read_attempt_end
@@ -64,7 +60,8 @@ from tasuki.telemetry.events import read_events
 from tasuki.telemetry.lines import read_lines
 
 DEFAULT_BUDGET = "60s"
-_KILLED = "was killed"
+_KILLED = "was killed by"
+"""As the supervisor says it of a rank that said nothing itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,10 +94,17 @@ class Row:
     facts: dict[str, Any] = field(default_factory=dict)
     memory: dict[str, Any] | None = None
     saved_bytes: int | None = None
+    frozen_bytes: int = 0
 
     @property
     def key(self) -> Key:
         return self.experiment, self.stage.name
+
+    @property
+    def command(self) -> tuple[str, ...] | None:
+        """That evaluates it."""
+        evaluate = self.stage.evaluate if self.evaluates else None
+        return evaluate.command if evaluate is not None else None
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -187,11 +191,17 @@ class _Rehearsal:
         for row in self._rows.values():
             if row.stage.recipe is None:
                 self._look_at_command(row)
+            elif row.command is not None:
+                row.said.append("its evaluation is a command: only whether it is there")
         rows = [row for row in self._rows.values() if row.stage.recipe is not None]
         if not rows:
             return
         request.on_step("importing recipes, opening data")
-        for row, told in zip(rows, self._ask(rows), strict=True):
+        try:
+            answers = self._ask_all(rows)
+        except TimeoutError:
+            return  # `try_all` finds the budget used up, too
+        for row, told in zip(rows, answers, strict=True):
             row.facts = told
             failed = told["failed"]
             row.cells |= {"imports": OK, "data": OK}
@@ -201,12 +211,25 @@ class _Rehearsal:
                 self._note(row, None)
 
     def _look_at_command(self, row: Row) -> None:
-        plan = self._request.plan
-        command = row.stage.command or ("",)
-        found = check_command(command, folder=plan.spec.folder, environment=plan.environment)
+        found = self._find(row.stage.command or ("",))
         row.cells = dict.fromkeys(COLUMNS, NONE) | {"imports": found}
         row.said.append("a command: only whether it is there")
         self._books.weights[row.key] = None
+
+    def _find(self, command: tuple[str, ...]) -> Cell:
+        plan = self._request.plan
+        return check_command(command, folder=plan.spec.folder, environment=plan.environment)
+
+    def _ask_all(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
+        """Of a child that dies nobody knows at which stage: then halves are asked, and theirs."""
+        try:
+            return self._ask(rows)
+        except ChildFailed as error:
+            if len(rows) > 1:
+                half = len(rows) // 2
+                return [*self._ask_all(rows[:half]), *self._ask_all(rows[half:])]
+            failed = {"column": "imports", "message": error.message, "hint": error.hint}
+            return [{"failed": failed, "warnings": []}]
 
     def _ask(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
         plan, cluster = self._request.plan, self._request.plan.spec.cluster
@@ -215,26 +238,17 @@ class _Rehearsal:
             "ranks": cluster.gpus * cluster.nodes,
             "offline": not self._request.is_online,
             "stages": [to_plain(row.stage) for row in rows],
-            "opens": [row.evaluates for row in rows],
+            "opens": [row.evaluates and row.command is None for row in rows],
         }
-        left = max(1.0, self._until - self._request.clock.monotonic())
-        try:
-            found: list[dict[str, Any]] = ask(
-                "tasuki.train.precheck",
-                order,
-                python=plan.python,
-                environment=offline_environment(
-                    plan.environment, is_online=self._request.is_online
-                ),
-                folder=plan.spec.folder,
-                within_s=left,
-                on_progress=self._request.on_progress,
-            )
-        except TimeoutError:
-            raise UsageError(
-                f"recipes and data could not be opened within {left:.0f}s",
-                hint="give it more time: `--budget 5m`",
-            ) from None
+        found: list[dict[str, Any]] = ask(
+            "tasuki.train.precheck",
+            order,
+            python=plan.python,
+            environment=offline_environment(plan.environment, is_online=self._request.is_online),
+            folder=plan.spec.folder,
+            within_s=max(0.1, self._until - self._request.clock.monotonic()),
+            on_progress=self._request.on_progress,
+        )
         return found
 
     # -- the rounds ---------------------------------------------------------------------------
@@ -341,15 +355,17 @@ class _Rehearsal:
             is_over = ground.is_over and trained.failed is None and not trained.is_done
             if is_over:
                 return
+            row.saved_bytes, row.frozen_bytes = trained.saved_bytes, trained.frozen_bytes
             row.cells = cells_of(
                 trained,
                 evaluated,
                 validates=stage.validate is not None,
-                evaluates=row.evaluates,
+                evaluates=row.evaluates and row.command is None,
             )
+            if row.command is not None and row.cells["evaluate"].state in ("ok", "none"):
+                row.cells["evaluate"] = self._find(row.command)
             weights = run.stage(stage.name).weights
             self._note(row, weights if trained.is_done and weights.is_file() else None)
-            self._look_at_saves(row, run)
 
     def _has_start(self, experiment: ResolvedExperiment, number: int) -> bool:
         """Where what it starts from was not made, it was not tried."""
@@ -363,7 +379,7 @@ class _Rehearsal:
             return way
         told = read_attempt_end(run, 1) or {}
         words = str(told.get("message") or "it ended without a word")
-        kind = "killed" if _KILLED in words or "signal" in words else ""
+        kind = "killed" if _KILLED in words else ""
         return replace(way, failed=words, hint=str(told.get("hint") or ""), kind=kind)
 
     def _give_up(self, row: Row, run: RunFolder) -> None:
@@ -388,18 +404,6 @@ class _Rehearsal:
         words = f"{', '.join(failed)} failed" if failed else "ok"
         self._request.on_result(f"{row.experiment}/{row.stage.name}: {words}")
 
-    def _look_at_saves(self, row: Row, run: RunFolder) -> None:
-        """Every byte of the newest checkpoint, and how many there are."""
-        names = lineage(run)
-        if not names or row.cells["save"].state != "ok":
-            return
-        path = run.checkpoints / names[0]
-        row.saved_bytes = measure(path)
-        try:
-            verify(path)
-        except TasukiError as error:
-            row.cells["save"] = Cell(state="failed", message=error.message, hint=error.hint)
-
     # -- the end ------------------------------------------------------------------------------
 
     def judge_room(self) -> None:
@@ -407,7 +411,7 @@ class _Rehearsal:
         needs: dict[str, int] = {}
         for row in self._rows.values():
             if row.saved_bytes is not None:
-                need = (row.stage.save.keep + 2) * row.saved_bytes
+                need = (row.stage.save.keep + 2) * row.saved_bytes + row.frozen_bytes
                 needs[row.experiment] = max(need, needs.get(row.experiment, 0))
         free, what = free_room(self._place)
         for name, cell in judge_room(needs, free=free, what=what).items():

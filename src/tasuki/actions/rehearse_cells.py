@@ -7,7 +7,7 @@ column in which a person looks for what failed there. Called by rehearse.py.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 COLUMNS = ("imports", "data", "steps", "save", "load", "evaluate")
@@ -21,6 +21,7 @@ _COLUMN_OF = {
     "steps": "steps",
     "validate": "evaluate",
     "end": "save",
+    "verify": "save",
     "again": "load",
     "finish": "save",
     "schedule": "steps",
@@ -62,6 +63,10 @@ class Way:
     """None: it did not fail, or was not asked for."""
     hint: str = ""
     kind: str = ""
+    saved_bytes: int | None = None
+    """Of a checkpoint."""
+    frozen_bytes: int = 0
+    """Of parameters that no step changes: stored once for all checkpoints."""
 
     @property
     def is_done(self) -> bool:
@@ -75,12 +80,17 @@ class Way:
 
 def read_way(lines: Sequence[Mapping[str, Any]]) -> Way:
     places = tuple(str(line["place"]) for line in lines if "place" in line)
+    saved: Mapping[str, Any] = next((line for line in lines if "saved_bytes" in line), {})
     told = next((line for line in lines if "failed" in line), None)
-    if told is None:
-        return Way(places=places)
-    return Way(
-        places=places, failed=str(told["failed"]), hint=str(told["hint"]), kind=str(told["kind"])
+    way = Way(
+        places=places,
+        saved_bytes=saved.get("saved_bytes"),
+        frozen_bytes=int(saved.get("frozen_bytes", 0)),
     )
+    if told is None:
+        return way
+    words, hint, kind = (str(told[key]) for key in ("failed", "hint", "kind"))
+    return replace(way, failed=words, hint=hint, kind=kind)
 
 
 def cells_of(trained: Way, evaluated: Way, *, validates: bool, evaluates: bool) -> dict[str, Cell]:

@@ -41,9 +41,8 @@ _OFFLINE = {
     "HF_DATASETS_OFFLINE": "1",
     "WANDB_MODE": "offline",
 }
-_GRACE_S = 10.0
-_KILL_AFTER_S = 2.0
-"""When the budget is used up: there is nothing to save."""
+_GRACE_S = 5.0
+"""After Ctrl-C, or when the budget is used up: there is nothing to save."""
 _SIDE_BY_SIDE = 2
 """On CPUs: half of a short attempt is the start of Python and torch, which uses one core."""
 
@@ -109,11 +108,8 @@ class Ground:
 
         def tick() -> None:
             self.on_tick(list(folders.values()))
-            now = self.clock.monotonic()
-            if now >= self.until and not self.is_over:
+            if self.clock.monotonic() >= self.until and not self.is_over:
                 self.is_over = True
-                backend.interrupt()
-            elif self.is_over and now >= self.until + _KILL_AFTER_S:
                 backend.interrupt()
 
         backend = LocalBackend(
@@ -123,9 +119,14 @@ class Ground:
             environment=request.environment,
             devices=machine.devices if on_gpus else (),
             on_tick=tick,
-            on_event=self.on_event,
+            on_event=self._hand_on,
         )
         return backend
+
+    def _hand_on(self, kind: str, text: str) -> None:
+        """Nobody has typed Ctrl-C when the budget is used up."""
+        if not self.is_over:
+            self.on_event(kind, text)
 
     def _spec(self, runs: Path, experiments: Sequence[ResolvedExperiment]) -> ResolvedSpec:
         cluster = msgspec.structs.replace(

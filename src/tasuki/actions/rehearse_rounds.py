@@ -64,7 +64,7 @@ def shorten(stage: ResolvedStage, shape: Shape, *, evaluates: bool) -> Shortened
     changes: dict[str, object] = {"export": None, "gpus": None}
     if stage.evaluate is not None:
         after = msgspec.structs.replace(stage.evaluate, after="each_stage")
-        changes["evaluate"] = after if evaluates else None
+        changes["evaluate"] = after if evaluates and stage.evaluate.command is None else None
     if shape.is_stand_in:
         changes |= dict(_for_cpu(stage, said))
     effective = _effective_batch(stage, shape.ranks)

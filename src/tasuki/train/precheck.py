@@ -50,7 +50,7 @@ def _look(stage: ResolvedStage, folder: Path, *, ranks: int, opens: bool) -> dic
         data = prepare_data(recipe, stage, rank=0, world=ranks)
         facts |= _describe(data, stage, facts["warnings"])
         _open_others(recipe, stage, opens=opens)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         words, hint = in_words(error)
         facts["failed"] = {"column": column, "message": words, "hint": hint}
     return facts

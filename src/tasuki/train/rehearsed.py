@@ -54,10 +54,10 @@ def begin_rehearsal(orders: Orders) -> None:
         _lines.append(LineWriter(order.trace / f"{orders.stage}.{orders.phase}.jsonl"))
 
 
-def reached(place: str) -> None:
+def reached(place: str, **facts: Any) -> None:
     """From here on what goes wrong belongs to this place."""
     for lines in _lines:
-        lines.append({"t": time.time(), "place": place})
+        lines.append({"t": time.time(), "place": place, **facts})
 
 
 def failed(error: BaseException) -> bool:

@@ -13,6 +13,7 @@ from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from tasuki.checkpoint.verify import verify
 from tasuki.data.foreign import ForeignLoader
 from tasuki.data.loader import Loader, MicroBatch
 from tasuki.errors import EXIT_RESUME_ME, NotFinite, RunError, StoreError
@@ -134,9 +135,13 @@ def roll_back(
 
 def restore_again(task: Task, setup: Setup, training: Training) -> None:
     """In a rehearsal: what a run does only after an interruption, from its last checkpoint."""
-    reached("again")
     name = training.progress.checkpoint
     assert name is not None
+    reached("verify")
+    manifest = verify(task.run.checkpoints / name)
+    sizes = [record.size for record in manifest.files]
+    frozen = [record.size for record in manifest.frozen]
+    reached("again", saved_bytes=sum(sizes), frozen_bytes=sum(frozen))
     restore_checkpoint(task, setup, training.engine, training.saver, name)
     reached("finish")
 

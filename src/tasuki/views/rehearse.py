@@ -35,11 +35,13 @@ def show_rehearsal(report: dict[str, Any], *, console: Console | None = None) ->
 
 def rehearsal_lines(report: dict[str, Any]) -> list[str]:
     num = len(report["stages"])
-    failed = sum(1 for row in report["stages"] if not row["ok"])
     stages = f"{num} stage" if num == 1 else f"{num} stages"
-    title = f"Rehearsed {stages}: all passed"
-    if not report["ok"]:
-        title = f"Rehearsed {stages}: {failed} did not pass" if failed else f"Rehearsed {stages}"
+    left = len(report["not_reached"])
+    failed = sum(1 for row in report["stages"] if not row["ok"]) - left
+    told = [f"{failed} did not pass"] if failed else []
+    told += [f"{left} not reached"] if left else []
+    told += [] if told or report["ok"] else ["see below"]
+    title = f"Rehearsed {stages}: {', '.join(told) or 'all passed'}"
     lines = [
         f"{title}, in {format_seconds(report['seconds'])}",
         "",
