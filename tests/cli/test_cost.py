@@ -34,13 +34,13 @@ def test_several_nodes_cost_as_many_times_where_they_are_asked_for(tmp_path, mon
     from dataclasses import replace
 
     from tasuki.actions.plan import make_plan
-    from tasuki.api import _load, _request
+    from tasuki.api.inputs import make_request, read_spec
 
     made = make_project(
         tmp_path / "p", stages=STAGES, cluster__nodes=3, cluster__price_per_gpu_hour=1.0
     )
     monkeypatch.chdir(made.folder)
-    request = _request(_load("tasuki.yaml", (), None), (), ())
+    request = make_request(read_spec("tasuki.yaml", (), None), (), ())
     here_alone = make_plan(request).cost
     assert make_plan(replace(request, is_slurm=True)).cost == pytest.approx(3 * here_alone)
 

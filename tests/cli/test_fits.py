@@ -25,6 +25,8 @@ from tasuki.spec.resolved import stage_from_plain
 from tasuki.store.history import append_history
 from tasuki.views.fits import show_fits
 
+pytestmark = pytest.mark.timeout(300)  # the first of them traces steps, slowly on a busy machine
+
 RECIPE = """
 import torch
 from torch import nn

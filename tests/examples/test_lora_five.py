@@ -65,18 +65,19 @@ def experiments_of(spec: Path) -> dict[str, ResolvedExperiment]:
     return {one.name: one for one in load_spec(str(spec), environ={}).experiments}
 
 
-def test_the_quick_config_learns_in_a_chain_and_on_four_bits(original):
-    words = ("--config", "quick", "--experiment", "exp4", "exp5", "--set", "runs=runs-quick")
+@pytest.mark.parametrize("name", ["exp5", pytest.param("exp4", marks=pytest.mark.long)])
+def test_the_quick_config_learns_on_four_bits_and_in_a_chain(original, name):
+    words = ("--config", "quick", "--experiment", name, "--set", "runs=runs-quick")
     said = original.type("run", *words, "--json", within_s=110)
     assert said.code == 0, f"{said}\n{original.logs()}"
-    assert {run["experiment"]: run["state"] for run in said.json()["runs"]} == {
-        "exp4": "complete",
-        "exp5": "complete",
-    }
-    chain, attention = (validations(original, "runs-quick", name) for name in ("exp4", "exp5"))
-    assert chain[0] > 3.0 and chain[-1] < 1.2  # two stages, the second from the first
-    assert attention[-1] < 0.55 * attention[0]
-    is_stored_once(original, "runs-quick", ["exp4", "exp5"])
+    (run,) = said.json()["runs"]
+    assert (run["experiment"], run["state"]) == (name, "complete")
+    losses = validations(original, "runs-quick", name)
+    if name == "exp4":  # two stages, the second from the first
+        assert losses[0] > 3.0 and losses[-1] < 1.2
+    else:
+        assert losses[-1] < 0.55 * losses[0]
+    is_stored_once(original, "runs-quick", [name])
 
 
 def validations(project: Project, runs: str, name: str) -> list[float]:

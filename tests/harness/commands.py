@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasuki.actions.machine import Machine
-from tasuki.actions.plan import PlanRequest, choose_experiments, make_plan
+from tasuki.actions.plan import PlanRequest, make_plan
 from tasuki.actions.run import RunRequest, RunResult, run_here
 from tasuki.backends.local import Preemption
 from tasuki.clock import SystemClock
@@ -18,6 +15,7 @@ from tasuki.plan.values import Plan
 from tasuki.spec.load import load_spec
 from tasuki.store.attempts import read_attempt_ends
 from tasuki.store.runs import RunFolder
+from tests.harness.project import all_of
 
 SCRIPT = '''
 """Counts to a goal, a step every 10 ms, and goes on where it was saved. Every step is written down
@@ -79,16 +77,7 @@ class Commands:
     def request(self, **more: Any) -> PlanRequest:
         (self.folder / "tasuki.yaml").write_text(json.dumps(self.value))
         spec = load_spec(str(self.folder), environ={})
-        return PlanRequest(
-            spec=spec,
-            experiments=choose_experiments(spec, (), ()),
-            stages=(),
-            machine=Machine("cpu", 0, 2),
-            python=sys.executable,
-            environment=dict(os.environ),
-            measure=False,
-            **more,
-        )
+        return all_of(spec, **more)
 
     def plan(self, **more: Any) -> Plan:
         return make_plan(self.request(**more))

@@ -13,14 +13,13 @@ from uuid import uuid4
 
 from tasuki.actions.compare import compare_runs
 from tasuki.actions.discover import look_with
-from tasuki.actions.machine import Machine
-from tasuki.actions.plan import PlanRequest, choose_experiments, make_plan
+from tasuki.actions.plan import make_plan
 from tasuki.actions.run import RunRequest, local_jobs, open_runs, take_up
 from tasuki.clock import SystemClock
 from tasuki.spec.load import load_spec
 from tasuki.store.jobs import JobFolder, last_start, read_outcome
 from tasuki.store.runs import RunFolder
-from tests.harness.project import RECIPES
+from tests.harness.project import RECIPES, all_of
 from tests.harness.traced import CODE
 
 WITHIN_S = 60.0
@@ -104,18 +103,7 @@ def make_packed(folder: Path, experiments: dict[str, dict], **cluster: object) -
     (folder / "tasuki.yaml").write_text(json.dumps(value))
     look = look_with(python=sys.executable, environment=dict(os.environ))
     spec = load_spec(str(folder), environ={}, look=look)
-    request = RunRequest(
-        plan=PlanRequest(
-            spec=spec,
-            experiments=choose_experiments(spec, (), ()),
-            stages=(),
-            machine=Machine("cpu", 0, 2),
-            python=sys.executable,
-            environment=dict(os.environ),
-            measure=False,
-        ),
-        clock=SystemClock(),
-    )
+    request = RunRequest(plan=all_of(spec), clock=SystemClock())
     folders = open_runs(request)
     take_up(folders, request)
     for run in folders.values():

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tasuki.actions.compare import Comparison, compare_runs
 from tasuki.actions.discover import look_with
@@ -16,6 +17,7 @@ from tasuki.actions.plan import PlanRequest, choose_experiments, make_plan
 from tasuki.actions.run import RunRequest, local_jobs, open_runs, take_up
 from tasuki.clock import SystemClock
 from tasuki.spec.load import load_spec
+from tasuki.spec.resolved import ResolvedSpec
 from tasuki.store.jobs import JobFolder
 from tasuki.store.runs import RunFolder
 
@@ -115,6 +117,20 @@ class Project:
         return "\n".join(f"== {path.name}\n{path.read_text()}" for path in paths)
 
 
+def all_of(spec: ResolvedSpec, **more: Any) -> PlanRequest:
+    """All that a spec asks for, on two CPUs, unmeasured."""
+    return PlanRequest(
+        spec=spec,
+        experiments=choose_experiments(spec, (), ()),
+        stages=(),
+        machine=Machine("cpu", 0, 2),
+        python=sys.executable,
+        environment=dict(os.environ),
+        measure=False,
+        **more,
+    )
+
+
 def make_project(
     folder: Path,
     *,
@@ -151,18 +167,7 @@ def make_project(
     (folder / "tasuki.yaml").write_text(json.dumps(value))  # JSON is YAML
     look = look_with(python=sys.executable, environment=dict(os.environ))
     spec = load_spec(str(folder), environ={}, look=look)
-    request = RunRequest(
-        plan=PlanRequest(
-            spec=spec,
-            experiments=choose_experiments(spec, (), ()),
-            stages=(),
-            machine=Machine("cpu", 0, 2),
-            python=sys.executable,
-            environment=dict(os.environ),
-            measure=False,
-        ),
-        clock=SystemClock(),
-    )
+    request = RunRequest(plan=all_of(spec), clock=SystemClock())
     folders = open_runs(request)
     take_up(folders, request)
     jobs = local_jobs(make_plan(request.plan), folders, request)

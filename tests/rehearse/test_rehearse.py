@@ -200,6 +200,7 @@ def test_a_healthy_project_of_three_stages_passes_and_leaves_nothing(plant, here
     assert {count for _, *counts in evaluated for count in counts} == {8}
 
 
+@pytest.mark.long
 def test_a_stage_can_be_tried_alone_at_batch_1_and_tells_its_memory(plant, here):
     stages = [one("planted:Sound", "a", micro_batch=4), one("planted:Sound", "b", init_from="none")]
     project = plant(stages=stages)

@@ -194,4 +194,5 @@ def test_a_job_of_one_lane_starts_without_the_plan_and_no_job_needs_numpy():
         "import tasuki.supervisor.packed, tasuki.plan.packing.repack\n"
         "assert not {'numpy', 'torch'} & set(sys.modules)\n"
     )
-    subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], timeout=60, check=False)
+    assert done.returncode == 0

@@ -10,7 +10,7 @@ from typing import Any
 
 from tasuki.actions.asking import Asking
 from tasuki.actions.machine import Machine, cpus_for
-from tasuki.actions.plan import choose_experiments
+from tasuki.actions.plan_request import choose_with_recipe
 from tasuki.answers import ChildFailed, ask
 from tasuki.errors import UsageError
 from tasuki.spec.resolved import ResolvedExperiment, ResolvedSpec, ResolvedStage, to_plain
@@ -82,17 +82,10 @@ def ranks_of(stage: ResolvedStage, spec: ResolvedSpec) -> int:
 
 
 def _choose(request: EquivRequest) -> tuple[ResolvedExperiment, ResolvedStage]:
-    """The stage that is named, else the first that has a recipe."""
-    names = [request.experiment] if request.experiment else []
-    stages = [request.stage] if request.stage else []
-    chosen = choose_experiments(request.spec, names, stages)
-    named = [(e, s) for e in chosen for s in e.stages if request.stage in (None, s.name)]
-    for experiment, stage in named:
-        if stage.recipe is not None:
-            return experiment, stage
-    experiment, stage = named[0]
-    what = "runs a command of its own" if stage.command else "has no recipe"
-    raise UsageError(
-        f"stage `{stage.name}` of `{experiment.name}` {what}: its gradient is not tasuki's to make",
+    return choose_with_recipe(
+        request.spec,
+        request.experiment,
+        request.stage,
+        why_not="its gradient is not tasuki's to make",
         hint="`tasuki equiv` proves stages with a `recipe`; name one with --stage",
     )

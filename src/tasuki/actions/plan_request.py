@@ -142,3 +142,18 @@ def slots_here(request: PlanRequest) -> int:
     if device_for(cluster, machine) == "cuda":
         return max(1, machine.gpus)
     return max(1, machine.cpus // cpus_for(cluster, machine)) * cluster.gpus
+
+
+def choose_with_recipe(
+    spec: ResolvedSpec, experiment: str | None, stage: str | None, *, why_not: str, hint: str
+) -> tuple[ResolvedExperiment, ResolvedStage]:
+    """The stage that is named, else the first that has a recipe, for verbs that try one stage."""
+    names, stages = [experiment] if experiment else [], [stage] if stage else []
+    chosen = choose_experiments(spec, names, stages)
+    named = [(e, s) for e in chosen for s in e.stages if stage in (None, s.name)]
+    for of, found in named:
+        if found.recipe is not None:
+            return of, found
+    of, found = named[0]
+    what = "runs a command of its own" if found.command else "has no recipe"
+    raise UsageError(f"stage `{found.name}` of `{of.name}` {what}: {why_not}", hint=hint)

@@ -5,6 +5,7 @@ Derived from the folders of both at each look, so that it is never out of date. 
 
 from __future__ import annotations
 
+from tasuki.spec.resolved import start_of
 from tasuki.store.atomic import read_json
 from tasuki.store.control import Word, last_said
 from tasuki.store.find import latest_run
@@ -17,7 +18,7 @@ def what_keeps(run: RunFolder) -> str:
     """In words; empty: nothing does, as far as other runs go."""
     for stage in read_json(run.spec).get("spec", {}).get("stages", ()):
         word = str(stage.get("init_from") or "")
-        if run.stage(stage["name"]).metrics.exists() or not _is_of_experiment(word):
+        if run.stage(stage["name"]).metrics.exists() or start_of(word) != "experiment":
             continue
         experiment, _, name = word.partition("/")
         other = latest_run(run.path.parent, experiment)
@@ -25,10 +26,6 @@ def what_keeps(run: RunFolder) -> str:
             continue
         return f"stage `{stage['name']}` starts from `{word}`, {_state(other)}"
     return ""
-
-
-def _is_of_experiment(word: str) -> bool:
-    return "/" in word and not word.startswith(("/", "./", "../"))
 
 
 def _state(run: RunFolder) -> str:

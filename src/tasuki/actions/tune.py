@@ -18,7 +18,8 @@ from typing import Any
 import msgspec
 
 from tasuki.actions.machine import Machine, cpus_for, device_for
-from tasuki.actions.plan import choose_experiments, gpus_of
+from tasuki.actions.plan import gpus_of
+from tasuki.actions.plan_request import choose_with_recipe
 from tasuki.answers import OnProgress, ask
 from tasuki.errors import SpecError, UsageError
 from tasuki.estimate.factor import TunedBucket
@@ -143,9 +144,13 @@ def _safe(row: Mapping[str, Any], stage: ResolvedStage) -> int:
 
 
 def _chosen(request: TuneRequest) -> tuple[ResolvedExperiment, ResolvedStage]:
-    names = [request.experiment] if request.experiment else []
-    stages = [request.stage] if request.stage else []
-    return _choose_stage(choose_experiments(request.spec, names, stages), request.stage)
+    return choose_with_recipe(
+        request.spec,
+        request.experiment,
+        request.stage,
+        why_not="there is nothing to measure",
+        hint="`tasuki tune` measures stages with a `recipe`; name one with --stage",
+    )
 
 
 def _ask_for_batch(stage: ResolvedStage, request: TuneRequest) -> dict[str, Any]:
@@ -188,22 +193,6 @@ def _read_switch(word: str) -> str:
     near = difflib.get_close_matches(word, [*SWITCHES, *_SHORT_NAMES], n=1)
     hint = f"did you mean `{near[0]}`?" if near else f"there are: {', '.join(SWITCHES)}"
     raise UsageError(f"there is no switch `{word}` to tune", hint=hint)
-
-
-def _choose_stage(
-    experiments: Sequence[ResolvedExperiment], name: str | None
-) -> tuple[ResolvedExperiment, ResolvedStage]:
-    """The stage that is named, else the first that has a recipe."""
-    named = [(e, s) for e in experiments for s in e.stages if name in (None, s.name)]
-    for experiment, stage in named:
-        if stage.recipe is not None:
-            return experiment, stage
-    experiment, stage = named[0]
-    what = "runs a command of its own" if stage.command else "has no recipe"
-    raise UsageError(
-        f"stage `{stage.name}` of `{experiment.name}` {what}: there is nothing to measure",
-        hint="`tasuki tune` measures stages with a `recipe`; name one with --stage",
-    )
 
 
 def _measure(stage: ResolvedStage, request: TuneRequest) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from tasuki.cli.options import json_option, make_request, print_json, read_spec
+from tasuki.cli.watching import watch_runs
 
 _EXAMPLES = """\b
 Example:
@@ -55,27 +56,13 @@ def command(
     for a small model.
     """
     from tasuki.actions.drill import DrillRequest, run_drill
-    from tasuki.actions.status import brief_run
     from tasuki.clock import SystemClock
     from tasuki.store.atomic import write_bytes
-    from tasuki.store.runs import RunFolder
     from tasuki.views.drill import certificate_text, show_drill
-    from tasuki.views.live import LiveView
 
     loaded = read_spec(spec, settings, config)
     request = make_request(loaded, (experiment,) if experiment else (), ())
-    seen: list[RunFolder] = []
-
-    def look() -> list[dict[str, object]]:
-        runs = [run for run in seen if run.spec.exists() and run.claims.is_dir()]
-        return [brief_run(run, now=SystemClock.wall()) for run in runs if not run.is_complete()]
-
-    with LiveView(look, clock=SystemClock()) as view:
-
-        def tick(runs: object) -> None:
-            seen[:] = runs  # type: ignore[call-overload]
-            view.tick()
-
+    with watch_runs() as (view, tick):
         report = run_drill(
             DrillRequest(
                 plan=request,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from tasuki.cli.options import ManyValues, json_option, make_request, print_json, read_spec
+from tasuki.cli.watching import watch_runs
 
 _EXAMPLES = """\b
 Example:
@@ -54,12 +55,9 @@ def command(
     """
     from tasuki.actions.inspect import is_spec
     from tasuki.actions.rehearse import RehearseRequest, rehearse_stages
-    from tasuki.actions.status import brief_run
     from tasuki.answers import Progress
     from tasuki.clock import SystemClock
-    from tasuki.store.runs import RunFolder
     from tasuki.units import Duration
-    from tasuki.views.live import LiveView
     from tasuki.views.rehearse import show_rehearsal
 
     spec, named = "tasuki.yaml", words
@@ -67,17 +65,7 @@ def command(
         spec, named = words[0], words[1:]
     budget_s = Duration.parse(budget).seconds
     request = make_request(read_spec(spec, settings, config), experiments, (*named, *stages))
-    seen: list[RunFolder] = []
-
-    def look() -> list[dict[str, object]]:
-        runs = [run for run in seen if run.spec.exists() and run.claims.is_dir()]
-        return [brief_run(run, now=SystemClock.wall()) for run in runs if not run.is_complete()]
-
-    with LiveView(look, clock=SystemClock()) as view:
-
-        def tick(runs: object) -> None:
-            seen[:] = runs  # type: ignore[call-overload]
-            view.tick()
+    with watch_runs() as (view, tick):
 
         def progress(told: Progress) -> None:
             of = f" ({told.done + 1} of {told.total})" if told.total else ""
@@ -99,7 +87,6 @@ def command(
                 on_event=lambda kind, text: view.say(kind, text) if kind == "interrupted" else None,
             )
         )
-        seen.clear()
     if as_json:
         print_json(report)
     else:

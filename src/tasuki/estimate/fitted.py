@@ -104,22 +104,9 @@ def fit_bucket(
         probe = accumulated(probe)
         largest = _largest(probe, size, card)
         micro = given or min(micro, _chosen(largest, share, stage))
-    needs = missing = None
-    if probe is not None:
-        needs = needs_of(probe, batch=micro, size=size, beside=card.beside)
-        missing = None if card.capacity is None else -needs.headroom(card.capacity)
-    return BucketFit(
-        size=bucket["size"],
-        samples=bucket["samples"],
-        steps=bucket["steps"],
-        micro_batch=micro,
-        accumulation=-(-share // micro),
-        is_given=given is not None,
-        max_micro_batch=None if largest is None else largest.batch,
-        needs=needs,
-        missing_bytes=max(0, missing or 0),
-        step=_step(probe, stage, card, micro=micro, share=share, size=size),
-    )
+    placed = put_bucket(stage, bucket, probe, card, micro=micro, share=share)
+    most = None if largest is None else largest.batch
+    return replace(placed, is_given=given is not None, max_micro_batch=most)
 
 
 def put_bucket(

@@ -3,39 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from tasuki.checkpoint.commit import Checkpoint, sweep_drafts
-from tasuki.checkpoint.frozen import FrozenParameters, sweep_frozen_drafts
-from tasuki.checkpoint.lineage import find_latest
+from tasuki.checkpoint.frozen import FrozenParameters
 from tasuki.checkpoint.manifest import Manifest, Position
 from tasuki.checkpoint.parts import read_part
-from tasuki.checkpoint.records import check_file
-from tasuki.checkpoint.retention import make_room, prune, quarantine
-from tasuki.checkpoint.verify import check_shape, read_manifest, verify
+from tasuki.checkpoint.retention import make_room
+from tasuki.checkpoint.verify import read_manifest
 from tasuki.checkpoint.weights import check_weights
-from tasuki.clock import utc
 from tasuki.data.fetch import seed_everything
 from tasuki.data.fingerprint import Fingerprint
 from tasuki.data.order import Order
 from tasuki.data.used import NONE, Used, UsedSamples
-from tasuki.errors import CheckpointError, DamagedCheckpoint, StoreError
+from tasuki.errors import CheckpointError, StoreError
 from tasuki.estimate.intervals import SaveCost
 from tasuki.failpoints import failpoint
 from tasuki.runtime.room import when_there_is_room
 from tasuki.runtime.saver import Saved, Saver
 from tasuki.runtime.state import State
-from tasuki.store.atomic import free_bytes, read_json, read_json_or_none
-from tasuki.store.claims import parent_of, record_parent, sweep_temps
-from tasuki.store.runs import RunFolder
-from tasuki.telemetry.events import read_events
+from tasuki.store.atomic import free_bytes, read_json
 from tasuki.telemetry.view import count_preemptions, last_save_s
 from tasuki.train.drilled import rehearsal
 from tasuki.train.engine import StepEngine
@@ -43,6 +34,7 @@ from tasuki.train.exact import describe, freeze, what_differs
 from tasuki.train.exchange import measure_exchange
 from tasuki.train.fingerprints import fingerprint_data, refuse_changed_data
 from tasuki.train.fitting import Fitting
+from tasuki.train.latest import Loaded, agree_on_checkpoint
 from tasuki.train.prepare import Setup, load_initial_weights, start_seed
 from tasuki.train.ranks import wrap_module
 from tasuki.train.rehearsed import reached
@@ -50,8 +42,6 @@ from tasuki.train.snapshot import Progress, capture_all, restore_rank, restore_s
 from tasuki.train.task import Task
 from tasuki.train.unused import find_unused, has_to_look, say_unused
 from tasuki.units import format_bytes, format_seconds
-
-_DECIDE_WITHIN = timedelta(minutes=30)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +88,7 @@ def begin_or_resume(
     """Find the checkpoint to go on from, or commit the stage's first; then restore it."""
     with task.stopwatch.part("restore"):
         task.doing("looking for a checkpoint")
-        newest, is_resumed, loaded = _agree_on_checkpoint(task)
+        newest, is_resumed, loaded = agree_on_checkpoint(task)
         failpoint("start.found")
         begin = _make_begin(task, setup)
         name, cost = (newest, _cost_before(task)) if is_resumed else (None, None)
@@ -231,126 +221,6 @@ def _make_begin(task: Task, setup: Setup) -> Begin:
         stage_number=task.stage_number,
         steps_per_epoch=setup.order.steps_per_epoch,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """Part 0 of a checkpoint, as it was read."""
-
-    state: Any
-    taken: set[int]
-    """Addresses of the memory that comes from files of frozen parameters."""
-
-    def names_of_frozen(self) -> set[str]:
-        model = self.state["shared"]["model"] if "shared" in self.state else {}
-        return {
-            name
-            for name, value in model.items()
-            if isinstance(value, Tensor) and value.untyped_storage().data_ptr() in self.taken
-        }
-
-
-def _agree_on_checkpoint(task: Task) -> tuple[str | None, bool, Loaded | None]:
-    """(the newest good one, is it of this stage, its state where it was read on the way).
-
-    Rank 0 looks; the others take its word.
-    """
-    key = "tasuki/start"
-    if task.is_first:
-        name, is_resumed, loaded = _find_checkpoint(task)
-        if task.ranks.store is not None:
-            task.ranks.store.set(key, json.dumps([name, is_resumed]))
-        return name, is_resumed, loaded
-    assert task.ranks.store is not None
-    task.ranks.store.wait([key], _DECIDE_WITHIN)
-    name, is_resumed = json.loads(task.ranks.store.get(key))
-    return name, is_resumed, None
-
-
-def _find_checkpoint(task: Task) -> tuple[str | None, bool, Loaded | None]:
-    """Verifies, falls back aloud, and records what this claim goes on from."""
-    damaged: list[str] = []
-    states: dict[str, Loaded] = {}
-
-    def report(name: str, error: DamagedCheckpoint) -> None:
-        damaged.append(name)
-        task.say(f"WARNING: checkpoint {name} is damaged, falling back to the one before: {error}")
-        task.event("fell-back", checkpoint=name, reason=str(error))
-
-    def check(path: Path) -> Manifest:
-        manifest = check_shape(path)
-        if manifest.position.stage != task.stage.name:
-            return verify(path)
-        # One pass over the bytes: they are checked while they are read.
-        taken: set[int] = set()
-        records, frozen = manifest.files, manifest.frozen
-        state = read_part(path, 0, records=records, frozen=frozen, taken=taken)
-        states[path.name] = Loaded(state, taken)
-        for record in manifest.files[2:]:
-            check_file(path / record.name, record)
-        return manifest
-
-    run, claim = task.run, task.orders.claim
-    latest = find_latest(run, report, check=check)
-    _refuse_lost(task, latest)
-    is_recorded, _ = parent_of(run, claim)
-    if not is_recorded:
-        facts = {"at": utc(task.clock.wall()), "job": task.job.name}
-        record_parent(run, claim, parent=latest.name if latest else None, facts=facts)
-    _sweep(task, damaged)
-    if latest is not None and latest.manifest.position.stage == task.stage.name:
-        return latest.name, True, states.get(latest.name)
-    task.say(_starting_line(task))
-    return (latest.name if latest else None), False, None
-
-
-def _sweep(task: Task, damaged: list[str]) -> None:
-    """What killed attempts left half-written goes; what is damaged is put aside."""
-    run, claim = task.run, task.orders.claim
-    sweep_drafts(run, claim=claim)
-    sweep_frozen_drafts(run, claim=claim)
-    sweep_temps(run, claim=claim)
-    for name in damaged:
-        with contextlib.suppress(StoreError):  # gone or not to be moved: it is passed over anyway
-            aside = quarantine(run, name, claim=claim)
-            task.say(f"WARNING: the damaged checkpoint is kept aside as {aside}")
-    with contextlib.suppress(StoreError):  # an attempt that was killed before its own prune
-        prune(run, claim=claim, keep=task.stage.save.keep)
-
-
-def _refuse_lost(task: Task, latest: Checkpoint | None) -> None:
-    """A run that ever committed never starts over by itself."""
-    lost = _last_told(task.run) if latest is None else None
-    if lost is not None:
-        raise CheckpointError(
-            f"checkpoint {lost} of {task.run.path} is gone, and all others too",
-            hint="put `checkpoints` back, or start anew with `tasuki run --new`",
-        )
-    if latest is not None and latest.manifest.position.stage_number > task.stage_number:
-        raise CheckpointError(
-            f"stage `{task.stage.name}` is not marked as done, but {latest.name} is of the later "
-            f"stage `{latest.manifest.position.stage}`",
-            hint=f"put stages/{task.stage.name}/metrics.json back, or start anew with `--new`",
-        )
-
-
-def _last_told(run: RunFolder) -> str | None:
-    """The last checkpoint that anything in the run's folder tells of."""
-    state = read_json_or_none(run.training_state) or {}
-    events = (e.get("checkpoint") for e in read_events(run) if e["kind"] == "committed")
-    told = [name for name in [state.get("last_checkpoint"), *events] if isinstance(name, str)]
-    return told[-1] if told else None
-
-
-def _starting_line(task: Task) -> str:
-    """A later attempt that has nothing to go on from says so; a stage's turn is nothing unusual."""
-    if task.stage_number == 1 and task.orders.claim > 1:
-        return f"No checkpoint found: starting stage {task.stage.name} from the beginning"
-    start = task.stage.init_from
-    if start == "previous":
-        start = task.experiment.stages[task.stage_number - 2].name
-    weights = "" if start == "none" else f" from the weights of `{start}`"
-    return f"Starting stage {task.stage.name}{weights}"
 
 
 def _commit_start(

@@ -40,6 +40,7 @@ from tasuki.train.importing import importing
 from tasuki.train.orders import Orders
 
 if TYPE_CHECKING:
+    from tasuki.spec.resolved import ResolvedStage
     from tasuki.train.task import Task
 
 
@@ -111,10 +112,9 @@ def _make_task(orders: Orders, watch: Watch, stopwatch: Stopwatch, clock: Clock)
     run, job = RunFolder(orders.run), JobFolder(orders.job)
     note = _set_variables(orders, run, job)  # torch reads them when it is imported
     with importing():
-        from tasuki.data.tempo import share_cpus
         from tasuki.spec.export import parse_export
         from tasuki.train.drilled import read_order
-        from tasuki.train.exact import apply_settings, frozen_threads
+        from tasuki.train.exact import apply_settings
         from tasuki.train.fingerprints import refuse_edited_code
         from tasuki.train.precision import apply_precision
         from tasuki.train.ranks import join_ranks
@@ -132,10 +132,7 @@ def _make_task(orders: Orders, watch: Watch, stopwatch: Stopwatch, clock: Clock)
     parse_export(stage.export)  # a mistake shows now, not when the stage is done
     device = choose_device(job, orders.rank)
     cpus = orders.cpus or cpus_of_rank(job, world=orders.world)
-    workers = stage.loader.workers if isinstance(stage.loader.workers, int) else None
-    threads, spare = share_cpus(cpus, is_gpu=device.type == "cuda", workers=workers)
-    if stage.exact and (frozen := frozen_threads(run)):
-        threads, spare = frozen, max(0, cpus - frozen)
+    threads, spare = _share(stage, run, cpus, is_gpu=device.type == "cuda")
     apply_settings(threads=threads, exact=stage.exact)
     warnings = apply_precision(stage.precision, device)
     warnings += without_gain(stage, device=device.type)
@@ -169,6 +166,17 @@ def _make_task(orders: Orders, watch: Watch, stopwatch: Stopwatch, clock: Clock)
     if orders.phase == "train":
         _say_switches(task, [note] if note else [], warnings)
     return task
+
+
+def _share(stage: ResolvedStage, run: RunFolder, cpus: int, *, is_gpu: bool) -> tuple[int, int]:
+    """Threads of this rank, and CPUs left for its loader workers."""
+    from tasuki.data.tempo import share_cpus
+    from tasuki.train.exact import frozen_threads
+
+    workers = stage.loader.workers if isinstance(stage.loader.workers, int) else None
+    if stage.exact and (frozen := frozen_threads(run)):
+        return frozen, max(0, cpus - frozen)
+    return share_cpus(cpus, is_gpu=is_gpu, workers=workers)
 
 
 def _say_switches(task: Task, notes: list[str], warnings: list[str]) -> None:

@@ -161,7 +161,7 @@ BUGS = [
     ),
     Planted(
         "drafts of killed attempts stay",
-        "train/start.py",
+        "train/latest.py",
         "    sweep_drafts(run, claim=claim)\n",
         "",
         KILLED,

@@ -1,0 +1,52 @@
+"""Every verb as one Python function that returns the values of `--json`.
+
+Thin: the same actions as the command line, without its talk. Files are its groups of verbs; names
+are taken from here (`tasuki/__init__.py` does, when one is used).
+"""
+
+from __future__ import annotations
+
+from tasuki.api.after import evaluate, export, history
+from tasuki.api.before import doctor, estimate, inspect, plan, rehearse, tune
+from tasuki.api.data import data_check, data_merge, data_split, data_tokenize
+from tasuki.api.everyday import cancel, extend, logs, new, resume, run, status, submit
+from tasuki.api.proof import (
+    audit,
+    checkpoint_diff,
+    checkpoint_prune,
+    checkpoint_show,
+    checkpoint_verify,
+    drill,
+    equiv,
+)
+
+__all__ = [
+    "audit",
+    "cancel",
+    "checkpoint_diff",
+    "checkpoint_prune",
+    "checkpoint_show",
+    "checkpoint_verify",
+    "data_check",
+    "data_merge",
+    "data_split",
+    "data_tokenize",
+    "doctor",
+    "drill",
+    "equiv",
+    "estimate",
+    "evaluate",
+    "export",
+    "extend",
+    "history",
+    "inspect",
+    "logs",
+    "new",
+    "plan",
+    "rehearse",
+    "resume",
+    "run",
+    "status",
+    "submit",
+    "tune",
+]

@@ -1,0 +1,82 @@
+"""Verbs after a run: evaluate, export, and what past stages took."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tasuki.actions.evaluate import Asked, evaluate_weights, of_run, of_spec
+from tasuki.actions.export import Wanted, export_run
+from tasuki.actions.history import Filter, list_history
+from tasuki.api.inputs import CLOCK, read_spec
+from tasuki.spec.export import FileFormat
+
+
+def evaluate(
+    run: str | None = None,
+    *,
+    weights: str | Path | None = None,
+    data: str | Sequence[str] = (),
+    split: str | None = None,
+    stage: str | None = None,
+    benchmark: bool = False,
+    spec: str | Path = "tasuki.yaml",
+    experiment: str | None = None,
+    settings: Sequence[str] = (),
+    config: str | None = None,
+    runs: str | Path = "runs",
+) -> dict[str, Any]:
+    """Any weights on any data: those of a run with its own spec, or `weights` with a spec."""
+    asked = Asked(
+        here=Path.cwd(),
+        weights=Path(weights) if weights is not None else None,
+        data=(data,) if isinstance(data, str) else tuple(data),
+        split=split,
+        stage=stage,
+    )
+    if run is not None:
+        evaluation = of_run(run, asked, runs=Path(runs).absolute())
+    else:
+        evaluation = of_spec(read_spec(spec, settings, config), asked, experiment=experiment)
+    return evaluate_weights(
+        evaluation, benchmark=benchmark, python=sys.executable, environment=dict(os.environ)
+    )
+
+
+def export(
+    run: str,
+    *,
+    to: str | Path | None = None,
+    file_format: FileFormat | None = None,
+    source: str = "best",
+    force: bool = False,
+    runs: str | Path = "runs",
+) -> dict[str, Any]:
+    """Write a stage's weights to a file."""
+    wanted = Wanted(
+        here=Path.cwd(),
+        to=Path(to) if to is not None else None,
+        file_format=file_format,
+        source=source,
+        force=force,
+    )
+    environment = dict(os.environ)
+    return export_run(
+        run, wanted, runs=Path(runs).absolute(), python=sys.executable, environment=environment
+    )
+
+
+def history(
+    *,
+    runs: str | Path = "runs",
+    experiments: Sequence[str] = (),
+    recipe: str | None = None,
+    gpu: str | None = None,
+    since: str | None = None,
+) -> dict[str, Any]:
+    """What past stages took, newest first; `since` is a span (`7d`) or a day (`2026-11-17`)."""
+    wanted = Filter.read(experiments, recipe=recipe, gpu=gpu, since=since, now=CLOCK.wall())
+    return list_history(Path(runs), wanted)

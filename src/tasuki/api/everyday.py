@@ -1,0 +1,148 @@
+"""Verbs of every day: make a project, run, submit, look, end, extend, go on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tasuki.actions.cancel import cancel_run
+from tasuki.actions.extend import extend_run
+from tasuki.actions.logs import read_logs
+from tasuki.actions.new import new_project
+from tasuki.actions.new_from_yaml import new_from_yaml
+from tasuki.actions.queued import look_or_say, uses_slurm
+from tasuki.actions.resume import frozen_spec, resume_in_its_job
+from tasuki.actions.run import RunRequest, run_here
+from tasuki.actions.runs import find_run
+from tasuki.actions.status import read_status
+from tasuki.actions.submit import SubmitRequest
+from tasuki.actions.submit import submit as submit_jobs
+from tasuki.api.inputs import CLOCK, ask_slurm, make_request, read_command, read_spec
+from tasuki.spec.site import load_site
+from tasuki.store.atomic import FORMAT
+from tasuki.store.find import list_runs
+
+
+def new(folder: str | Path, *, from_yaml: Sequence[str | Path] = ()) -> dict[str, Any]:
+    """Make a project that runs at once, or one out of files with keys of transformers' Trainer."""
+    if from_yaml:
+        return new_from_yaml(Path(folder), [Path(file) for file in from_yaml])
+    return new_project(Path(folder))
+
+
+def run(
+    spec: str | Path = "tasuki.yaml",
+    *,
+    experiments: Sequence[str] = (),
+    stages: Sequence[str] = (),
+    settings: Sequence[str] = (),
+    config: str | None = None,
+    is_new: bool = False,
+    accepted: Sequence[str] = (),
+    profile: bool = False,
+    deadline: str | None = None,
+    exact: str | None = None,
+    command: Sequence[str] = (),
+    name: str | None = None,
+) -> dict[str, Any]:
+    """Train here until it is done, or handed over: `exit_code` tells. `profile` measures where a
+    step's time goes: `profiles` tells. A `command` is run instead of what a spec asks for, as a
+    run of this `name`."""
+    loaded = read_command(command, settings, name) if command else read_spec(spec, settings, config)
+    request = make_request(loaded, experiments, stages, deadline=deadline, exact=exact)
+    needs_times = loaded.cluster.time_limit_s is not None or request.deadline_s is not None
+    request = replace(request, is_new=is_new, measure=needs_times)
+    request = replace(request, is_profiled=profile)
+    result = run_here(RunRequest(plan=request, clock=CLOCK, accepted=tuple(accepted)))
+    return result.as_json(now=CLOCK.wall())
+
+
+def submit(
+    spec: str | Path = "tasuki.yaml",
+    *,
+    experiments: Sequence[str] = (),
+    stages: Sequence[str] = (),
+    settings: Sequence[str] = (),
+    config: str | None = None,
+    is_new: bool = False,
+    accepted: Sequence[str] = (),
+    profile: bool = False,
+    is_dry: bool = False,
+    deadline: str | None = None,
+    exact: str | None = None,
+    command: Sequence[str] = (),
+    name: str | None = None,
+) -> dict[str, Any]:
+    """Give the work to Slurm; what waits or runs already is not submitted again. A `command` is
+    submitted instead of what a spec asks for, as a run of this `name`."""
+    loaded = read_command(command, settings, name) if command else read_spec(spec, settings, config)
+    request = make_request(loaded, experiments, stages, deadline=deadline, exact=exact)
+    result = submit_jobs(
+        SubmitRequest(
+            plan=replace(request, is_new=is_new, is_profiled=profile),
+            clock=CLOCK,
+            slurm=ask_slurm().slurm,
+            user=ask_slurm().user,
+            site=load_site(environ=os.environ),
+            accepted=tuple(accepted),
+            is_dry=is_dry,
+        )
+    )
+    return result.as_json(now=CLOCK.wall())
+
+
+def status(*names: str, runs: str | Path = "runs") -> dict[str, Any]:
+    """Where runs stand; all of them without names."""
+    folder = Path(runs)
+    chosen = [find_run(name, folder) for name in names] or list_runs(folder)
+    known = None
+    if uses_slurm(folder):
+        asked = ask_slurm()
+        known = look_or_say(asked.slurm, folder, user=asked.user, clock=CLOCK)
+    return read_status(chosen, now=CLOCK.wall(), known=known)
+
+
+def logs(run: str, *, runs: str | Path = "runs", errors: bool = False) -> dict[str, str]:
+    """What a run printed, by log file, oldest first."""
+    return dict(read_logs(find_run(run, Path(runs)), errors=errors))
+
+
+def cancel(run: str, *, runs: str | Path = "runs") -> dict[str, Any]:
+    """End a run, saved."""
+    return cancel_run(find_run(run, Path(runs)), clock=CLOCK, controller=ask_slurm())
+
+
+def extend(run: str, amount: str, *, runs: str | Path = "runs") -> dict[str, Any]:
+    """More time for the job that works on a run: `+2h` adds, `24h` sets."""
+    return extend_run(find_run(run, Path(runs)), amount, clock=CLOCK, controller=ask_slurm())
+
+
+def resume(
+    run: str,
+    *,
+    runs: str | Path = "runs",
+    code: str = "frozen",
+    accepted: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Go on with a run from its last checkpoint; lifts a hold. Where the run's job still works for
+    others it goes on there, and this returns at once."""
+    folder = find_run(run, Path(runs))
+    spec, experiment = frozen_spec(folder, os.environ)
+    takes_code = code == "current"
+    if not accepted and (job := resume_in_its_job(folder, CLOCK, takes_current_code=takes_code)):
+        return {"format": FORMAT, "experiment": folder.name, "job": job}
+    request = replace(make_request(spec, (), ()), folders={experiment.name: folder})
+    request = replace(request, measure=spec.cluster.time_limit_s is not None)
+    result = run_here(
+        RunRequest(
+            plan=request,
+            clock=CLOCK,
+            accepted=tuple(accepted),
+            lifts_hold=True,
+            takes_current_code=code == "current",
+        )
+    )
+    return result.as_json(now=CLOCK.wall())

@@ -1,0 +1,52 @@
+"""What several verbs begin with: a spec, a request for a plan, the queue, the clock."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tasuki.actions.cancel import Controller
+from tasuki.actions.discover import look_with
+from tasuki.actions.plan import PlanRequest, request_plan
+from tasuki.clock import SystemClock
+from tasuki.scheduler.slurm.client import Slurm
+from tasuki.spec.load import load_command, load_spec
+from tasuki.spec.resolved import ResolvedSpec
+from tasuki.units import Duration
+
+CLOCK = SystemClock()
+
+
+def read_spec(spec: str | Path, settings: Sequence[str], config: str | None) -> ResolvedSpec:
+    look = look_with(python=sys.executable, environment=dict(os.environ))
+    return load_spec(str(spec), settings=settings, config=config, environ=os.environ, look=look)
+
+
+def read_command(words: Sequence[str], settings: Sequence[str], name: str | None) -> ResolvedSpec:
+    environ = {**os.environ, **({"TASUKI_NAME": name} if name else {})}
+    return load_command(words, settings=settings, environ=environ)
+
+
+def make_request(
+    spec: ResolvedSpec,
+    experiments: Sequence[str],
+    stages: Sequence[str],
+    *,
+    deadline: str | None = None,
+    exact: str | None = None,
+) -> PlanRequest:
+    return request_plan(
+        spec,
+        experiments,
+        stages,
+        python=sys.executable,
+        environment=dict(os.environ),
+        deadline=deadline,
+        exact_s=Duration.parse(exact).seconds if exact else None,
+    )
+
+
+def ask_slurm() -> Controller:
+    return Controller(slurm=Slurm(environment=os.environ, clock=CLOCK), user=str(os.getuid()))

@@ -1,0 +1,34 @@
+"""One live line for runs in scratch folders that come and go: what drill and rehearse show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tasuki.store.runs import RunFolder
+    from tasuki.views.live import LiveView
+
+
+@contextmanager
+def watch_runs() -> Iterator[tuple[LiveView, Callable[[Sequence[RunFolder]], None]]]:
+    """The view, and what is called at each tick with the runs that are worked on now."""
+    from tasuki.actions.status import brief_run
+    from tasuki.clock import SystemClock
+    from tasuki.views.live import LiveView
+
+    seen: list[RunFolder] = []
+
+    def look() -> list[dict[str, object]]:
+        runs = [run for run in seen if run.spec.exists() and run.claims.is_dir()]
+        return [brief_run(run, now=SystemClock.wall()) for run in runs if not run.is_complete()]
+
+    with LiveView(look, clock=SystemClock()) as view:
+
+        def tick(runs: Sequence[RunFolder]) -> None:
+            seen[:] = runs
+            view.tick()
+
+        yield view, tick
+        seen.clear()
