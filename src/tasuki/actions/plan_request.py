@@ -97,7 +97,7 @@ def choose_experiments(
 
 def _nearest(name: str, known: Sequence[str]) -> str:
     near = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean `{near[0]}`?" if near else f"there are: {', '.join(known)}"
+    return f"did you mean `{near[0]}`?" if near else f"there are: {', '.join(dict.fromkeys(known))}"
 
 
 def gpus_of(stage: ResolvedStage, cluster: ResolvedCluster) -> int:

@@ -401,7 +401,9 @@ class _Rehearsal:
     def _note(self, row: Row, weights: Path | None) -> None:
         self._books.weights[row.key] = weights
         failed = [column for column in COLUMNS if row.cells[column].state == "failed"]
-        words = f"{', '.join(failed)} failed" if failed else "ok"
+        left = [column for column in COLUMNS if row.cells[column].state == "not reached"]
+        words = f"{', '.join(left)} not reached" if left else "ok"
+        words = f"{', '.join(failed)} failed" if failed else words
         self._request.on_result(f"{row.experiment}/{row.stage.name}: {words}")
 
     # -- the end ------------------------------------------------------------------------------
@@ -447,8 +449,12 @@ class _Rehearsal:
         }
 
     def _unreached(self) -> Iterator[Row]:
-        if self._is_over:
-            yield from (row for row in self._rows.values() if not self._books.is_over(row.key))
+        """What the budget left out: whole stages, and the evaluation of one that trained."""
+        for row in self._rows.values():
+            states = {cell.state for cell in row.cells.values()}
+            is_cut = self._is_late() and "not reached" in states and "failed" not in states
+            if is_cut or (self._is_over and not self._books.is_over(row.key)):
+                yield row
 
 
 def _trained(spec: ResolvedSpec) -> Iterator[tuple[Key, Path]]:

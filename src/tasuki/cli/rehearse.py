@@ -30,7 +30,9 @@ Example:
 @click.option(
     "--ranks", type=click.IntRange(min=1), default=1, metavar="N", help="Processes of a stage (1)."
 )
-@click.option("--budget", default="60s", metavar="TIME", help="What is not done by then is left.")
+@click.option(
+    "--budget", default="60s", metavar="TIME", help="What is not done by then is left (60s)."
+)
 @click.option("--online", is_flag=True, help="Let recipes and data reach the network.")
 @json_option
 def command(

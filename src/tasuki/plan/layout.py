@@ -65,7 +65,7 @@ def _refuse_late(layout: Layout, terms: Terms) -> None:
     bound_s = layout.lower_bound_s or 0.0
     told = ""
     if bound_s > terms.deadline_s:
-        told = f"; nothing is shorter than {format_seconds(bound_s)} on these GPUs"
+        told = f"; nothing is shorter than {format_seconds(bound_s)} with as many GPUs"
     raise PlanError(
         f"the plan takes {format_seconds(layout.makespan_s)} and misses its deadline of "
         f"{format_seconds(terms.deadline_s)} by "
