@@ -37,6 +37,7 @@ from tasuki.actions.inspect import inspect_files, inspect_spec, which_spec
 from tasuki.actions.logs import read_logs
 from tasuki.actions.machine import look_around
 from tasuki.actions.new import new_project
+from tasuki.actions.new_from_slurm import new_from_script, new_from_slurm
 from tasuki.actions.new_from_yaml import new_from_yaml
 from tasuki.actions.plan import PlanRequest, make_plan, request_plan
 from tasuki.actions.prune import prune_run
@@ -52,6 +53,7 @@ from tasuki.actions.tune import DEFAULT_BUDGET, TuneRequest, read_switches, tune
 from tasuki.actions.what_if import WhatIfRequest, read_knobs
 from tasuki.actions.what_if import what_if as compare_plans
 from tasuki.clock import SystemClock
+from tasuki.errors import UsageError
 from tasuki.scheduler.slurm.client import Slurm
 from tasuki.spec.export import FileFormat
 from tasuki.spec.load import load_command, load_spec
@@ -64,10 +66,23 @@ from tasuki.units import Duration
 _CLOCK = SystemClock()
 
 
-def new(folder: str | Path, *, from_yaml: Sequence[str | Path] = ()) -> dict[str, Any]:
-    """Make a project that runs at once, or one out of files with keys of transformers' Trainer."""
+def new(
+    folder: str | Path,
+    *,
+    from_yaml: Sequence[str | Path] = (),
+    from_slurm: str | Path | None = None,
+    from_script: str | Path | None = None,
+) -> dict[str, Any]:
+    """Make a project that runs at once, or one out of files with keys of transformers' Trainer, of
+    a script for sbatch, or of a training script."""
+    if sum(map(bool, (from_yaml, from_slurm, from_script))) > 1:
+        raise UsageError("a project is made from one thing", hint="give one of the `from_…`")
     if from_yaml:
         return new_from_yaml(Path(folder), [Path(file) for file in from_yaml])
+    if from_slurm:
+        return new_from_slurm(Path(folder), Path(from_slurm))
+    if from_script:
+        return new_from_script(Path(folder), Path(from_script))
     return new_project(Path(folder))
 
 

@@ -65,9 +65,10 @@ def experiments_of(spec: Path) -> dict[str, ResolvedExperiment]:
     return {one.name: one for one in load_spec(str(spec), environ={}).experiments}
 
 
+@pytest.mark.timeout(300)
 def test_the_quick_config_learns_in_a_chain_and_on_four_bits(original):
     words = ("--config", "quick", "--experiment", "exp4", "exp5", "--set", "runs=runs-quick")
-    said = original.type("run", *words, "--json", within_s=110)
+    said = original.type("run", *words, "--json", within_s=280)
     assert said.code == 0, f"{said}\n{original.logs()}"
     assert {run["experiment"]: run["state"] for run in said.json()["runs"]} == {
         "exp4": "complete",
@@ -223,6 +224,17 @@ def test_adapters_of_another_base_are_refused(original, recipe, tmp_path):
         file.seek(-4, 2)
         file.write(b"\1\2\3\4")
     assert recipe.digest_of(tmp_path / "base") != recipe.digest_of(original.folder / "base")
+
+
+def test_plain_layers_and_layers_of_4_bits_are_built_in_one_process(original, recipe):
+    """As plans do, which trace all stages in one child."""
+    base = str(original.folder / "base")
+    kinds = []
+    for is_quantised in (False, True, False):
+        model = recipe.Captions(base, load_in_4bit=is_quantised).build_model()
+        layer = model.language.base_model.model.model.layers[0].self_attn.q_proj.base_layer
+        kinds.append(type(layer).__name__)
+    assert kinds == ["Linear", "Linear4bit", "Linear"]
 
 
 def test_without_the_base_it_is_said_how_to_make_it(recipe, tmp_path):
