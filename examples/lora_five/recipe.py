@@ -9,7 +9,6 @@ as transformers writes it (`generate.py` makes a small one) and is never written
 from __future__ import annotations
 
 import hashlib
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -196,23 +195,8 @@ def digest_of(folder: Path) -> bytes:
     return digest.digest()
 
 
-def show_again(package: str) -> None:
-    """An experiment without it came before in this process (`tasuki plan` traces all in one)."""
-    del sys.modules[package]
-    for name in ("transformers.utils.import_utils", "peft.import_utils"):
-        module = sys.modules.get(name)
-        for function in vars(module).values() if module else ():
-            if hasattr(function, "cache_clear"):
-                function.cache_clear()
-
-
 def load_base(folder: Path, *, kind: str | None) -> Any:
     """The base, frozen by whoever adapts it; with `kind` its layers have 4 bits (QLoRA)."""
-    if kind is None:
-        # Where bitsandbytes is installed peft imports it, and with it torch's compiler: 1.4 s.
-        sys.modules.setdefault("bitsandbytes", None)  # type: ignore[arg-type]
-    elif sys.modules.get("bitsandbytes", sys) is None:
-        show_again("bitsandbytes")
     from transformers.models.llama.modeling_llama import LlamaForCausalLM
     from transformers.utils import logging
 

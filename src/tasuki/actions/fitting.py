@@ -376,16 +376,22 @@ def _fall_back(
     cases: Sequence[_Case], trouble: str, *, tells_all: bool
 ) -> tuple[dict[str, Fit], list[str]]:
     """Nothing is recomputed, on as few GPUs as may be: what works if it fits, and costs least."""
-    fits, warnings = {}, []
+    fits = {}
+    told: dict[str, list[str]] = {}
     for case in cases:
         chosen = {CHECKPOINTING: False, "gpus": case.numbers[0] // case.nodes}
         if auto := _auto(case.stage):
             fits[case.key] = _entry(case.stage, chosen, source=NOT_KNOWN, reason=trouble)
-            told = ", ".join(f"`{key}: {str(chosen[key]).lower()}`" for key in auto)
-            warnings.append(f"stage `{case.key}`: `auto` falls back to {told}: {trouble}")
+            values = ", ".join(f"`{key}: {str(chosen[key]).lower()}`" for key in auto)
+            told.setdefault(f"`auto` falls back to {values}", []).append(f"`{case.key}`")
         elif tells_all:
-            warnings.append(f"stage `{case.key}`: other ways are not known: {trouble}")
-    return fits, warnings
+            told.setdefault("other ways are not known", []).append(f"`{case.key}`")
+    return fits, [f"{_stages(keys)}: {words}: {trouble}" for words, keys in told.items()]
+
+
+def _stages(keys: Sequence[str]) -> str:
+    """One warning for all stages that it is about."""
+    return f"stage {keys[0]}" if len(keys) == 1 else f"stages {', '.join(keys)}"
 
 
 def _in_words(key: str, fit: Fit) -> str:

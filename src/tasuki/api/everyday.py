@@ -12,6 +12,7 @@ from tasuki.actions.cancel import cancel_run
 from tasuki.actions.extend import extend_run
 from tasuki.actions.logs import read_logs
 from tasuki.actions.new import new_project
+from tasuki.actions.new_from_slurm import new_from_script, new_from_slurm
 from tasuki.actions.new_from_yaml import new_from_yaml
 from tasuki.actions.queued import look_or_say, uses_slurm
 from tasuki.actions.resume import frozen_spec, resume_in_its_job
@@ -21,15 +22,29 @@ from tasuki.actions.status import read_status
 from tasuki.actions.submit import SubmitRequest
 from tasuki.actions.submit import submit as submit_jobs
 from tasuki.api.inputs import CLOCK, ask_slurm, make_request, read_command, read_spec
+from tasuki.errors import UsageError
 from tasuki.spec.site import load_site
 from tasuki.store.atomic import FORMAT
 from tasuki.store.find import list_runs
 
 
-def new(folder: str | Path, *, from_yaml: Sequence[str | Path] = ()) -> dict[str, Any]:
-    """Make a project that runs at once, or one out of files with keys of transformers' Trainer."""
+def new(
+    folder: str | Path,
+    *,
+    from_yaml: Sequence[str | Path] = (),
+    from_slurm: str | Path | None = None,
+    from_script: str | Path | None = None,
+) -> dict[str, Any]:
+    """Make a project that runs at once, or one out of files with keys of transformers' Trainer, of
+    a script for sbatch, or of a training script."""
+    if sum(map(bool, (from_yaml, from_slurm, from_script))) > 1:
+        raise UsageError("a project is made from one thing", hint="give one of the `from_…`")
     if from_yaml:
         return new_from_yaml(Path(folder), [Path(file) for file in from_yaml])
+    if from_slurm:
+        return new_from_slurm(Path(folder), Path(from_slurm))
+    if from_script:
+        return new_from_script(Path(folder), Path(from_script))
     return new_project(Path(folder))
 
 

@@ -23,11 +23,14 @@ _Row = Mapping[str, Any]
 
 
 def show_fits(fits: Mapping[str, Mapping[str, Any]], console: Console) -> None:
+    alone: dict[str, list[str]] = {}
+    """What there was to say of stages without a choice → those stages."""
     for name, fit in fits.items():
         chosen = fit["chosen"]
         if not fit["alternatives"]:
             if fit["auto"]:
-                say(console, f"{name}: {_way(chosen)}: {chosen['reason']} ({fit['source']})")
+                words = f"{_way(chosen)}: {chosen['reason']} ({fit['source']})"
+                alone.setdefault(words, []).append(name)
             continue
         on = "" if fit["gpu"] is None else f" on {fit['gpu']}"
         say(console, f"{name}{on}, {fit['source']}", "bold")
@@ -41,6 +44,8 @@ def show_fits(fits: Mapping[str, Mapping[str, Any]], console: Console) -> None:
             say(console, f"{more} more that lost: `--json` has all", "dim")
         if fit["gain"] is not None:
             say(console, f"{fit['gain']['words']} ({fit['source']})")
+    for words, names in alone.items():
+        say(console, f"{', '.join(names)}: {words}")
 
 
 def _some(fit: Mapping[str, Any]) -> Iterator[_Row]:
