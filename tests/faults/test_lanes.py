@@ -280,6 +280,44 @@ def test_a_supervisor_that_is_killed_brings_back_what_was_not_done_and_blames_no
     assert [last_said(run) for run in packed.runs.values()] == [None, None, None]
 
 
+def test_a_killed_supervisor_brings_back_what_waits_however_the_lanes_are_ordered(warm, tmp_path):
+    """The run in work failed for the third time, one is damaged; the other one only waited."""
+    stages = [{"name": "one", "data": "d", "epochs": 1}, {**LONG[0], "name": "two"}]
+    packed = make_packed(
+        tmp_path / "p",
+        {"a": experiment(stages=stages), "b": experiment(1.0, stages=LONG), "c": experiment()},
+    )
+    packed.pack(
+        [
+            ([0, 1], items("a", after=[1])),
+            ([0], items("a", until="one")),
+            ([1], items("b", "c")),
+        ]
+    )
+    packed.runs["c"].spec.write_text("{")
+    failed = {"ending": "failed", "cause": "none", "has_progressed": False, "has_stepped": True}
+    for _ in range(2):
+        write_attempt_end(packed.runs["b"], take_claim(packed.runs["b"]), failed)
+    started = warm.start(packed.job.path)
+    packed.wait(lambda: read_attempt_end(packed.runs["a"], 1) and packed.attempts("b"), "waiting")
+    started.kill(signal.SIGKILL)
+    started.wait()
+    after = [sys.executable, "-m", "tasuki.supervisor", str(packed.job.path), "--after"]
+    assert subprocess.run(after, timeout=60, check=False).returncode == 75
+    assert packed.outcome()["verdict"] == "requeue"
+    said = [last_said(packed.runs[name]) for name in "bc"]
+    assert [one.word for one in said if one is not None] == ["hold", "hold"]
+
+
+def test_stages_of_different_width_are_as_planned_and_no_reason_to_warn(warm, tmp_path):
+    stages = [{"name": name, "data": "d", "epochs": 1} for name in ("one", "two")]
+    packed = make_packed(tmp_path / "p", {"a": experiment(stages=stages)})
+    packed.pack([([0], items("a", until="one")), ([0, 1], items("a", after=[0]))])
+    assert warm.start(packed.job.path).wait() == 0, packed.logs()
+    assert [told["gpus"] for told in packed.attempts("a")] == [1, 2]
+    assert [event for event in packed.events("a") if event["kind"] == "inexact"] == []
+
+
 @pytest.mark.long
 def test_the_local_backend_gives_back_the_slots_that_a_smaller_job_does_not_need(tmp_path):
     packed = make_packed(
