@@ -211,7 +211,7 @@ def _bury(job: JobOrder, place: Place, start: int, cause: Cause, clock: Clock) -
 
 
 def _wishes(job: JobOrder) -> dict[RunFolder, str | None]:
-    """Up to which stage each run is wanted: what its last item says, in whichever lane it stands."""
+    """Up to which stage each run is wanted: as its last item says, in whichever lane."""
     items = [item for lane in job.lanes for item in lane.items]
     awaited = {(item.run, before) for item in items for before in item.after}
     return {item.run: item.until for item in items if (item.run, item.number) not in awaited}
