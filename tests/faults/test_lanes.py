@@ -22,7 +22,7 @@ from tasuki.scheduler.local import give_cause
 from tasuki.store.attempts import read_attempt_end, write_attempt_end
 from tasuki.store.claims import list_claims, take_claim
 from tasuki.store.control import last_said
-from tasuki.store.jobs import make_smaller
+from tasuki.store.jobs import make_smaller, write_outcome
 from tasuki.supervisor.job import read_job
 
 CLOCK = SystemClock()
@@ -278,6 +278,67 @@ def test_a_supervisor_that_is_killed_brings_back_what_was_not_done_and_blames_no
     end = read_attempt_end(packed.runs["a"], 1)
     assert end is not None and "died without a word" in end["message"]
     assert [last_said(run) for run in packed.runs.values()] == [None, None, None]
+
+
+def test_a_killed_supervisor_brings_back_what_waits_however_the_lanes_are_ordered(warm, tmp_path):
+    """The run in work failed for the third time, one is damaged; the other one only waited."""
+    stages = [{"name": "one", "data": "d", "epochs": 1}, {**LONG[0], "name": "two"}]
+    packed = make_packed(
+        tmp_path / "p",
+        {"a": experiment(stages=stages), "b": experiment(1.0, stages=LONG), "c": experiment()},
+    )
+    packed.pack(
+        [
+            ([0, 1], items("a", after=[1])),
+            ([0], items("a", until="one")),
+            ([1], items("b", "c")),
+        ]
+    )
+    packed.runs["c"].spec.write_text("{")
+    failed = {"ending": "failed", "cause": "none", "has_progressed": False, "has_stepped": True}
+    for _ in range(2):
+        write_attempt_end(packed.runs["b"], take_claim(packed.runs["b"]), failed)
+    started = warm.start(packed.job.path)
+    packed.wait(lambda: read_attempt_end(packed.runs["a"], 1) and packed.attempts("b"), "waiting")
+    started.kill(signal.SIGKILL)
+    started.wait()
+    after = [sys.executable, "-m", "tasuki.supervisor", str(packed.job.path), "--after"]
+    assert subprocess.run(after, timeout=60, check=False).returncode == 75
+    assert packed.outcome()["verdict"] == "requeue"
+    said = [last_said(packed.runs[name]) for name in "bc"]
+    assert [one.word for one in said if one is not None] == ["hold", "hold"]
+
+
+def test_stages_of_different_width_are_as_planned_and_no_reason_to_warn(warm, tmp_path):
+    stages = [{"name": name, "data": "d", "epochs": 1} for name in ("one", "two")]
+    packed = make_packed(tmp_path / "p", {"a": experiment(stages=stages)})
+    packed.pack([([0], items("a", until="one")), ([0, 1], items("a", after=[0]))])
+    assert warm.start(packed.job.path).wait() == 0, packed.logs()
+    assert [told["gpus"] for told in packed.attempts("a")] == [1, 2]
+    assert [event for event in packed.events("a") if event["kind"] == "inexact"] == []
+
+
+@pytest.mark.parametrize(("b_ended", "code"), [("done", 0), ("superseded", 75)])
+def test_a_run_that_was_done_in_a_job_that_others_outlasted_is_no_unfinished_business(
+    tmp_path, b_ended, code
+):
+    """Job 1 ends 75 as `a` goes on in job 2; `b` was done in it."""
+    packed = make_packed(tmp_path / "p", {"a": experiment(), "b": experiment()})
+    ends = {packed.job: 75, packed.alone["a"]: 0}
+    jobs = []
+    for folder, exit_code in ends.items():
+        folder.path.mkdir(exist_ok=True)
+        names = "ab" if folder is packed.job else "a"
+        lane = {"run": "b", "action": "leave", "state": b_ended}
+        lanes = [lane] if folder is packed.job else []
+        write_outcome(folder, 1, {"verdict": "end", "exit_code": exit_code, "lanes": lanes})
+        runs = tuple(packed.runs[name] for name in names)
+        jobs.append(LocalJob(folder=folder, after=(), runs=runs, limit_s=None, grace_s=9, gpus=2))
+    stub = tmp_path / "python"
+    stub.write_text("#!/bin/sh\nexit 0\n")
+    stub.chmod(0o755)
+    backend = LocalBackend(clock=CLOCK, python=str(stub), slots=4, environment=dict(os.environ))
+    assert backend.run(jobs) == code
 
 
 @pytest.mark.long

@@ -9,6 +9,7 @@ from typing import Any
 from tasuki.actions.queued import Known, RunsJob, is_gone
 from tasuki.actions.starts import what_keeps
 from tasuki.clock import utc
+from tasuki.errors import StoreError
 from tasuki.store.atomic import FORMAT, read_json, read_json_or_none, shaped
 from tasuki.store.attempts import live_runner, read_attempt_end, read_holder
 from tasuki.store.claims import highest_claim, list_claims
@@ -28,8 +29,10 @@ _STATE_OF = {Word.CANCEL: "cancelled", Word.HOLD: "held", Word.FAIL: "failed"}
 def read_status(
     runs: Iterable[RunFolder], *, now: float, known: Known | None = None
 ) -> dict[str, Any]:
-    """`known`: what Slurm says of their jobs."""
-    status = {"format": FORMAT, "runs": [describe_run(run, now=now, known=known) for run in runs]}
+    """`known`: what Slurm says of their jobs. One of several that cannot be read hides no other."""
+    chosen = list(runs)
+    describe = describe_run if len(chosen) == 1 else _describe_if_readable
+    status = {"format": FORMAT, "runs": [describe(run, now=now, known=known) for run in chosen]}
     if known is not None and (known.at is not None or known.problem):
         status["slurm"] = {"at": utc(known.at) if known.at else None, "problem": known.problem}
     return status
@@ -39,6 +42,23 @@ def describe_run(run: RunFolder, *, now: float, known: Known | None = None) -> d
     """One run as scripts see it; what is unknown is null."""
     with shaped(run.path):
         return _describe_run(run, now, known)
+
+
+def _describe_if_readable(run: RunFolder, *, now: float, known: Known | None) -> dict[str, Any]:
+    try:
+        return describe_run(run, now=now, known=known)
+    except StoreError as error:
+        return {
+            "experiment": run.name,
+            "state": None,
+            "reason": f"cannot be read: {error.message}",
+            "hint": error.hint,
+            **dict.fromkeys((*_PROGRESS, "eta_s", "eta_s_p90", "goodput")),
+            **add_up_spent([], now=None, price=None).as_json(),
+            **dict.fromkeys(("last_checkpoint_step", "memory", "updated_at")),
+            **dict.fromkeys(("attempts", "preemptions"), 0),
+            **{key: [] for key in ("stages", "jobs", "queue")},
+        }
 
 
 def _describe_run(run: RunFolder, now: float, known: Known | None) -> dict[str, Any]:

@@ -18,12 +18,12 @@ from enum import StrEnum
 from typing import Any
 
 from tasuki.clock import Clock
-from tasuki.errors import EXIT_FAILED, EXIT_RESUME_ME, RunError
+from tasuki.errors import EXIT_FAILED, EXIT_RESUME_ME, RunError, StoreError
 from tasuki.relay.decide import after_stillbirth, stays_away
 from tasuki.relay.values import Cause, Hold, Verdict
 from tasuki.scheduler.local import give_cause, read_deadline, set_deadline
 from tasuki.store.atomic import FILE_MODE
-from tasuki.store.attempts import read_holder
+from tasuki.store.attempts import Holder, read_holder
 from tasuki.store.claims import highest_claim
 from tasuki.store.control import Word, last_said, say
 from tasuki.store.jobs import JobFolder, last_start, make_smaller, read_outcome
@@ -157,8 +157,8 @@ class LocalBackend:
                 signal.signal(number, handler)
 
     def _all_done(self) -> bool:
-        last = {run.path: job.exit_code for job in self._jobs for run in job.job.runs}
-        return all(code == 0 for code in last.values())
+        last = {run: job for job in self._jobs for run in job.job.runs}
+        return all(job.exit_code == 0 or _is_done(run, job) for run, job in last.items())
 
     def _turn(self) -> None:
         for job in self._jobs:
@@ -181,7 +181,7 @@ class LocalBackend:
 
     def _is_stopped(self, job: _Running) -> bool:
         """Its runs are held, failed or cancelled, or an earlier job said that none may follow."""
-        words = [said.word if (said := last_said(run)) else None for run in job.job.runs]
+        words = [_last_word(run) for run in job.job.runs]
         before = [j for j in self._jobs if j.job.folder.name in job.job.after]
         ended = [read_outcome(j.job.folder, j.start) or {} for j in before if j.state == "ended"]
         return stays_away(
@@ -272,7 +272,7 @@ class LocalBackend:
     def _attempt_began(self, job: _Running, now: float) -> float:
         """When the newest attempt of this start began: one that failed is tried again inside it."""
         own = (job.job.folder.name, job.start)
-        holders = [read_holder(run, highest_claim(run)) for run in job.job.runs]
+        holders = [_last_holder(run) for run in job.job.runs]
         ages = [self._clock.wall() - h.at for h in holders if h and (h.job, h.start) == own]
         return max(job.started_at, now - min(ages)) if ages else job.started_at
 
@@ -332,8 +332,9 @@ class LocalBackend:
             return {"verdict": Verdict.REQUEUE, "exit_code": EXIT_RESUME_ME}
         for run in job.job.runs:
             if not run.is_complete():
-                claim = highest_claim(run)
-                say(run, Word.HOLD, reason=action.reason, hint=action.hint, claim=claim)
+                with contextlib.suppress(StoreError):
+                    claim = highest_claim(run)
+                    say(run, Word.HOLD, reason=action.reason, hint=action.hint, claim=claim)
         return {"verdict": Verdict.END, "exit_code": EXIT_FAILED}
 
     def interrupt(self) -> None:
@@ -352,6 +353,33 @@ class LocalBackend:
         for job in self._jobs:
             if job.process is not None and job.state is JobState.RUNNING:
                 self._end(job, Cause.INTERRUPTED)
+
+
+def _is_done(run: RunFolder, job: _Running) -> bool:
+    """Whatever became of the others of its job."""
+    if run.is_complete():
+        return True
+    told = read_outcome(job.job.folder, job.start) or {}
+    own = [lane for lane in told.get("lanes", ()) if lane.get("run") == run.name]
+    return bool(own) and all(lane.get("state") in ("complete", "done") for lane in own)
+
+
+# A run whose folder is gone or damaged is its lane's trouble, and must not end the others.
+
+
+def _last_word(run: RunFolder) -> Word | None:
+    try:
+        said = last_said(run)
+    except StoreError:
+        return None
+    return said.word if said is not None else None
+
+
+def _last_holder(run: RunFolder) -> Holder | None:
+    try:
+        return read_holder(run, highest_claim(run))
+    except StoreError:
+        return None
 
 
 def _kill_group(pid: int) -> None:

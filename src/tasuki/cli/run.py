@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from tasuki.cli.options import (
     unit_of,
 )
 from tasuki.cli.torchrun import enter_torchrun
+from tasuki.errors import StoreError
 
 if TYPE_CHECKING:
     from tasuki.actions.plan import PlanRequest
@@ -151,13 +153,13 @@ def run_and_show(
     def look() -> list[dict[str, Any]]:
         from pathlib import Path
 
-        names = [experiment.name for experiment in request.experiments]
-        folders = [
-            request.folders.get(name) or latest_run(Path(request.spec.runs), name) for name in names
-        ]
-        return [
-            brief_run(folder, now=SystemClock.wall()) for folder in folders if folder.spec.exists()
-        ]
+        told, root = [], Path(request.spec.runs)
+        for name in [experiment.name for experiment in request.experiments]:
+            with suppress(StoreError):  # its own trouble: the others are shown, and go on
+                folder = request.folders.get(name) or latest_run(root, name)
+                if folder.spec.exists():
+                    told.append(brief_run(folder, now=SystemClock.wall()))
+        return told
 
     with LiveView(look, clock=SystemClock()) as view:
         result = run_here(

@@ -11,6 +11,7 @@ been requeued elsewhere.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasuki.clock import Clock
-from tasuki.errors import EXIT_DONE, EXIT_FAILED, EXIT_RESUME_ME
+from tasuki.errors import EXIT_DONE, EXIT_FAILED, EXIT_RESUME_ME, StoreError
 from tasuki.relay.decide import after_stillbirth, next_action
 from tasuki.relay.values import (
     Action,
@@ -187,26 +188,33 @@ def _bury(job: JobOrder, place: Place, start: int, cause: Cause, clock: Clock) -
         message="its supervisor died without a word",
         hint=f"see {log}",
     )
-    runs = {item.run: item.until for lane in job.lanes for item in lane.items}
-    left = {run: until for run, until in runs.items() if is_wanted(run)}
+    left = {run: until for run, until in _wishes(job).items() if is_wanted(run)}
     is_stillborn = not any(_is_ours(job, start, run) for run in left) and cause is Cause.NONE
     deaths = 1 + _deaths_before(job, start) if is_stillborn else 0
     actions = [
         after_stillbirth(deaths, hint=end.hint)
         if is_stillborn
-        else _bury_attempt(job, start, run, until, end, clock)
+        else _bury_run(job, start, run, until, end, clock)
         for run, until in left.items()
     ]
     for run, action in zip(left, actions, strict=True):
         if isinstance(action, Hold):
-            claim = highest_claim(run)
-            say(run, Word.HOLD, reason=action.reason, hint=action.hint, claim=claim)
+            with contextlib.suppress(StoreError):  # not even that can be written
+                claim = highest_claim(run)
+                say(run, Word.HOLD, reason=action.reason, hint=action.hint, claim=claim)
     return {
         **_settle(actions),
         "at": clock.wall(),
         "is_stillborn": is_stillborn,
         "lanes": [],
     }
+
+
+def _wishes(job: JobOrder) -> dict[RunFolder, str | None]:
+    """Up to which stage each run is wanted: as its last item says, in whichever lane."""
+    items = [item for lane in job.lanes for item in lane.items]
+    awaited = {(item.run, before) for item in items for before in item.after}
+    return {item.run: item.until for item in items if (item.run, item.number) not in awaited}
 
 
 def _settle(actions: list[Action]) -> dict[str, Any]:
@@ -237,6 +245,17 @@ def _is_ours(job: JobOrder, start: int, run: RunFolder) -> bool:
     claim = highest_claim(run)
     holder = read_holder(run, claim) if claim else None
     return holder is not None and (holder.job, holder.start) == (job.folder.name, start)
+
+
+def _bury_run(
+    job: JobOrder, start: int, run: RunFolder, until: str | None, end: PhaseEnded, clock: Clock
+) -> Action:
+    try:
+        return _bury_attempt(job, start, run, until, end, clock)
+    except StoreError as error:
+        if not job.is_packed:
+            raise
+        return Hold(error.message, error.hint)  # its folder is gone or damaged: the others go on
 
 
 def _bury_attempt(

@@ -66,9 +66,9 @@ def frozen_threads(run: RunFolder) -> int | None:
     return int(threads) if isinstance(threads, int) else None
 
 
-def what_differs(run: RunFolder, facts: dict[str, Any]) -> list[str]:
-    """In words, what is not as it was at the first start."""
-    frozen = read_json(run.frozen)
+def what_differs(run: RunFolder, facts: dict[str, Any], *, world: int) -> list[str]:
+    """In words, what is not as it was at the first start; `world` is that of the checkpoint."""
+    frozen = {**read_json(run.frozen), "world": world}
     return [
         f"{key}: {frozen.get(key)} → {value}"
         for key, value in facts.items()

@@ -333,7 +333,7 @@ def _restore(
         facts["compiled"] = engine.is_compiled
     if task.is_first:
         freeze(task.run, facts)
-        _say_differences(task, facts)
+        _say_differences(task, facts, world=manifest.world)
     rank = task.ranks.rank
     if manifest.world == task.ranks.world:
         own: State = (
@@ -352,10 +352,11 @@ def _as_state(value: object) -> State:
     return value
 
 
-def _say_differences(task: Task, facts: dict[str, Any]) -> None:
+def _say_differences(task: Task, facts: dict[str, Any], *, world: int) -> None:
+    """`world`: as it was when the checkpoint was made. Stages of a run may have their own."""
     if not task.stage.exact:
         return
-    changed = what_differs(task.run, facts)
+    changed = what_differs(task.run, facts, world=world)
     if changed:
         told = "; ".join(changed)
         task.say(

@@ -108,7 +108,7 @@ def _row(run: dict[str, Any]) -> list[str]:
     goodput = f"{run['goodput']:.0%}" if run["goodput"] is not None else "–"
     return [
         escape(run["experiment"]),
-        f"[{colour}]{run['state']}[/]",
+        f"[{colour}]{run['state'] or 'unknown'}[/]",
         escape(run["stage"] or "–"),
         f"{bar(share, 6)} {share:.0%}",
         f"{count(run['step'])}/{count(run['total_steps'])}",
@@ -128,7 +128,8 @@ def show_results(result: dict[str, Any], *, runs: str = "", console: Console | N
         words = f" after {run['attempts']} attempts" if run["attempts"] > 1 else ""
         words += f", cost {money(run['cost'])}" if run["cost"] is not None else ""
         console.print(
-            f"{escape(run['experiment'])}: [{colour}]{run['state']}[/]{words}", highlight=False
+            f"{escape(run['experiment'])}: [{colour}]{run['state'] or 'unknown'}[/]{words}",
+            highlight=False,
         )
         if run["state"] != "complete":
             _print_reason(run, console, label="  ")
