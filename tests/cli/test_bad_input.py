@@ -76,7 +76,7 @@ MISTAKES = [
         "a limit shorter than the last save needs",
         change={"cluster__time_limit": "900ms", "defaults__expect": {"wall": "1h"}},
         error="a job of 900ms cannot keep",
-        hint="longer `cluster.time_limit`",
+        hint="this would work: `cluster.time_limit: 22s`",
     ),
     Mistake(
         "a limit shorter than the evaluation's reserve",

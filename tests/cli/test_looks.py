@@ -180,7 +180,8 @@ def estimated(gpu: str, has: int, **other: Any) -> dict[str, Any]:
 
 
 def estimates(*rows: dict[str, Any], compares: bool = False) -> dict[str, Any]:
-    return {"stages": list(rows), "compares": compares, "notes": [], "warnings": []}
+    told = {"notes": [], "warnings": [], "fits": {}}
+    return {"stages": list(rows), "compares": compares, **told}
 
 
 @pytest.mark.parametrize("width", [64, 72, 80, 120])

@@ -52,12 +52,13 @@ class Thrice:
 
 
 def test_a_script_that_saves_itself_gets_through_three_preemptions_and_a_limit(tmp_path):
-    made = make_commands(tmp_path / "p", "200", "exit=75", cluster={"time_limit": "4s"})
+    # Five seconds of steps: however quick the machine, a limit of four comes before their end.
+    made = make_commands(tmp_path / "p", "500", "exit=75", cluster={"time_limit": "4s"})
     told: list[str] = []
     result = made.start(Thrice(made), on_event=lambda _, text: told.append(text))  # type: ignore[arg-type]
     assert result.exit_code == EXIT_DONE, made.logs()
     assert made.ends()[:4] == [*[PREEMPTED] * 3, LIMIT] and made.ends()[-1] == DONE, made.ends()
-    assert made.steps() == list(range(200)), "a step was lost or done twice"
+    assert made.steps() == list(range(500)), "a step was lost or done twice"
     assert made.run.is_complete()
     assert not [text for text in told if "time limit" in text], "told by us, before the scheduler"
 

@@ -225,7 +225,7 @@ class Lane:
 
     def _cpus_of_rank(self) -> int | None:
         """Of a packed job the item's own share, so that it is the same in every attempt."""
-        if self.attempt is None or self.attempt.item.number is None:
+        if self.attempt is None or not self.job.is_packed:
             return None
         share = share_of_cpus(self.attempt.item, width=len(self.order.gpus), job=self.job)
         return max(1, (share or 1) // len(self.order.gpus))
@@ -247,7 +247,7 @@ class Lane:
             stage=stage,
             number=number,
             world=world,
-            cpus=self._cpus_of_rank() if self.job.is_packed else None,
+            cpus=self._cpus_of_rank(),
         )
         attempt.events.add("worker-started", phase=kind, stage=stage, ranks=world, is_command=True)
         if kind == "train":
