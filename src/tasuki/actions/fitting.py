@@ -285,11 +285,16 @@ def _choose(
     _ask_one_by_one([case for case in more if True not in case.foretold], prospect, card)
     fits: dict[str, Fit] = {}
     warnings: list[str] = list(prospect.notes) if known else []
+    unknown: dict[str, list[_Case]] = {}
     for case in cases:
         if case not in known:
-            found, said = _fall_back([case], _unknown(case, prospect), tells_all=False)
-        else:
-            found, said = _chosen(case, prospect, card)
+            unknown.setdefault(_unknown(case, prospect), []).append(case)
+            continue
+        found, said = _chosen(case, prospect, card)
+        fits |= found
+        warnings += said
+    for trouble, alike in unknown.items():  # told once for all
+        found, said = _fall_back(alike, trouble, tells_all=False)
         fits |= found
         warnings += said
     return fits, warnings
