@@ -101,8 +101,7 @@ def fit_bucket(
         micro = _chosen(largest, share, stage)
     if probe is not None and micro < share:
         # Gradients of the first micro-batch lie there during the others.
-        probe = accumulated(probe)
-        largest = _largest(probe, size, card)
+        largest = _largest(accumulated(probe), size, card)
         micro = given or min(micro, _chosen(largest, share, stage))
     placed = put_bucket(stage, bucket, probe, card, micro=micro, share=share)
     most = None if largest is None else largest.batch
