@@ -272,6 +272,11 @@ def test_a_run_stays_on_one_line_of_its_window(width):
     assert not any(text.startswith(("attempt", "1")) for text in shown(console))
 
 
+def test_a_run_that_has_no_place_yet_is_shown_as_waiting_not_as_starting():
+    run = {"experiment": "b", "state": "waiting", "attempts": 0, "stages": ["one"], "done": []}
+    assert line(run) == "b  waiting"
+
+
 def test_what_a_run_says_right_before_its_end_is_still_shown_and_once():
     run = {"experiment": "exp", "notable": []}
     console = screen(120, is_terminal=False)

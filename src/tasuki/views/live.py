@@ -136,6 +136,8 @@ def _line(run: dict[str, Any], cells: int) -> str:
     number_of = f"stage {min(len(run['done']) + 1, len(run['stages']))}/{len(run['stages'])}"
     if run["state"] == "complete":
         return f"{name}  complete"
+    if run["state"] == "waiting" and not run["attempts"]:
+        return f"{name}  waiting"
     if run["phase"] == "evaluate" and run["phase_stage"] in run["done"]:
         passed = f"  {format_seconds(run['doing_s'])}" if run["doing_s"] else ""
         return f"{name}  evaluating {escape(run['phase_stage'])}{passed}  attempt {run['attempts']}"
