@@ -153,7 +153,9 @@ def test_a_gpu_config_is_planned_without_gpu_and_tokens_and_its_steps_have_16_sa
     said = project.type("plan", "--config", config, "--json")
     assert said.code == 0, said
     plan = said.json()
-    assert len(plan["jobs"]) == num_jobs and plan["warnings"] == []
+    assert len(plan["jobs"]) == num_jobs
+    # Steps of minutes: a preemption saves a copy, and the plan says so.
+    assert all("do not fit a notice of 59s" in warning for warning in plan["warnings"])
     assert all(job["expected_s"] <= job["limit_s"] == 8 * 3600 for job in plan["jobs"])
     piece = plan["jobs"][0]["lanes"][0]["stages"][0]
     assert piece["source"] == "given"
