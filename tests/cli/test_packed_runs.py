@@ -9,7 +9,7 @@ from tests.cli.person import finish, until
 STAGES = {"stages": [{"name": "one", "data": "d", "epochs": 8, "gpus": 1}]}
 
 
-@pytest.mark.parametrize("harm", ["claims", "spec.json"])
+@pytest.mark.parametrize("harm", [pytest.param("claims", marks=pytest.mark.long), "spec.json"])
 def test_a_run_folder_that_is_damaged_ends_no_other_run_and_hides_none(project, harm):
     made = project(
         params={"pause": 0.05},

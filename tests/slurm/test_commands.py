@@ -30,6 +30,7 @@ def ends(project: SlurmProject) -> list[tuple[str, str]]:
     return [(e["ending"], e["cause"]) for e in read_attempt_ends(project.run).values() if e]
 
 
+@pytest.mark.long
 def test_a_typed_command_is_preempted_comes_back_and_finishes(cluster, tmp_path):
     project = make_project(cluster, tmp_path / "p")
     project.tasuki("submit", "--", "python", "train.py", "600", "exit=75")
