@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import tasuki
 from tasuki.actions.new_from_slurm import new_from_slurm
 from tasuki.backends.slurm import script as sbatch
-from tasuki.scheduler.slurm.batch_script import read_batch_script
+from tasuki.scheduler.slurm.batch_script import BatchScript, read_batch_script
 from tasuki.spec.load import load_spec
 
 OLD = """\
@@ -138,7 +138,7 @@ def test_nothing_is_put_into_extra_that_submit_would_refuse(tmp_path):
 
 @given(text=st.text(max_size=200) | st.text("#SBATCH -=tpc1\n '\"\\$", max_size=200))
 def test_any_text_can_be_read(text):
-    read_batch_script(text)
+    assert isinstance(read_batch_script(text), BatchScript)
 
 
 def test_a_project_of_a_script_runs_it_here(here, tmp_path):

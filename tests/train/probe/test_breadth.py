@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 
 import pytest
+import torch
 from tests.train.probe import library_models as libraries
 from tests.train.probe import odd_models as odd
 from tests.train.probe.models import BATCHES, Mlp, fit_of, profiled_peak, stage_of, traces_of
@@ -78,6 +79,8 @@ def check(recipe, keys, accumulation):
     stage = stage_of(**keys)
     fitted = fit_of(recipe, stage, accumulation=accumulation)
     assert fitted.is_exact, fitted.reason
+    # With other weights fp16 may overflow at its first scale: such a step is left out, takes less.
+    torch.manual_seed(1)
     [real] = traces_of(recipe, stage, [BEYOND], is_fake=False, accumulation=accumulation)
     assert fitted.peak(*BEYOND) == pytest.approx(real.peak, rel=CLOSE)
 
