@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # program:Debian package
-SYSTEM := strace:strace tmux:tmux slurmctld:slurmctld slurmd:slurmd sbatch:slurm-client munged:munge
+SYSTEM := strace:strace tmux:tmux slurmctld:slurmctld slurmd:slurmd sbatch:slurm-client munged:munge chromium:chromium
 # In CI a test that fails is tried once more, and named: real processes on a shared machine are not always in time.
 PYTEST := $(BIN)/pytest -n 2 --dist worksteal $(if $(CI),--reruns 1 -raR)
 
