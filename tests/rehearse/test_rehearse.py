@@ -264,7 +264,26 @@ def test_what_the_budget_does_not_reach_is_said(plant, here):
     assert said.code == 1, said
     told = " ".join(said.out.split())
     assert "not reached exp/long, exp/later: 9s were over" in told
+    assert "stood then exp/long: steps, in loss (planted.py:" in told
     assert project.tree() == before
+    assert not processes_about(project.folder)
+
+
+@pytest.mark.parametrize("hangs", ["import", "data"])
+@pytest.mark.long
+def test_a_recipe_that_hangs_before_its_first_step_is_named_with_its_line(plant, here, hangs):
+    project = plant("hanging:Recipe")
+    wait = "import time; time.sleep(1000)"
+    (project.folder / "hanging.py").write_text(
+        "from planted import Sound\n"
+        + (f"{wait}\n" if hangs == "import" else "")
+        + f"class Recipe(Sound):\n    def build_dataset(self, source, split):\n        {wait}\n"
+    )
+    said = here(project.folder, "rehearse", "--budget", "20s")
+    assert said.code == 1, said
+    told = " ".join(said.out.split())
+    places = {"import": "imports, in <module> (hanging.py:2)", "data": "data, in build_dataset"}
+    assert f"stood then exp/one: {places[hangs]}" in told
     assert not processes_about(project.folder)
 
 

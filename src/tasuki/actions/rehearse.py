@@ -49,7 +49,7 @@ from tasuki.actions.rehearse_rounds import (
     what_is_needed,
 )
 from tasuki.actions.status import describe_run
-from tasuki.answers import ChildFailed, OnProgress, ask
+from tasuki.answers import ChildFailed, ChildLate, OnProgress, ask, standing
 from tasuki.clock import Clock
 from tasuki.spec.resolved import ResolvedExperiment, ResolvedSpec, ResolvedStage, to_plain
 from tasuki.store.atomic import FORMAT
@@ -199,7 +199,8 @@ class _Rehearsal:
         request.on_step("importing recipes, opening data")
         try:
             answers = self._ask_all(rows)
-        except TimeoutError:
+        except ChildLate as late:
+            self._note_late(rows, late)
             return  # `try_all` finds the budget used up, too
         for row, told in zip(rows, answers, strict=True):
             row.facts = told
@@ -209,6 +210,17 @@ class _Rehearsal:
                 cell = Cell(state="failed", message=failed["message"], hint=failed["hint"])
                 row.cells |= {"data": NOT_REACHED, failed["column"]: cell}
                 self._note(row, None)
+
+    def _note_late(self, rows: Sequence[Row], late: ChildLate) -> None:
+        """It looks at one after another: at which, and at what of it, it was."""
+        if late.progress.total != len(rows):
+            return  # it came to none, or to halves after a crash
+        row = rows[late.progress.done]
+        is_open = "import" not in late.progress.what
+        row.cells |= {"imports": OK} if is_open else {}
+        row.cells["data" if is_open else "imports"] = Cell(
+            state="not reached", message=late.place or late.progress.what
+        )
 
     def _look_at_command(self, row: Row) -> None:
         found = self._find(row.stage.command or ("",))
@@ -354,6 +366,7 @@ class _Rehearsal:
                 return
             is_over = ground.is_over and trained.failed is None and not trained.is_done
             if is_over:
+                row.cells[trained.column] = Cell(state="not reached", message=trained.stood)
                 return
             row.saved_bytes, row.frozen_bytes = trained.saved_bytes, trained.frozen_bytes
             row.cells = cells_of(
@@ -375,12 +388,20 @@ class _Rehearsal:
     def _way(self, run: RunFolder, ground: Ground, stage: str, phase: str) -> Way:
         path = ground.trace(run.name) / f"{stage}.{phase}.jsonl"
         way = read_way(list(read_lines(path)) if path.exists() else [])
-        if way.is_done or way.failed is not None or not way.places or ground.is_over:
+        if way.is_done or way.failed is not None or not way.places:
             return way
+        if ground.is_over:
+            return replace(way, stood=self._stood(run, path.with_suffix(".stacks"), way))
         told = read_attempt_end(run, 1) or {}
         words = str(told.get("message") or "it ended without a word")
         kind = "killed" if _KILLED in words else ""
         return replace(way, failed=words, hint=str(told.get("hint") or ""), kind=kind)
+
+    def _stood(self, run: RunFolder, path: Path, way: Way) -> str:
+        """In the user's own code, else at which place of ours."""
+        stacks = path.read_text(errors="replace") if path.exists() else ""
+        folders = (str(run.code), self._request.plan.spec.folder)
+        return standing(stacks, folders) or f"at `{way.places[-1]}`"
 
     def _give_up(self, row: Row, run: RunFolder) -> None:
         """Not even its process came to a place: whoever supervised it says why."""

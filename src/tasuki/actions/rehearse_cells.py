@@ -67,6 +67,8 @@ class Way:
     """Of a checkpoint."""
     frozen_bytes: int = 0
     """Of parameters that no step changes: stored once for all checkpoints."""
+    stood: str = ""
+    """Where, when the budget was used up; empty: it was over by then."""
 
     @property
     def is_done(self) -> bool:
@@ -105,6 +107,8 @@ def cells_of(trained: Way, evaluated: Way, *, validates: bool, evaluates: bool) 
         cells |= dict.fromkeys(("imports", "data", "steps", "save", "load"), OK)
     elif trained.failed is not None:
         cells[trained.column] = _failed(trained)
+    elif trained.stood:
+        cells[trained.column] = _stood(trained)
     if evaluates:
         cells["evaluate"] = _evaluation(cells["evaluate"], evaluated)
     elif not validates:
@@ -117,7 +121,13 @@ def _evaluation(so_far: Cell, evaluated: Way) -> Cell:
         return so_far
     if evaluated.failed is not None:
         return _failed(evaluated)
+    if evaluated.stood and not evaluated.is_done:
+        return _stood(evaluated)
     return OK if evaluated.is_done else NOT_REACHED
+
+
+def _stood(way: Way) -> Cell:
+    return Cell(state="not reached", message=way.stood)
 
 
 def _failed(way: Way) -> Cell:
