@@ -60,6 +60,8 @@ from tasuki.telemetry.events import read_events
 from tasuki.telemetry.lines import read_lines
 
 DEFAULT_BUDGET = "60s"
+_OF_LOADER = "torch/utils/data/dataloader.py"
+"""In the stack of the main thread, which comes last: workers are other processes."""
 _KILLED = "was killed by"
 """As the supervisor says it of a rank that said nothing itself."""
 
@@ -401,6 +403,8 @@ class _Rehearsal:
         """In the user's own code, else at which place of ours."""
         stacks = path.read_text(errors="replace") if path.exists() else ""
         folders = (str(run.code), self._request.plan.spec.folder)
+        if _OF_LOADER in stacks.rpartition("Thread 0x")[2]:
+            return "waiting for a loader worker (`--set loader.workers=0` tells where that stands)"
         return standing(stacks, folders) or f"at `{way.places[-1]}`"
 
     def _give_up(self, row: Row, run: RunFolder) -> None:
