@@ -8,7 +8,7 @@ does not keep others from being tried (rehearse_rounds.py). Nothing is left, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,11 @@ from tasuki.actions.rehearse_cells import (
     Cell,
     Way,
     cells_of,
+    halvings_of,
+    memory_of,
     ran_out_of_memory,
     read_way,
+    seconds_of,
 )
 from tasuki.actions.rehearse_checks import (
     check_command,
@@ -361,9 +364,9 @@ class _Rehearsal:
                 if number == 0 and not ground.is_over:
                     self._give_up(row, run)
                 return
-            row.seconds += _seconds(events, stage.name)
-            row.memory = _memory(events, stage.name) or row.memory
-            row.said += _halvings(events, stage.name)
+            row.seconds += seconds_of(events, stage.name)
+            row.memory = memory_of(events, stage.name) or row.memory
+            row.said += halvings_of(events, stage.name)
             if self._takes_smaller(row, trained):
                 return
             is_over = ground.is_over and trained.failed is None and not trained.is_done
@@ -490,26 +493,3 @@ def _trained(spec: ResolvedSpec) -> Iterator[tuple[Key, Path]]:
             folder = run.stage(stage.name)
             if folder.metrics.exists() and folder.weights.is_file():
                 yield (experiment.name, stage.name), folder.weights
-
-
-def _seconds(events: Sequence[Mapping[str, Any]], stage: str) -> float:
-    """That the processes of a stage lived."""
-    own = [e for e in events if e.get("stage") == stage]
-    starts = [e["t"] for e in own if e["kind"] == "worker-started"]
-    ends = [e["t"] for e in own if e["kind"] == "worker-ended"]
-    return sum(float(end) - float(start) for start, end in zip(starts, ends, strict=False))
-
-
-def _memory(events: Sequence[Mapping[str, Any]], stage: str) -> dict[str, Any] | None:
-    told = [e for e in events if e["kind"] == "memory" and e.get("stage") == stage]
-    return {key: told[-1][key] for key in ("on", "device", "host")} if told else None
-
-
-def _halvings(events: Sequence[Mapping[str, Any]], stage: str) -> list[str]:
-    """Micro-batches that did not fit, and which one did."""
-    own = [e for e in events if e["kind"] == "micro-batch" and e.get("stage") == stage]
-    return (
-        [f"{own[-1]['most']} {own[-1]['unit']} at once: {own[-1]['was']} did not fit"]
-        if own
-        else []
-    )

@@ -137,3 +137,26 @@ def _failed(way: Way) -> Cell:
 def ran_out_of_memory(way: Way) -> bool:
     """With one sample; or the system ended it, which is the same on a small machine."""
     return way.kind in (MEMORY, "killed") and way.column in ("steps", "evaluate")
+
+
+def seconds_of(events: Sequence[Mapping[str, Any]], stage: str) -> float:
+    """That the processes of a stage lived."""
+    own = [e for e in events if e.get("stage") == stage]
+    starts = [e["t"] for e in own if e["kind"] == "worker-started"]
+    ends = [e["t"] for e in own if e["kind"] == "worker-ended"]
+    return sum(float(end) - float(start) for start, end in zip(starts, ends, strict=False))
+
+
+def memory_of(events: Sequence[Mapping[str, Any]], stage: str) -> dict[str, Any] | None:
+    told = [e for e in events if e["kind"] == "memory" and e.get("stage") == stage]
+    return {key: told[-1][key] for key in ("on", "device", "host")} if told else None
+
+
+def halvings_of(events: Sequence[Mapping[str, Any]], stage: str) -> list[str]:
+    """Micro-batches that did not fit, and which one did."""
+    own = [e for e in events if e["kind"] == "micro-batch" and e.get("stage") == stage]
+    return (
+        [f"{own[-1]['most']} {own[-1]['unit']} at once: {own[-1]['was']} did not fit"]
+        if own
+        else []
+    )
