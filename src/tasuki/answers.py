@@ -8,19 +8,34 @@ command line stays free of heavy imports this way, and a crash in there is a mes
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import json
 import os
+import re
+import select
+import signal
 import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, Any, NoReturn
+from pathlib import Path
+from typing import Any, NoReturn
 
-from tasuki.errors import EXIT_FAILED, TasukiError
+from tasuki.errors import EXIT_FAILED, TasukiError, is_users, place_of
 
 _TELL_EVERY_S = 0.1
+_LOOK_EVERY_S = 0.2
+_STACKS = signal.SIGQUIT
+"""Lets a child write where it stands, as ranks do."""
+_STACK_WITHIN_S = 1.0
+_LAST_ERRORS = 1000
+"""Lines of its stderr that are kept: it may print for hours."""
+_FEW_FRAMES = 3
+_STACK = "(most recent call first):"
+"""The head of a stack, as faulthandler writes it."""
 _FIRST = "importing"
 """What a child does for seconds before it can say anything."""
 
@@ -41,6 +56,16 @@ class Progress:
 OnProgress = Callable[[Progress], None]
 
 
+class ChildLate(TimeoutError):
+    """It took longer than it may: what it was at, and where it stood."""
+
+    def __init__(self, message: str, *, progress: Progress, place: str, doing: str) -> None:
+        super().__init__(message)
+        self.progress = progress
+        self.place = place
+        self.doing = doing
+
+
 def ask(
     module: str,
     order: Mapping[str, Any],
@@ -51,9 +76,10 @@ def ask(
     within_s: float | None = None,
     on_progress: OnProgress = lambda _: None,
 ) -> Any:
-    """Run `python -m MODULE FD`; its answer, or ChildFailed with its words. Leaves no child behind.
+    """Run `python -m MODULE FD`; its answer, or ChildFailed with its words. Leaves no child behind,
+    nor what that has forked.
 
-    Raises TimeoutError when it takes longer than `within_s`.
+    Raises ChildLate when it takes longer than `within_s`; KeyboardInterrupt says where it stood.
     """
     reader, writer = os.pipe()
     try:
@@ -65,71 +91,145 @@ def ask(
             env={**environment, "PYTHONHASHSEED": "0"},
             cwd=folder,
             pass_fds=[writer],
+            # All that it forks ends with it; and who asks a terminal fails instead of waiting.
+            start_new_session=True,
         )
     except BaseException:
         os.close(reader)
         raise
     finally:
         os.close(writer)
-    is_late = threading.Event()
-    timer = threading.Timer(within_s, _end, (child, is_late)) if within_s is not None else None
-    if timer is not None:
-        timer.start()
+    asked = _Asked(child, reader, module, folder, on_progress)
     try:
-        return _hear(child, reader, json.dumps(order).encode(), module, on_progress)
-    except ChildFailed:
-        if is_late.is_set():
-            raise TimeoutError(f"{module} took longer than {within_s} s") from None
-        raise
+        return asked.hear(json.dumps(order).encode(), within_s)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(asked.describe()) from None
     finally:
-        if timer is not None:
-            timer.cancel()
-        child.kill()
+        os.close(reader)
+        _kill_session(child)
         child.wait()
 
 
-def _end(child: subprocess.Popen[bytes], is_late: threading.Event) -> None:
-    is_late.set()
-    child.kill()
+def _kill_session(child: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGKILL)
 
 
-def _hear(
-    child: subprocess.Popen[bytes], reader: int, order: bytes, module: str, on_progress: OnProgress
-) -> Any:
-    errors: list[bytes] = []
-    assert child.stdin is not None and child.stderr is not None
-    listener = threading.Thread(target=_drain, args=(child.stderr, errors), daemon=True)
-    listener.start()
-    with contextlib.suppress(BrokenPipeError):
-        child.stdin.write(order)
-        child.stdin.close()
-    with os.fdopen(reader, "rb") as lines:
-        on_progress(Progress(_FIRST, 0, None))
-        for line in lines:
-            if not line.endswith(b"\n"):
-                break  # it ended in the middle of a word
+class _Asked:
+    """A child that was started, and what is known of it."""
+
+    def __init__(
+        self,
+        child: subprocess.Popen[bytes],
+        reader: int,
+        module: str,
+        folder: str | None,
+        on_progress: OnProgress,
+    ) -> None:
+        self._child, self._reader, self._module = child, reader, module
+        self._folder, self._on_progress = folder, on_progress
+        self._progress = Progress(_FIRST, 0, None)
+        self._began = time.monotonic()
+        self._errors: deque[bytes] = deque(maxlen=_LAST_ERRORS)
+        self._listener = threading.Thread(target=self._drain, daemon=True)
+
+    def hear(self, order: bytes, within_s: float | None) -> Any:
+        assert self._child.stdin is not None
+        self._listener.start()
+        with contextlib.suppress(BrokenPipeError):
+            self._child.stdin.write(order)
+            self._child.stdin.close()
+        self._on_progress(self._progress)
+        for line in self._lines(within_s):
             told = json.loads(line)
             if "progress" in told:
-                on_progress(Progress(*told["progress"]))
+                self._progress, self._began = Progress(*told["progress"]), time.monotonic()
+                self._on_progress(self._progress)
             elif "error" in told:
                 failed = ChildFailed(told["error"], hint=told["hint"])
                 failed.exit_code = told["exit_code"]
                 raise failed
             else:
                 return told["answer"]
-    child.wait()
-    listener.join(timeout=5)
-    words = b"".join(errors).decode(errors="replace").strip().splitlines()
-    raise ChildFailed(
-        f"a helper process ({module}) ended without an answer: "
-        + (words[-1] if words else f"exit code {child.returncode}"),
-        hint="killed processes often mean too little memory" if child.returncode == -9 else "",
-    )
+        raise self._no_answer()
+
+    def _lines(self, within_s: float | None) -> Iterator[bytes]:
+        """Whole ones, until it ends: a fork of it may keep the pipe open for ever."""
+        until = None if within_s is None else time.monotonic() + within_s
+        rest = b""
+        while True:
+            is_over = self._child.poll() is not None  # what it wrote before is there by now
+            if select.select([self._reader], [], [], 0.0 if is_over else _LOOK_EVERY_S)[0]:
+                data = os.read(self._reader, 1 << 16)
+                if not data:
+                    return
+                *lines, rest = (rest + data).split(b"\n")
+                yield from lines
+            elif is_over:
+                return
+            if until is not None and time.monotonic() > until:
+                raise self._late(within_s)
+
+    def _late(self, within_s: float | None) -> ChildLate:
+        place = self.place()
+        doing = self._describe(place)
+        message = f"{self._module} took longer than {within_s:g} s: {doing}"
+        return ChildLate(message, progress=self._progress, place=place, doing=doing)
+
+    def _no_answer(self) -> ChildFailed:
+        code = self._child.wait()
+        _kill_session(self._child)
+        self._listener.join(timeout=5)
+        words = b"".join(self._errors).decode(errors="replace").strip().splitlines()
+        hint = "killed processes often mean too little memory" if code == -signal.SIGKILL else ""
+        return ChildFailed(
+            f"a helper process ({self._module}) ended without an answer, at "
+            f"`{self._progress.what}`: " + (words[-1] if words else f"exit code {code}"),
+            hint="code of yours seems to end the process: look for os._exit" if not code else hint,
+        )
+
+    def describe(self) -> str:
+        """What it has been at, for how long, and where in the user's code."""
+        return self._describe(self.place())
+
+    def _describe(self, place: str) -> str:
+        took = time.monotonic() - self._began
+        return f"`{self._progress.what}` for {took:.0f} s" + (f", {place}" if place else "")
+
+    def place(self) -> str:
+        """Asked of itself; only before it is ended: a signal may disturb what it does."""
+        before = self._num_stacks()
+        with contextlib.suppress(ProcessLookupError):
+            self._child.send_signal(_STACKS)
+        until, seen = time.monotonic() + _STACK_WITHIN_S, -1
+        while time.monotonic() < until:
+            if self._num_stacks() > before and len(self._errors) == seen:
+                break
+            seen = len(self._errors)
+            time.sleep(_LOOK_EVERY_S / 4)
+        words = b"".join(list(self._errors)).decode(errors="replace")
+        return standing(words, (self._folder,) if self._folder else ())
+
+    def _num_stacks(self) -> int:
+        return sum(_STACK.encode() in line for line in list(self._errors))
+
+    def _drain(self) -> None:
+        assert self._child.stderr is not None
+        with self._child.stderr as stream:
+            self._errors.extend(stream)
 
 
-def _drain(stream: IO[bytes], lines: list[bytes]) -> None:
-    with stream:
-        lines.extend(stream)
+def standing(stacks: str, folders: Sequence[str]) -> str:
+    """Where the newest stack that faulthandler wrote stands in files of the user's, the innermost
+    first: `in wait (data.py:7), from build_dataset (recipes.py:31)`. Empty: in none of them."""
+    newest = stacks.rpartition(_STACK)[2]
+    frames = re.findall(r'^  File "(.+)", line (\d+) in (.+)$', newest, re.MULTILINE)
+    own = [
+        f"{name} ({Path(file).name}:{line})"
+        for file, line, name in frames
+        if is_users(file) and any(Path(file).is_relative_to(folder) for folder in folders)
+    ]
+    return f"in {', from '.join(own[:_FEW_FRAMES])}" if own else ""
 
 
 class Told:
@@ -172,6 +272,8 @@ def answer(
 ) -> NoReturn:
     """The child's whole `main`: read the order, work, say how it went, leave."""
     told = Told(int(argv[1]))
+    faulthandler.register(_STACKS, file=2, all_threads=False)
+    threading.Thread(target=_leave_with, args=(int(argv[1]),), daemon=True).start()
     order = json.load(sys.stdin)
     with _quietly_gone():
         try:
@@ -180,6 +282,12 @@ def answer(
             told.error(error.message, error.hint, error.exit_code)
         except BrokenPipeError:
             raise
+        except SystemExit as error:
+            told.error(
+                f"code of yours ends the process: exit({error.code!r}){place_of(error)}",
+                "a recipe is imported and called, not run: let it raise an error instead",
+                EXIT_FAILED,
+            )
         except Exception as error:
             import traceback
 
@@ -188,6 +296,16 @@ def answer(
     # Threads of the user's code must not keep the answer waiting.
     sys.stderr.flush()
     os._exit(0)
+
+
+def _leave_with(fd: int) -> None:
+    """Whoever asked is gone, even by SIGKILL: no answer is wanted, and forks must not stay."""
+    end = select.poll()
+    end.register(fd, 0)  # of a pipe whose reader is closed: POLLERR, which needs no asking
+    end.poll()
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(EXIT_FAILED)
 
 
 @contextlib.contextmanager

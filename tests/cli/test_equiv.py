@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import tasuki
+from tests.cli.person import Project, finish, person_environment, processes_about, until
 
 RECIPE = """
 import torch
@@ -79,6 +81,24 @@ def test_a_mistake_in_the_recipe_is_said_without_a_traceback(here, folder):
     said = here(folder, "equiv", "--set", "recipe=recipe:Broken")
     assert said.code == 1 and "my mistake (at recipe.py:" in said.err, said
     assert "Traceback" not in said.err
+
+
+@pytest.mark.long
+def test_whoever_interrupts_a_recipe_that_hangs_hears_where_it_stands(folder):
+    project = Project(folder, person_environment())
+    with (folder / "recipe.py").open("a") as file:
+        file.write(
+            "\n\nclass Hanging(Plain):\n    def loss(self, model, batch):\n"
+            "        import pathlib, time\n\n        pathlib.Path('hangs').touch()\n"
+            "        time.sleep(1000)\n"
+        )
+    process = project.start("equiv", "--set", "recipe=recipe:Hanging")
+    until((folder / "hangs").exists)
+    process.send_signal(signal.SIGINT)
+    said = finish(process)
+    assert said.code == 75, said
+    assert "interrupted: `" in said.err and "in loss (recipe.py:" in said.err
+    assert not processes_about(folder)
 
 
 def test_experiments_of_each_are_fair_and_by_hand_they_list_what_is_not_meant(here, folder):

@@ -264,7 +264,46 @@ def test_what_the_budget_does_not_reach_is_said(plant, here):
     assert said.code == 1, said
     told = " ".join(said.out.split())
     assert "not reached exp/long, exp/later: 9s were over" in told
+    assert "stood then exp/long: steps, in loss (planted.py:" in told
     assert project.tree() == before
+    assert not processes_about(project.folder)
+
+
+@pytest.mark.long
+def test_a_loader_worker_that_hangs_is_told_from_a_step_that_does(plant, here):
+    project = plant("hanging:Recipe", cluster__cpus=2, defaults__loader={"workers": 1})
+    (project.folder / "hanging.py").write_text(
+        "import time\nfrom planted import Sound\nfrom torch.utils.data import get_worker_info\n\n"
+        "class Hanging:\n    def __init__(self, whole):\n        self.whole = whole\n"
+        "    def __len__(self):\n        return len(self.whole)\n"
+        "    def __getitem__(self, index):\n"
+        "        if get_worker_info() is not None:\n            time.sleep(1000)\n"
+        "        return self.whole[index]\n\n"
+        "class Recipe(Sound):\n    def build_dataset(self, source, split):\n"
+        "        return Hanging(super().build_dataset(source, split))\n"
+    )
+    said = here(project.folder, "rehearse", "--budget", "20s")
+    assert said.code == 1, said
+    told = " ".join(said.out.split())
+    assert "stood then exp/one: steps, waiting for a loader worker" in told, said
+    assert not processes_about(project.folder)
+
+
+@pytest.mark.parametrize("hangs", ["import", "data"])
+@pytest.mark.long
+def test_a_recipe_that_hangs_before_its_first_step_is_named_with_its_line(plant, here, hangs):
+    project = plant("hanging:Recipe")
+    wait = "import time; time.sleep(1000)"
+    (project.folder / "hanging.py").write_text(
+        "from planted import Sound\n"
+        + (f"{wait}\n" if hangs == "import" else "")
+        + f"class Recipe(Sound):\n    def build_dataset(self, source, split):\n        {wait}\n"
+    )
+    said = here(project.folder, "rehearse", "--budget", "20s")
+    assert said.code == 1, said
+    told = " ".join(said.out.split())
+    places = {"import": "imports, in <module> (hanging.py:2)", "data": "data, in build_dataset"}
+    assert f"stood then exp/one: {places[hangs]}" in told
     assert not processes_about(project.folder)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import textwrap
 import time
@@ -13,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tasuki.answers import ChildFailed, Progress, ask
+from tasuki.answers import ChildFailed, ChildLate, Progress, ask
 from tasuki.errors import EXIT_FAILED, EXIT_USAGE
 
 Ask = Callable[..., Any]
@@ -124,9 +125,9 @@ def test_the_words_the_hint_and_the_exit_code_of_our_errors_pass_through(ask_chi
     [
         ("return 1 / 0", "ZeroDivisionError: division by zero"),
         ("return {1, 2}", "TypeError: .*set is not JSON"),
-        ("sys.exit(7)", "ended without an answer: exit code 7"),
-        ("sys.exit('the license is over')", "ended without an answer: the license is over"),
-        ("os._exit(3)", "ended without an answer: exit code 3"),
+        ("sys.exit(7)", r"ends the process: exit\(7\)"),
+        ("sys.exit('the license is over')", "ends the process: exit.*the license is over"),
+        ("os._exit(3)", "ended without an answer, at `importing`: exit code 3"),
         ("os.abort()", "ended without an answer"),
     ],
 )
@@ -141,7 +142,7 @@ def test_a_module_that_cannot_be_imported_is_told_too(tmp_path: Path) -> None:
 
 
 def test_a_child_that_is_killed_is_a_message_and_the_hint_thinks_of_memory(ask_child: Ask) -> None:
-    with pytest.raises(ChildFailed, match="ended without an answer: exit code -9") as caught:
+    with pytest.raises(ChildFailed, match=r"ended without an answer.*: exit code -9") as caught:
         ask_child("os.kill(os.getpid(), signal.SIGKILL)")
     assert "memory" in caught.value.hint
 
@@ -153,7 +154,7 @@ def test_a_child_that_is_killed_in_the_middle_of_its_answer_is_the_same_message(
     os.write(int(sys.argv[1]), b'{"answer": [1, 2,')
     os.kill(os.getpid(), signal.SIGKILL)
     """
-    with pytest.raises(ChildFailed, match="ended without an answer: exit code -9"):
+    with pytest.raises(ChildFailed, match=r"ended without an answer.*: exit code -9"):
         ask_child(body)
 
 
@@ -203,6 +204,76 @@ def test_a_child_notices_when_nobody_listens_any_more(ask_child: Ask, tmp_path: 
     os.dup2(writer, int(sys.argv[1]))
     told.progress("reading", 1, 2)
     """
-    with pytest.raises(ChildFailed, match="ended without an answer: exit code 1"):
+    with pytest.raises(ChildFailed, match=r"ended without an answer.*: exit code (1|-9)"):
         ask_child(body)
     assert log.read_text() == ""
+
+
+FORKS = """
+if os.fork() == 0:
+    time.sleep(1000)
+"""
+
+
+def is_alive(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def wait_for_end(pid: int) -> None:
+    until = time.monotonic() + 10
+    while is_alive(pid):
+        assert time.monotonic() < until, "it stays"
+        time.sleep(0.01)
+
+
+def test_what_a_child_forked_ends_with_it(ask_child: Ask) -> None:
+    fork = "fork = os.fork()\nif fork == 0:\n    time.sleep(1000)\n"
+    wait_for_end(ask_child(f"{fork}return fork"))
+
+
+def test_a_fork_that_keeps_the_pipe_open_does_not_hide_that_the_child_is_gone(
+    ask_child: Ask,
+) -> None:
+    with pytest.raises(ChildFailed, match="ended without an answer, at `reading`") as failed:
+        ask_child(f"told.begin('reading'){FORKS}os._exit(0)")
+    assert "os._exit" in failed.value.hint
+
+
+def test_code_that_leaves_by_exit_is_named_with_its_line(ask_child: Ask) -> None:
+    with pytest.raises(ChildFailed, match=r"exit\(3\) \(at child_of_test.py:5\)"):
+        ask_child("sys.exit(3)")
+
+
+def test_of_a_child_that_hangs_it_is_told_where_it_stands(ask_child: Ask, tmp_path: Path) -> None:
+    with pytest.raises(ChildLate, match="`reading` for") as late:
+        ask_child("told.begin('reading')\ntime.sleep(1000)", within_s=2.0, folder=str(tmp_path))
+    assert late.value.progress == Progress("reading", 0, None)
+    assert late.value.place == "in work (child_of_test.py:6), from <module> (child_of_test.py:8)"
+
+
+def test_a_child_and_its_forks_go_when_whoever_asked_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "child_of_test.py").write_text(
+        "import os, time\nfrom tasuki.answers import answer\n"
+        "def work(order, told):\n    fork = os.fork()\n    if fork == 0: time.sleep(1000)\n"
+        "    told.begin(f'{os.getpid()} {fork}')\n    time.sleep(1000)\n"
+        "if __name__ == '__main__':\n    answer(work)\n"
+    )
+    asks = (
+        "import os, sys\nfrom tasuki.answers import ask\n"
+        "ask('child_of_test', {}, python=sys.executable, environment=os.environ,"
+        " on_progress=lambda told: print(told.what, flush=True))\n"
+    )
+    asker = subprocess.Popen(
+        [sys.executable, "-c", asks],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with asker:
+        assert asker.stdout is not None
+        assert asker.stdout.readline() == "importing\n"
+        pids = [int(pid) for pid in asker.stdout.readline().split()]
+        assert len(pids) == 2 and all(map(is_alive, pids))
+        asker.kill()
+    for pid in pids:
+        wait_for_end(pid)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from tasuki.answers import ask
+from tasuki.answers import ChildLate, ask
 from tasuki.spec.resolved import ResolvedExperiment, to_plain
 
 _WITHIN_S = 300
@@ -21,6 +21,7 @@ def measure_stages(
     device: str,
     python: str,
     environment: dict[str, str],
+    on_late: Callable[[str], None] = lambda _: None,
 ) -> dict[str, dict[str, Any]]:
     """By stage: total_steps, step_s, start_s, save_s. Nothing is written anywhere."""
     order = {
@@ -40,6 +41,7 @@ def measure_stages(
             folder=folder,
             within_s=_WITHIN_S,
         )
-    except TimeoutError:
+    except ChildLate as late:
+        on_late(f"measuring `{experiment.name}` was given up after {_WITHIN_S} s: {late.doing}")
         return {}
     return answer

@@ -275,6 +275,7 @@ def _measure_on(
             device=device,
             python=request.python,
             environment=request.environment,
+            on_late=request.on_progress,
         )
     except ChildFailed as error:
         error.message = f"experiment `{experiment.name}`: {error.message}"

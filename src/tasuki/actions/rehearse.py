@@ -8,7 +8,7 @@ does not keep others from being tried (rehearse_rounds.py). Nothing is left, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,11 @@ from tasuki.actions.rehearse_cells import (
     Cell,
     Way,
     cells_of,
+    halvings_of,
+    memory_of,
     ran_out_of_memory,
     read_way,
+    seconds_of,
 )
 from tasuki.actions.rehearse_checks import (
     check_command,
@@ -49,7 +52,7 @@ from tasuki.actions.rehearse_rounds import (
     what_is_needed,
 )
 from tasuki.actions.status import describe_run
-from tasuki.answers import ChildFailed, OnProgress, ask
+from tasuki.answers import ChildFailed, ChildLate, OnProgress, ask, standing
 from tasuki.clock import Clock
 from tasuki.spec.resolved import ResolvedExperiment, ResolvedSpec, ResolvedStage, to_plain
 from tasuki.store.atomic import FORMAT
@@ -60,6 +63,8 @@ from tasuki.telemetry.events import read_events
 from tasuki.telemetry.lines import read_lines
 
 DEFAULT_BUDGET = "60s"
+_OF_LOADER = "torch/utils/data/dataloader.py"
+"""In the stack of the main thread, which comes last: workers are other processes."""
 _KILLED = "was killed by"
 """As the supervisor says it of a rank that said nothing itself."""
 
@@ -199,7 +204,8 @@ class _Rehearsal:
         request.on_step("importing recipes, opening data")
         try:
             answers = self._ask_all(rows)
-        except TimeoutError:
+        except ChildLate as late:
+            self._note_late(rows, late)
             return  # `try_all` finds the budget used up, too
         for row, told in zip(rows, answers, strict=True):
             row.facts = told
@@ -209,6 +215,17 @@ class _Rehearsal:
                 cell = Cell(state="failed", message=failed["message"], hint=failed["hint"])
                 row.cells |= {"data": NOT_REACHED, failed["column"]: cell}
                 self._note(row, None)
+
+    def _note_late(self, rows: Sequence[Row], late: ChildLate) -> None:
+        """It looks at one after another: at which, and at what of it, it was."""
+        if late.progress.total != len(rows):
+            return  # it came to none, or to halves after a crash
+        row = rows[late.progress.done]
+        is_open = "import" not in late.progress.what
+        row.cells |= {"imports": OK} if is_open else {}
+        row.cells["data" if is_open else "imports"] = Cell(
+            state="not reached", message=late.place or late.progress.what
+        )
 
     def _look_at_command(self, row: Row) -> None:
         found = self._find(row.stage.command or ("",))
@@ -347,13 +364,14 @@ class _Rehearsal:
                 if number == 0 and not ground.is_over:
                     self._give_up(row, run)
                 return
-            row.seconds += _seconds(events, stage.name)
-            row.memory = _memory(events, stage.name) or row.memory
-            row.said += _halvings(events, stage.name)
+            row.seconds += seconds_of(events, stage.name)
+            row.memory = memory_of(events, stage.name) or row.memory
+            row.said += halvings_of(events, stage.name)
             if self._takes_smaller(row, trained):
                 return
             is_over = ground.is_over and trained.failed is None and not trained.is_done
             if is_over:
+                row.cells[trained.column] = Cell(state="not reached", message=trained.stood)
                 return
             row.saved_bytes, row.frozen_bytes = trained.saved_bytes, trained.frozen_bytes
             row.cells = cells_of(
@@ -375,12 +393,22 @@ class _Rehearsal:
     def _way(self, run: RunFolder, ground: Ground, stage: str, phase: str) -> Way:
         path = ground.trace(run.name) / f"{stage}.{phase}.jsonl"
         way = read_way(list(read_lines(path)) if path.exists() else [])
-        if way.is_done or way.failed is not None or not way.places or ground.is_over:
+        if way.is_done or way.failed is not None or not way.places:
             return way
+        if ground.is_over:
+            return replace(way, stood=self._stood(run, path.with_suffix(".stacks"), way))
         told = read_attempt_end(run, 1) or {}
         words = str(told.get("message") or "it ended without a word")
         kind = "killed" if _KILLED in words else ""
         return replace(way, failed=words, hint=str(told.get("hint") or ""), kind=kind)
+
+    def _stood(self, run: RunFolder, path: Path, way: Way) -> str:
+        """In the user's own code, else at which place of ours."""
+        stacks = path.read_text(errors="replace") if path.exists() else ""
+        folders = (str(run.code), self._request.plan.spec.folder)
+        if _OF_LOADER in stacks.rpartition("Thread 0x")[2]:
+            return "waiting for a loader worker (`--set loader.workers=0` tells where that stands)"
+        return standing(stacks, folders) or f"at `{way.places[-1]}`"
 
     def _give_up(self, row: Row, run: RunFolder) -> None:
         """Not even its process came to a place: whoever supervised it says why."""
@@ -465,26 +493,3 @@ def _trained(spec: ResolvedSpec) -> Iterator[tuple[Key, Path]]:
             folder = run.stage(stage.name)
             if folder.metrics.exists() and folder.weights.is_file():
                 yield (experiment.name, stage.name), folder.weights
-
-
-def _seconds(events: Sequence[Mapping[str, Any]], stage: str) -> float:
-    """That the processes of a stage lived."""
-    own = [e for e in events if e.get("stage") == stage]
-    starts = [e["t"] for e in own if e["kind"] == "worker-started"]
-    ends = [e["t"] for e in own if e["kind"] == "worker-ended"]
-    return sum(float(end) - float(start) for start, end in zip(starts, ends, strict=False))
-
-
-def _memory(events: Sequence[Mapping[str, Any]], stage: str) -> dict[str, Any] | None:
-    told = [e for e in events if e["kind"] == "memory" and e.get("stage") == stage]
-    return {key: told[-1][key] for key in ("on", "device", "host")} if told else None
-
-
-def _halvings(events: Sequence[Mapping[str, Any]], stage: str) -> list[str]:
-    """Micro-batches that did not fit, and which one did."""
-    own = [e for e in events if e["kind"] == "micro-batch" and e.get("stage") == stage]
-    return (
-        [f"{own[-1]['most']} {own[-1]['unit']} at once: {own[-1]['was']} did not fit"]
-        if own
-        else []
-    )

@@ -67,6 +67,8 @@ class Way:
     """Of a checkpoint."""
     frozen_bytes: int = 0
     """Of parameters that no step changes: stored once for all checkpoints."""
+    stood: str = ""
+    """Where, when the budget was used up; empty: it was over by then."""
 
     @property
     def is_done(self) -> bool:
@@ -105,6 +107,8 @@ def cells_of(trained: Way, evaluated: Way, *, validates: bool, evaluates: bool) 
         cells |= dict.fromkeys(("imports", "data", "steps", "save", "load"), OK)
     elif trained.failed is not None:
         cells[trained.column] = _failed(trained)
+    elif trained.stood:
+        cells[trained.column] = _stood(trained)
     if evaluates:
         cells["evaluate"] = _evaluation(cells["evaluate"], evaluated)
     elif not validates:
@@ -117,7 +121,13 @@ def _evaluation(so_far: Cell, evaluated: Way) -> Cell:
         return so_far
     if evaluated.failed is not None:
         return _failed(evaluated)
+    if evaluated.stood and not evaluated.is_done:
+        return _stood(evaluated)
     return OK if evaluated.is_done else NOT_REACHED
+
+
+def _stood(way: Way) -> Cell:
+    return Cell(state="not reached", message=way.stood)
 
 
 def _failed(way: Way) -> Cell:
@@ -127,3 +137,26 @@ def _failed(way: Way) -> Cell:
 def ran_out_of_memory(way: Way) -> bool:
     """With one sample; or the system ended it, which is the same on a small machine."""
     return way.kind in (MEMORY, "killed") and way.column in ("steps", "evaluate")
+
+
+def seconds_of(events: Sequence[Mapping[str, Any]], stage: str) -> float:
+    """That the processes of a stage lived."""
+    own = [e for e in events if e.get("stage") == stage]
+    starts = [e["t"] for e in own if e["kind"] == "worker-started"]
+    ends = [e["t"] for e in own if e["kind"] == "worker-ended"]
+    return sum(float(end) - float(start) for start, end in zip(starts, ends, strict=False))
+
+
+def memory_of(events: Sequence[Mapping[str, Any]], stage: str) -> dict[str, Any] | None:
+    told = [e for e in events if e["kind"] == "memory" and e.get("stage") == stage]
+    return {key: told[-1][key] for key in ("on", "device", "host")} if told else None
+
+
+def halvings_of(events: Sequence[Mapping[str, Any]], stage: str) -> list[str]:
+    """Micro-batches that did not fit, and which one did."""
+    own = [e for e in events if e["kind"] == "micro-batch" and e.get("stage") == stage]
+    return (
+        [f"{own[-1]['most']} {own[-1]['unit']} at once: {own[-1]['was']} did not fit"]
+        if own
+        else []
+    )

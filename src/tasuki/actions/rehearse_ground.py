@@ -146,7 +146,9 @@ class Ground:
         )
 
     def _environment(self, run: str, smallest: Mapping[str, Sequence[str]]) -> dict[str, str]:
+        left_s = self.until - self.clock.monotonic()
         rehearsal = {
+            "until": self.clock.wall() + left_s,
             "offline": not self.is_online,
             "smallest": list(smallest.get(run, ())),
             "effective_batches": dict(self.effective_batches.get(run, {})),

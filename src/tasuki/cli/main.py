@@ -118,11 +118,19 @@ def run() -> int:
         return _report(UsageError(message.rstrip("."), hint=hint))
     except click.ClickException as error:
         return _report(UsageError(error.format_message()))
-    except (click.Abort, KeyboardInterrupt):
+    except (click.Abort, KeyboardInterrupt) as error:
+        if words := _words_of(error):
+            _say("interrupted:", words, "yellow")
         return EXIT_RESUME_ME
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
+
+
+def _words_of(error: BaseException) -> str:
+    """What answers.py says of a child that was at work; click makes an Abort of the interrupt."""
+    source = error.__cause__ or error
+    return str(source) if isinstance(source, KeyboardInterrupt) else ""
 
 
 def _report(error: TasukiError) -> int:

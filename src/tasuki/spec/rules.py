@@ -54,8 +54,9 @@ Count = Annotated[
     int, Meta(ge=1, le=LARGEST_COUNT), Rule("a whole number", "at least 1", example="20")
 ]
 Gpus = Annotated[
-    int, Meta(ge=1, le=LARGEST_COUNT), Rule("a whole number", "at least 1", example="1")
+    int, Meta(ge=1, le=1024), Rule("a whole number", "between 1 and 1024", example="1")
 ]
+"""Of a node: a plan has a row for each."""
 GpusOrAuto = Annotated[
     Annotated[int, Meta(ge=1, le=1024)] | Literal["auto"],
     Rule("a whole number or `auto`", "between 1 and 1024, or `auto`", example="1"),

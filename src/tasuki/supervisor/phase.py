@@ -311,7 +311,8 @@ class Phase:
                 f"rank {rank.number} {SILENTLY_KILLED.format(name)} "
                 "(SIGKILL: often the node's memory was full)"
             )
-        return f"rank {rank.number} ended with exit code {rank.status} without a word"
+        why = " (code of yours ends the process: look for os._exit)" if not rank.status else ""
+        return f"rank {rank.number} ended with exit code {rank.status} without a word{why}"
 
 
 def _words_of_hang(hung: Pulse) -> dict[str, Any]:

@@ -31,6 +31,8 @@ class Rehearsal:
     """Stages whose largest samples do not fit this machine: their smallest are taken."""
     effective_batches: Mapping[str, int] = field(default_factory=dict)
     """By stage: those of the whole, where a rehearsed step has fewer samples."""
+    until: float | None = None
+    """By the wall clock: what is not done by then is left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +64,7 @@ def _read_rehearsal(told: Mapping[str, Any], steps: int) -> Rehearsal:
         is_offline=bool(told["offline"]),
         smallest=frozenset(told["smallest"]),
         effective_batches=told["effective_batches"],
+        until=told.get("until"),
     )
 
 

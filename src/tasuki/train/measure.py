@@ -36,15 +36,16 @@ _BUDGET_S = 3.0
 _WARM_UP = 2
 
 
-def work(order: dict[str, Any], _: Told) -> dict[str, Any]:
-    return _measure_all(order, import_s=process_age_s())
+def work(order: dict[str, Any], told: Told) -> dict[str, Any]:
+    return _measure_all(order, told, import_s=process_age_s())
 
 
-def _measure_all(order: dict[str, Any], *, import_s: float) -> dict[str, Any]:
+def _measure_all(order: dict[str, Any], told: Told, *, import_s: float) -> dict[str, Any]:
     experiment = experiment_from_plain(order["experiment"])
     stages = [stage for stage in experiment.stages if stage.name in order["stages"]]
     found = {}
     for stage in stages:
+        told.begin(f"measuring some steps of {stage.name}")
         apply_settings(threads=_threads(stage, order), exact=stage.exact)
         facts = _measure(stage, order)
         facts["start_s"] = import_s + facts.pop("setup_s")

@@ -7,6 +7,8 @@ and not after the stages before it. What fails is an answer, not an error.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,8 @@ from tasuki.train.optim import warmup_steps
 from tasuki.train.recipe import build_dataset, load_recipe, optional
 from tasuki.train.rehearsed import be_offline, in_words
 
+_WORDS = {"imports": "importing the recipe", "data": "opening data"}
+
 
 def work(order: dict[str, Any], told: Told) -> list[dict[str, Any]]:
     """Of each stage: what failed, by column, and facts."""
@@ -32,21 +36,31 @@ def work(order: dict[str, Any], told: Told) -> list[dict[str, Any]]:
         be_offline()
     folder, found = Path(order["folder"]), []
     for number, plain in enumerate(order["stages"]):
-        stage = stage_from_plain(plain)
-        told.progress("opening data", number, len(order["stages"]))
-        found.append(_look(stage, folder, ranks=order["ranks"], opens=order["opens"][number]))
+        stage, at = stage_from_plain(plain), (number, len(order["stages"]))
+        opens = order["opens"][number]
+        tell = partial(_tell, told, at)
+        found.append(_look(stage, folder, ranks=order["ranks"], opens=opens, tell=tell))
     return found
 
 
-def _look(stage: ResolvedStage, folder: Path, *, ranks: int, opens: bool) -> dict[str, Any]:
+def _tell(told: Told, at: tuple[int, int], column: str) -> None:
+    """If nothing comes after it, this is where it hangs: read by actions/rehearse.py."""
+    told.progress(_WORDS[column], *at)
+
+
+def _look(
+    stage: ResolvedStage, folder: Path, *, ranks: int, opens: bool, tell: Callable[[str], None]
+) -> dict[str, Any]:
     """`opens`: what its evaluation uses, too."""
     facts: dict[str, Any] = {"failed": None, "warnings": []}
     column = "imports"
+    tell(column)
     try:
         seed_everything(0)
         assert stage.recipe is not None
         recipe = load_recipe(stage.recipe, stage.params, paths=[folder])
         column = "data"
+        tell(column)
         data = prepare_data(recipe, stage, rank=0, world=ranks)
         facts |= _describe(data, stage, facts["warnings"])
         _open_others(recipe, stage, opens=opens)

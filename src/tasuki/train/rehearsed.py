@@ -7,10 +7,13 @@ Called by worker.py and along the way of a phase.
 
 from __future__ import annotations
 
+import faulthandler
+import os
 import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +21,7 @@ from torch.utils.data import Dataset
 
 from tasuki.data.foreign import is_loader
 from tasuki.errors import RecipeError, RunError, TasukiError, place_of
+from tasuki.store.atomic import FILE_MODE, make_folder
 from tasuki.telemetry.lines import LineWriter
 from tasuki.train.drilled import drill_order, fewer_batches, rehearsal
 from tasuki.train.orders import Orders
@@ -33,6 +37,9 @@ _OFFLINE_HINT = (
 )
 _ABOUT_NETWORK = ("something wants to reach", "huggingface.co", "HF_HUB_OFFLINE", "offline mode")
 """Of our own refusal, and of libraries that were told to ask nobody."""
+_SHORTLY_S = 0.5
+STACKS = ".stacks"
+"""Beside the lines: read by actions/rehearse.py."""
 _lines: list[LineWriter] = []
 
 
@@ -51,7 +58,20 @@ def begin_rehearsal(orders: Orders) -> None:
     if orders.claim > 1:
         raise RunError("a rehearsal tries nothing twice")
     if orders.rank == 0:
-        _lines.append(LineWriter(order.trace / f"{orders.stage}.{orders.phase}.jsonl"))
+        path = order.trace / f"{orders.stage}.{orders.phase}.jsonl"
+        _lines.append(LineWriter(path))
+        _tell_at_the_end(path.with_suffix(STACKS), rehearsed.until)
+
+
+def _tell_at_the_end(path: Path, until: float | None) -> None:
+    """Where it stands shortly before the budget is used up, if it still runs then: written by a
+    thread without Python, so that it does not matter in what it hangs."""
+    if until is None:
+        return
+    make_folder(path.parent)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, FILE_MODE)
+    left_s = max(_SHORTLY_S, until - time.time() - _SHORTLY_S)
+    faulthandler.dump_traceback_later(left_s, file=descriptor)
 
 
 def reached(place: str, **facts: Any) -> None:

@@ -125,7 +125,23 @@ def _rest(report: dict[str, Any]) -> Iterator[str]:
         names = ", ".join(report["not_reached"])
         budget = format_seconds(report["budget_s"])
         yield from _wrapped("not reached", f"{names}: {budget} were over (`--budget 5m`)")
+        yield from _standing(report["stages"])
     yield from _wrapped("not checked", "; ".join(report["not_checked"]))
+
+
+def _standing(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Who was at work when the budget was used up may hang."""
+    stood = [
+        f"{row['experiment']}/{row['stage']}: {column}, {cell['message']}"
+        for row in rows
+        for column, cell in row["cells"].items()
+        if cell["state"] == "not reached" and cell["message"]
+    ]
+    if stood:
+        yield from _wrapped("stood then", "; ".join(stood))
+        yield from _wrapped(
+            "what to do", "see whether it waits there for ever, or only needs longer"
+        )
 
 
 def _gpu(report: dict[str, Any]) -> str:

@@ -54,8 +54,9 @@ class Item:
             )
         if not 0 < self.seconds <= _MOST_SECONDS:  # nor NaN
             raise PlanError(
-                f"{self.id} is said to take {self.seconds!r} seconds",
-                hint="give a time above 0 (`expect: {wall: 2h}`), or leave out what is done",
+                f"{self.id} is said to take {self.seconds:g} seconds",
+                hint="give a time above 0 and below 300 years (`expect: {wall: 2h}`), or leave out "
+                "what is done",
             )
 
 
