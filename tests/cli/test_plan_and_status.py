@@ -47,7 +47,7 @@ def test_the_json_of_plan_has_the_keys_of_the_contract(here, finished):
     (lane,) = job["lanes"]
     assert set(lane) == {"gpus", "stages"}
     for piece in lane["stages"]:
-        more = {"budget", "batch_source", "start_s", "cpus"}
+        more = {"budget", "batch_source", "start_s", "cpus", "measured_ago_s"}
         assert set(piece) == PIECE | more  # which extend the contract
     told = [(p["stage"], p["kind"], p["from_step"], p["to_step"]) for p in lane["stages"]]
     assert told == [

@@ -16,7 +16,7 @@ from tasuki.views.chart import is_packed, number_of
 from tasuki.views.fits import show_fits
 from tasuki.views.packed import show_packed
 from tasuki.views.pieces import batch_of, steps_of, time_of
-from tasuki.views.plan_facts import deadline_in_words
+from tasuki.views.plan_facts import deadline_in_words, measured_in_words
 from tasuki.views.text import encodable, money, neutral, say, warn
 
 _NARROW = 70
@@ -58,6 +58,8 @@ def _show_chain(plan: dict[str, Any], console: Console) -> None:
         console.print(f"cost {money(plan['cost'])}", highlight=False)
     if plan["deadline_s"] is not None:
         say(console, f"deadline {deadline_in_words(plan)}")
+    if words := measured_in_words(plan):
+        say(console, f"steps were {words}")
 
 
 def _print_list(plan: dict[str, Any], console: Console) -> None:
