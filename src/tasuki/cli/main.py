@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -48,6 +49,21 @@ GROUPS: dict[str, dict[str, str]] = {
         "demo": "Watch three stages go through time limits and a preemption, bit for bit.",
         "completion": "Print the shell completion script.",
     },
+}
+
+
+_ONLY_LOOK = (
+    "audit", "doctor", "drill", "equiv", "estimate", "history", "inspect", "logs", "plan",
+    "rehearse", "status", "tune",
+)  # fmt: skip
+_ONLY_LOOK_TOO = (
+    *(("data", "check"), ("checkpoint", "show"), ("checkpoint", "verify"), ("checkpoint", "diff")),
+)
+_STOPPED = {
+    "data": "stopped; no output is there yet: the same command goes on from here",
+    "run": "stopped; the same command goes on from here",
+    "resume": "stopped; the same command goes on from here",
+    "submit": "stopped; the same command submits what is not submitted yet",
 }
 
 
@@ -119,10 +135,20 @@ def run() -> int:
     except click.ClickException as error:
         return _report(UsageError(error.format_message()))
     except (click.Abort, KeyboardInterrupt):
+        click.echo(stopped_in_words(sys.argv[1:]), err=True)
         return EXIT_RESUME_ME
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
+
+
+def stopped_in_words(words: Sequence[str]) -> str:
+    """After Ctrl-C, true to the verb. Those that know more have caught it, and said so."""
+    verbs = [word for word in words if not word.startswith("-")]
+    verb, of_data = [*verbs, "", ""][:2]
+    if verb in _ONLY_LOOK or (verb, of_data) in _ONLY_LOOK_TOO:
+        return "stopped; nothing was changed"
+    return _STOPPED.get(verb, "stopped")
 
 
 def _report(error: TasukiError) -> int:
