@@ -71,6 +71,14 @@ def format_seconds(seconds: float) -> str:
     return "".join(f"{number}{unit}" for number, unit in parts[first : first + 2] if number)
 
 
+def format_age(seconds: float) -> str:
+    """`12s`, `3m`, `5h`, `2d`: nobody wants to know the seconds of yesterday."""
+    for unit_s in (86400, 3600, 60):
+        if seconds >= unit_s:
+            return format_seconds(seconds // unit_s * unit_s)
+    return format_seconds(max(1.0, float(round(seconds))))
+
+
 def format_step(seconds: float) -> str:
     """`2.35 ms`: of what may be short; from a second on as any other time."""
     return f"{seconds * 1e3:.3g} ms" if seconds < 0.9995 else format_seconds(seconds)

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 import tasuki
+from tasuki.views.equiv import show_equiv, show_fairness
 from tests.cli.person import Project, finish, person_environment, processes_about, until
+from tests.cli.test_looks import screen, shown
 
 RECIPE = """
 import torch
@@ -115,6 +117,58 @@ def test_experiments_of_each_are_fair_and_by_hand_they_list_what_is_not_meant(he
     assert meant["fair"] and meant["sums"][1]["values"] == {"a": 8, "b": 12}
 
 
+def test_a_key_that_nobody_has_cannot_be_intended_and_the_nearest_is_named(here, folder):
+    write(folder, a={"params": {"width": 4}}, b={"seed": 7})
+    for key, near in (("sede", "seed"), ("epoch", "epochs"), ("params.widht", "params.width")):
+        said = here(folder, "equiv", "--compare", "--intended", f"lr,{key}")
+        assert said.code == 2 and f"did you mean `{near}`?" in said.err, said
+    said = here(folder, "equiv", "--compare", "--intended", "whatever")
+    assert said.code == 2 and "--intended whatever: there is no such key" in said.err
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_in_a_narrow_window_no_word_of_a_comparison_is_broken(width):
+    names = ["transformer_large", "transformer_small", "baseline"]
+    rows = [
+        {"key": key, "stage": 1, "values": dict.fromkeys(names, value) | {names[0]: 7}, "why": why}
+        for key, value, why in (
+            ("gradient_checkpointing", "transformer.blocks", "follows from `effective_batch`"),
+            ("evaluate.data", "data/validation", ""),
+        )
+    ]
+    found = {"experiments": names, "unintended": rows, "intended": [], "harmless": []}
+    rest = {"sums": [], "unknown": [], "notes": [], "fair": False, "warnings": []}
+    console = screen(width)
+    show_fairness({**found, **rest}, console=console)
+    lines = shown(console)
+    assert all(len(line) <= width for line in lines if "--intended" not in line)
+    words = " ".join(lines)
+    for word in ("gradient_checkpointing", "transformer.blocks", *names, "`effective_batch`"):
+        assert word in words
+
+
+@pytest.mark.parametrize("width", [40, 200])
+def test_in_a_narrow_window_no_word_of_a_proof_is_broken(width):
+    step = {"kind": "full", "size": 512, "samples": 8, "micro_batches": [[4, 4]], "equal": True}
+    where = {"difference": 1.2e-16, "parameter": "encoder.layer.0.weight", "error": None}
+    trade = {"budget": None, "micro_batch": 4, "accumulation": 2, "ranks": 1}
+    told = {"experiment": "exp", "stage": "fine", "verdict": "equal", "tolerance": 1e-9}
+    lists = {"parameters": ["w"], "culprits": [], "notes": [], "not_checked": ["a GPU's kernels"]}
+    found = {
+        **(told | lists),
+        "steps": [step | where],
+        "trade": {**trade, "computes_anew": False, "effective_batch": 8},
+        "other_stages": [],
+        "warnings": [],
+    }
+    console = screen(width)
+    show_equiv(found, console=console)
+    assert all(len(line) <= width for line in shown(console))
+    words = " ".join(shown(console))
+    for word in ("encoder.layer.0.weight", "1.2e-16", "full of size 512", "4+4"):
+        assert word in words
+
+
 def test_finished_runs_are_compared_with_what_they_were_begun_with(finished, here):
     run = str(finished.run().path)
     said = here(finished.folder, "equiv", "--compare", run, run, "--json")
@@ -130,6 +184,7 @@ def test_finished_runs_are_compared_with_what_they_were_begun_with(finished, her
         (["--compare"], "two experiments at least"),
         (["--compare", "--stage", "train"], "have no effect"),
         (["--intended", "lr"], "one stage of one experiment"),
+        (["--compare", "--intended", "sede"], "two experiments at least"),
         (["--compare", "runs/x", "runs/y"], "there is no run `runs/x`"),
     ],
 )

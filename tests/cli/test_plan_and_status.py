@@ -47,7 +47,7 @@ def test_the_json_of_plan_has_the_keys_of_the_contract(here, finished):
     (lane,) = job["lanes"]
     assert set(lane) == {"gpus", "stages"}
     for piece in lane["stages"]:
-        more = {"budget", "batch_source", "start_s", "cpus"}
+        more = {"budget", "batch_source", "start_s", "cpus", "measured_ago_s"}
         assert set(piece) == PIECE | more  # which extend the contract
     told = [(p["stage"], p["kind"], p["from_step"], p["to_step"]) for p in lane["stages"]]
     assert told == [
@@ -309,3 +309,20 @@ def test_a_start_from_an_experiment_that_was_never_trained_is_refused_before_a_j
     run.mkdir(parents=True)
     (run / "spec.json").write_text(json.dumps({"format": 1, "experiment": "first"}))
     assert here(tmp_path, "plan", "--experiment", "second").code == 0, "somebody trains it"
+
+
+@pytest.mark.parametrize("width", [70, 80, 140])
+def test_rows_of_a_plan_stay_on_one_line_and_what_has_no_room_is_said_below(here, tmp_path, width):
+    stages = [
+        {"name": f"small_{size}", "data": "d", "steps": 12345, "expect": {"wall": "5h"}}
+        for size in (512, 1024)
+    ]
+    folder = make_project(tmp_path / "p", stages=stages, cluster__time_limit="8h").folder
+    out = here(folder, "plan", COLUMNS=str(width)).out
+    rows = [line for line in out.splitlines() if "train small_" in line]
+    assert len(rows) == 2 and all("0 – 12,345" in row and "5h" in row for row in rows)
+    assert "8h" in rows[0]
+    told = "known from" in out.split("commands")[0] and "given" in out
+    assert told and ("times known from: given (2)" in out) == (
+        not rows[0].rstrip().endswith("given")
+    )

@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tasuki.errors import PlanError
-from tasuki.plan.laid import Chains, Layout, Terms
+from tasuki.plan.laid import Chains, LaidJob, Layout, Terms
 from tasuki.plan.layout import lay_out
 from tasuki.plan.values import Piece, StageWork
 
@@ -49,6 +49,10 @@ def requirements_e() -> list[list[StageWork]]:
         [work("exp4", "s1", 1.0), evaluated("exp4", "s2", 1.0)],
         [evaluated("exp5", "s", 1.5)],
     ]
+
+
+def pieces_of_job(job: LaidJob) -> list[Piece]:
+    return [piece for lane in job.lanes for piece in lane.stages]
 
 
 def pieces_of(layout: Layout) -> list[Piece]:
@@ -135,6 +139,19 @@ def test_cut_fill_begins_what_does_not_end_in_its_job_and_needs_fewer_jobs() -> 
     assert all(p.to_step == 1000 for p in pieces_of(whole) if p.kind == "train")
     assert any(p.to_step != 1000 for p in pieces_of(filled) if p.kind == "train")
     assert len(filled.jobs) < len(whole.jobs) == 5
+
+
+def test_what_a_job_begins_of_a_long_stage_is_cut_anew_so_that_no_job_has_two_ranges() -> None:
+    # 20 h in jobs of 5 h: the first job has two hours left for it, the others are full.
+    long = work("long", "s", 20, starts_from="short/s")
+    chains = [[work("short", "s", 2.9)], [long]]
+    terms = Terms(gpus=2, cpus=2, limit_s=5 * HOUR, cut="fill")
+    layout = lay_out(chains, terms)
+    found = [[p for p in pieces_of_job(job) if p.experiment == "long"] for job in layout.jobs]
+    assert [len(pieces) for pieces in found] == [1] * len(layout.jobs) == [1] * 5
+    ranges = [(p.from_step, p.to_step) for pieces in found for p in pieces]
+    assert ranges[0][0] == 0 and ranges[-1][1] == 1000
+    assert [end for _, end in ranges[:-1]] == [start for start, _ in ranges[1:]]
 
 
 def test_a_plan_of_unknown_lengths_is_packed_by_a_guess_and_says_that_it_is_one() -> None:
@@ -256,6 +273,24 @@ def test_no_job_is_planned_over_its_limit_and_no_plan_over_its_deadline(
     assert layout.makespan_s is not None and layout.lower_bound_s is not None
     assert layout.lower_bound_s <= layout.makespan_s + TICK_S * len(layout.jobs)
     assert terms.deadline_s is None or layout.makespan_s <= terms.deadline_s
+
+
+LIMITED = st.builds(
+    Terms,
+    gpus=st.just(4),
+    cpus=st.just(8),
+    limit_s=st.floats(HOUR, 12 * HOUR),
+    cut=st.sampled_from(["stage", "fill", "fill"]),
+    effort=st.just(500),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(many_chains(), LIMITED)
+def test_no_job_has_two_ranges_of_one_stage(chains: list[list[StageWork]], terms: Terms) -> None:
+    for job in try_to_lay_out(chains, terms).jobs:
+        trained = [(p.experiment, p.stage) for p in pieces_of_job(job) if p.kind == "train"]
+        assert len(trained) == len(set(trained))
 
 
 @QUICK

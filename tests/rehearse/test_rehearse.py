@@ -265,6 +265,7 @@ def test_what_the_budget_does_not_reach_is_said(plant, here):
     told = " ".join(said.out.split())
     assert "not reached exp/long, exp/later: 9s were over" in told
     assert "stood then exp/long: steps, in loss (planted.py:" in told
+    assert "9s are over: what still runs is ended" in said.err and "Ctrl-C" not in said.err
     assert project.tree() == before
     assert not processes_about(project.folder)
 
@@ -317,7 +318,7 @@ def test_an_interrupted_rehearsal_leaves_nothing_and_exits_with_75(plant, number
     process.send_signal(number)
     said = finish(process)
     assert said.code == 75, said
-    assert "the rehearsal was interrupted" in said.err
+    assert "the rehearsal was interrupted" in said.err and "handing over" not in said.err
     assert project.tree() == before
     assert not processes_about(project.folder)
 

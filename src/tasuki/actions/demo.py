@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tasuki.actions.compare import Comparison, compare_runs
-from tasuki.actions.measure import measure_stages
+from tasuki.actions.measure import Bench, measure_stages
 from tasuki.actions.plan import PlanRequest, request_plan
 from tasuki.actions.run import RunRequest, run_here
 from tasuki.actions.status import brief_run, ledger_of, read_status
@@ -82,17 +82,17 @@ def run_demo(
 def _measure_until_even(request: PlanRequest) -> tuple[dict[str, dict[str, Any]], float]:
     """On a busy machine one stage may look many times slower than the others: look again."""
     experiment = request.experiments[0]
+    bench = Bench(
+        runs=Path(request.spec.runs),
+        folder=request.spec.folder,
+        ranks=1,
+        cpus=1,
+        device="cpu",
+        python=request.python,
+        environment=request.environment,
+    )
     for _ in range(_TRIES):
-        measured = measure_stages(
-            experiment,
-            [stage.name for stage in experiment.stages],
-            folder=request.spec.folder,
-            ranks=1,
-            cpus=1,
-            device="cpu",
-            python=request.python,
-            environment=request.environment,
-        )
+        measured = measure_stages(experiment, experiment.stages, bench)
         limit = limit_for_three_jobs(list(measured.values()))
         if limit is not None:
             return measured, limit

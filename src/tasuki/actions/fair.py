@@ -6,7 +6,7 @@ and samples of stages that have not ended are asked of a child process, which op
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,13 @@ from tasuki.actions.equiv import ranks_of
 from tasuki.actions.finished import open_run
 from tasuki.actions.plan import choose_experiments
 from tasuki.answers import ChildFailed, ask
-from tasuki.plan.fairness import Contender, Facts, compare_fairly, refuse_alone
+from tasuki.plan.fairness import (
+    Contender,
+    Facts,
+    compare_fairly,
+    refuse_alone,
+    refuse_unknown,
+)
 from tasuki.spec.resolved import ResolvedExperiment, ResolvedSpec, fingerprint, to_plain
 from tasuki.store.atomic import FORMAT, read_json, read_json_or_none
 from tasuki.store.find import latest_run
@@ -29,7 +35,7 @@ def compare_experiments(
     spec: ResolvedSpec,
     experiments: Sequence[str],
     *,
-    intended: Iterable[str] = (),
+    intended: Sequence[str] = (),
     asking: Asking,
 ) -> dict[str, Any]:
     """The values of `tasuki equiv --compare --json`, of the experiments of a spec."""
@@ -37,6 +43,7 @@ def compare_experiments(
     refuse_alone(chosen)
     notes: list[str] = []
     contenders = [_of_spec(experiment, spec, notes) for experiment in chosen]
+    refuse_unknown(contenders, intended)
     varied = [key for e in chosen for key in spec.varied.get(e.name, ())]
     contenders = _with_lengths(contenders, spec.folder, asking, notes)
     found = compare_fairly(contenders, intended=[*intended, *varied])
@@ -50,20 +57,24 @@ def compare_experiments(
 
 
 def compare_runs(
-    names: Sequence[str], runs: Path, *, intended: Iterable[str] = (), asking: Asking
+    names: Sequence[str], runs: Path, *, intended: Sequence[str] = (), asking: Asking
 ) -> dict[str, Any]:
     """The same of runs, each with the spec it was begun with."""
     refuse_alone(names)
     notes: list[str] = []
-    contenders = []
-    for name in names:
-        run, _ = open_run(name, runs)
-        contender = Contender(
+    opened = [open_run(name, runs)[0] for name in names]
+    bare = [
+        Contender(
             name=run.folder.name,
             experiment=run.experiment,
             ranks=run.cluster.gpus * run.cluster.nodes,
             facts=_of_run(run.folder),
         )
+        for run in opened
+    ]
+    refuse_unknown(bare, intended)
+    contenders = []
+    for run, contender in zip(opened, bare, strict=True):
         project = run.project if run.project.is_dir() else run.folder.code
         contenders += _with_lengths([contender], str(project), asking, notes)
     contenders = _named_apart(contenders, names)

@@ -53,3 +53,19 @@ def gpu_here(*, root: Path = Path("/proc/driver/nvidia/gpus")) -> str | None:
             if line.startswith("Model:"):
                 return line.partition(":")[2].strip() or None
     return None
+
+
+def processor_here(device: str) -> str:
+    """The model of what steps are computed on, and how many CPUs feed it."""
+    cpus = len(os.sched_getaffinity(0))
+    model = gpu_here() if device == "cuda" else _cpu_here()
+    return f"{model or 'unknown'}, {cpus} CPUs"
+
+
+def _cpu_here() -> str | None:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        return None
+    told = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return told[0] if told else None

@@ -1,8 +1,8 @@
 """`tasuki plan`: what would be done, in which jobs, how long it takes and how that is known.
 
-The dry run: writes nothing. Also used by `run` and `submit`, which write the plan they make. From
-top to bottom: what is left of each experiment (plan_work.py), laid out in jobs (tasuki.plan),
-named and priced.
+The dry run: writes nothing but what was found out about stages (`runs/.probes`). Also used by `run`
+and `submit`, which write the plan they make. From top to bottom: what is left of each experiment
+(plan_work.py), laid out in jobs (tasuki.plan), named and priced.
 """
 
 from __future__ import annotations
@@ -71,6 +71,7 @@ def make_plan(request: PlanRequest) -> Plan:
     if _may_be_narrower(chains, layout, terms):
         narrow = on_one_gpu(chains, request, history.facts)
         warnings += about_lanes(chains, narrow, layout, terms)
+    warnings += request.measurer.notes
     plan = _named(layout, chains, terms, request, warnings)
     return replace(plan, fits=dict(fitted.fits), reasons=(*fitted.reasons, *plan.reasons))
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tasuki.actions.machine import Machine, cpus_for, device_for, look_around
-from tasuki.actions.measure import measure_stages
+from tasuki.actions.measure import Measurer
 from tasuki.clock import SystemClock
 from tasuki.errors import PlanError, UsageError
 from tasuki.spec.resolved import ResolvedCluster, ResolvedExperiment, ResolvedSpec, ResolvedStage
@@ -50,8 +50,8 @@ class PlanRequest:
     folders: dict[str, RunFolder] = field(default_factory=dict)
     """Runs that are meant although their experiment has newer ones."""
     on_progress: Callable[[str], None] = lambda _: None
-    measurer: Callable[..., dict[str, dict[str, Any]]] = measure_stages
-    """Who measures steps; one who plans again and again keeps what is known."""
+    measurer: Measurer = field(default_factory=Measurer)
+    """Who measures steps; plans that are compared share one."""
 
 
 def request_plan(

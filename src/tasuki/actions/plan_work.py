@@ -15,12 +15,12 @@ from msgspec import structs
 from tasuki.actions.commands import check_commands, what_is_left
 from tasuki.actions.foreseen import Foreseen, Foresight, foresee, predicted_in_words
 from tasuki.actions.machine import cpus_for, device_for
+from tasuki.actions.measure import Bench
 from tasuki.actions.outlook import Outlook
 from tasuki.actions.own_steps import own_steps
 from tasuki.actions.plan_request import PlanRequest, gpus_of, ranks_of
 from tasuki.actions.planned_batch import Known, PlannedBatch, plan_batch
-from tasuki.answers import ChildFailed
-from tasuki.errors import UsageError
+from tasuki.errors import TasukiError, UsageError
 from tasuki.estimate.times import StageTimes, estimate_stage, needs_measuring
 from tasuki.plan.values import StageWork
 from tasuki.spec.resolved import (
@@ -249,7 +249,6 @@ def _measure(
         return {}
     if device == "cuda" and request.machine.gpus == 0:
         return {}  # predicted instead
-    request.on_progress(f"measuring some steps of {', '.join(s.name for s in stages)}")
     found: dict[str, dict[str, Any]] = {}
     for gpus in dict.fromkeys(gpus_of(stage, request.spec.cluster) for stage in stages):
         own = [stage for stage in stages if gpus_of(stage, request.spec.cluster) == gpus]
@@ -266,18 +265,21 @@ def _measure_on(
 ) -> dict[str, dict[str, Any]]:
     cluster = request.spec.cluster
     try:
-        return request.measurer(
+        return request.measurer.measure(
             experiment,
-            [stage.name for stage in stages],
-            folder=request.spec.folder,
-            ranks=ranks_of(stages[0], request),
-            cpus=max(1, cpus_for(cluster, request.machine) * gpus // cluster.gpus),
-            device=device,
-            python=request.python,
-            environment=request.environment,
-            on_late=request.on_progress,
+            stages,
+            Bench(
+                runs=Path(request.spec.runs),
+                folder=request.spec.folder,
+                ranks=ranks_of(stages[0], request),
+                cpus=max(1, cpus_for(cluster, request.machine) * gpus // cluster.gpus),
+                device=device,
+                python=request.python,
+                environment=request.environment,
+                on_progress=request.on_progress,
+            ),
         )
-    except ChildFailed as error:
+    except TasukiError as error:
         error.message = f"experiment `{experiment.name}`: {error.message}"
         raise
 
@@ -319,6 +321,7 @@ def _stage_work(
             "batch_source": batch.source,
             "gradient_checkpointing": stage.gradient_checkpointing,
             "peak_bytes": peak_bytes,
+            "measured_ago_s": times.measured_ago_s,
         },
     )
 

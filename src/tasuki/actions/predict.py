@@ -8,28 +8,18 @@ submit (which only looks) and inspect.
 
 from __future__ import annotations
 
-import glob
-import hashlib
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from tasuki.actions.asking import Asking
+from tasuki.actions.kept import NO_FILES, Keeper, stamps_of
 from tasuki.answers import ask
 from tasuki.errors import StoreError
 from tasuki.estimate.probes import Probe, read_probe
 from tasuki.estimate.works import covers, facts_key, is_of_data, probe_work, sizes_in
 from tasuki.spec.resolved import ResolvedStage, to_plain
-from tasuki.store.probes import keep, read_kept
-
-_MOST_FILES = 5000
-"""Of a stage's data that are looked at; beyond them a change may go unnoticed, if all of these are
-as they were."""
-_NO_FILES = "no files"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,13 +55,15 @@ class Oracle:
     not."""
     notes: list[str] = field(default_factory=list)
     """About what was kept and does not count."""
+    keeper: Keeper = field(init=False)
     _facts: dict[str, dict[str, Any]] = field(default_factory=dict)
     _probes: dict[str, dict[str, Any]] = field(default_factory=dict)
     _looked: set[str] = field(default_factory=set)
-    _digests: dict[str, str] = field(default_factory=dict)
-    """Of files of code, as they are now."""
     _measured: set[str] = field(default_factory=set)
     """Probes that were asked for, with leave to measure: there is no more to know."""
+
+    def __post_init__(self) -> None:
+        self.keeper = Keeper(self.runs, self.notes)
 
     def foretell(self, stages: Sequence[ResolvedStage]) -> list[Foretold | None]:
         """In the order of the stages; None: not known, and nobody may be asked. Stages without a
@@ -118,7 +110,7 @@ class Oracle:
         key = self._facts_key(stage)
         if key not in self._facts and key not in self._looked:
             self._looked.add(key)
-            kept = self._read(key, stamps=_stamps(stage, self.folder))
+            kept = self.keeper.read(key, data=stamps_of(stage, self.folder))
             if kept is not None:
                 self._facts[key] = kept["value"]
         return self._facts.get(key)
@@ -127,8 +119,8 @@ class Oracle:
         key = self._probe_key(stage, facts)
         if key not in self._probes and key not in self._looked:
             self._looked.add(key)
-            stamps = _stamps(stage, self.folder) if is_of_data(facts) else _NO_FILES
-            kept = self._read(key, stamps=stamps)
+            data = stamps_of(stage, self.folder) if is_of_data(facts) else NO_FILES
+            kept = self.keeper.read(key, data=data)
             if kept is not None:
                 self._take(key, kept["value"])
         return self._probes.get(key)
@@ -144,25 +136,8 @@ class Oracle:
         except StoreError as error:
             self.notes.append(f"{error.message}: it is made anew")
 
-    def _read(self, key: str, *, stamps: str) -> dict[str, Any] | None:
-        """What is kept, if it still holds."""
-        kept, trouble = read_kept(self.runs, key)
-        if trouble:
-            self.notes.append(f"{trouble}: it is made anew")
-        if kept is None:
-            return None
-        if not _is_ours(kept, key):
-            self.notes.append(f"{self.runs}/.probes/{key}.json holds something else: made anew")
-            return None
-        same = kept["versions"] == _versions() and kept["data"] == stamps
-        for file in kept["code"]:
-            if file not in self._digests:
-                self._digests[file] = _digest(file)
-            same = same and self._digests[file] == kept["code"][file]
-        return kept if same else None
-
     def _ask(self, stages: Sequence[ResolvedStage], asking: Asking) -> None:
-        stamps = [_stamps(stage, self.folder) for stage in stages]
+        stamps = [stamps_of(stage, self.folder) for stage in stages]
         known = [self._facts_of(stage) for stage in stages]
         for stage in stages:
             self._look_for_probes(stage)
@@ -184,21 +159,19 @@ class Oracle:
             folder=self.folder,
             on_progress=asking.on_progress,
         )
-        said = set()
         for stage, facts, stamp in zip(stages, found["facts"], stamps, strict=True):
             key = self._facts_key(stage)
             if key not in self._facts:
                 self._facts[key] = facts
-                said.add(self._keep(key, facts, found["code"], stamp))
+                self.keeper.keep(key, facts, code=found["code"], data=stamp)
             key = self._probe_key(stage, facts)
             if (value := found["probes"].pop(key, None)) is not None:
                 is_less = value["probe"] is None and self._has_probe(key)
                 self._take(key, value)
                 self._measured.add(key)
-                data = stamp if is_of_data(facts) else _NO_FILES
+                data = stamp if is_of_data(facts) else NO_FILES
                 if not is_less:
-                    said.add(self._keep(key, value, found["code"], data))
-        self.notes += [f"nothing is kept for the next time: {why}" for why in said - {""}]
+                    self.keeper.keep(key, value, code=found["code"], data=data)
 
     def _look_for_probes(self, stage: ResolvedStage) -> None:
         """Of a stage whose data are not known yet, whatever they will turn out to be: what is there
@@ -219,10 +192,6 @@ class Oracle:
             if not self._is_to_measure(key)
         }
 
-    def _keep(self, key: str, value: dict[str, Any], code: Mapping[str, str], data: str) -> str:
-        facts = {"key": key, "versions": _versions(), "code": dict(code), "data": data}
-        return keep(self.runs, key, {**facts, "value": value})
-
     def _facts_key(self, stage: ResolvedStage) -> str:
         return facts_key(stage, folder=self.folder, ranks=self.ranks)
 
@@ -236,55 +205,3 @@ def _tells_of(kept: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
     probe = kept["read"]
     is_exact = probe is None or probe.is_exact
     return covers(kept["sizes"], sizes_in(facts), is_exact=is_exact)
-
-
-def _is_ours(kept: Mapping[str, Any], key: str) -> bool:
-    shapes = {"versions": dict, "code": dict, "data": str, "value": dict}
-    return kept.get("key") == key and all(isinstance(kept.get(n), t) for n, t in shapes.items())
-
-
-@cache
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in ("tasuki", "torch", "numpy"):
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
-
-
-def _digest(file: str) -> str:
-    try:
-        return hashlib.sha256(Path(file).read_bytes()).hexdigest()
-    except OSError:
-        return "not there"
-
-
-def _stamps(stage: ResolvedStage, folder: str) -> str:
-    """Names, sizes and times of the files that a stage's data are, in one digest. Data that are no
-    files (a name that only the recipe knows) always look the same."""
-    named = [stage.data] if isinstance(stage.data, str) else stage.data or []
-    digest = hashlib.sha256()
-    num = 0
-    for path in sorted(file for name in named for file in _files(Path(folder, str(name)))):
-        if (num := num + 1) > _MOST_FILES:
-            break
-        try:
-            found = Path(path).stat()
-        except OSError:
-            continue
-        digest.update(f"{path}\0{found.st_size}\0{found.st_mtime_ns}\n".encode(errors="replace"))
-    return digest.hexdigest() if num else _NO_FILES
-
-
-def _files(path: Path) -> Iterator[str]:
-    """Of a folder all, whatever their depth; of a pattern those that fit."""
-    named = [str(path)] if path.exists() else glob.glob(str(path))  # noqa: PTH207 (absolute ones)
-    for name in named:
-        if not os.path.isdir(name):  # noqa: PTH112
-            yield name
-            continue
-        for place, folders, files in os.walk(name):
-            folders.sort()
-            yield from (os.path.join(place, file) for file in files)  # noqa: PTH118

@@ -61,6 +61,7 @@ from tasuki.store.find import latest_run
 from tasuki.store.runs import RunFolder
 from tasuki.telemetry.events import read_events
 from tasuki.telemetry.lines import read_lines
+from tasuki.units import format_seconds
 
 DEFAULT_BUDGET = "60s"
 _OF_LOADER = "torch/utils/data/dataloader.py"
@@ -301,6 +302,7 @@ class _Rehearsal:
             request=self._here(),
             clock=request.clock,
             until=self._until,
+            budget=format_seconds(request.budget_s),
             ranks=request.ranks,
             is_online=request.is_online,
             effective_batches=batches,

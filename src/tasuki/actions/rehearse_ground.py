@@ -62,6 +62,8 @@ class Ground:
     clock: Clock
     until: float
     """On the monotonic clock: what is not done by then is left."""
+    budget: str
+    """How long that is, in words."""
     ranks: int
     is_online: bool
     effective_batches: Mapping[str, Mapping[str, int]]
@@ -110,6 +112,7 @@ class Ground:
             self.on_tick(list(folders.values()))
             if self.clock.monotonic() >= self.until and not self.is_over:
                 self.is_over = True
+                self.on_event("interrupted", f"{self.budget} are over: what still runs is ended")
                 backend.interrupt()
 
         backend = LocalBackend(
@@ -124,7 +127,9 @@ class Ground:
         return backend
 
     def _hand_on(self, kind: str, text: str) -> None:
-        """Nobody has typed Ctrl-C when the budget is used up."""
+        """Nobody has typed Ctrl-C when the budget is used up; and nothing is handed over."""
+        if kind == "interrupted":
+            text = "stopping (Ctrl-C again to kill)"
         if not self.is_over:
             self.on_event(kind, text)
 

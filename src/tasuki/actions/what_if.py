@@ -7,22 +7,22 @@ error. Writes nothing but what plans keep (`runs/.probes`), prints nothing.
 
 from __future__ import annotations
 
-import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from tasuki.actions.measure import measure_stages
+from tasuki.actions.measure import Measurer
 from tasuki.actions.plan import PlanRequest, make_plan
 from tasuki.errors import TasukiError, UsageError
 from tasuki.plan.values import FORMAT, Plan
 from tasuki.spec.check import hints_of, nearest
-from tasuki.spec.resolved import ResolvedExperiment, ResolvedSpec, to_plain
+from tasuki.spec.resolved import ResolvedSpec
 from tasuki.spec.settings import read_settings
 from tasuki.spec.written import Cluster
+from tasuki.units import format_age
 
 MOST_CASES = 64
 _HARMLESS = ("time_limit", "grace", "price_per_gpu_hour", "partition", "account", "qos", "memory")
@@ -67,32 +67,6 @@ class _Case:
     plan: Plan | None = None
     error: TasukiError | None = None
     is_base: bool = False
-
-
-@dataclass(slots=True)
-class _Measured:
-    """What was measured already, by everything that steps depend on."""
-
-    kept: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-    def measure(
-        self, experiment: ResolvedExperiment, stages: Sequence[str], **where: Any
-    ) -> dict[str, dict[str, Any]]:
-        told = to_plain(experiment)
-        keys = {stage: self._key(told, stage, where) for stage in stages}
-        missing = [stage for stage in stages if keys[stage] not in self.kept]
-        if missing:
-            found = measure_stages(experiment, missing, **where)
-            self.kept |= {keys[stage]: found[stage] for stage in missing if stage in found}
-        return {stage: self.kept[key] for stage, key in keys.items() if key in self.kept}
-
-    @staticmethod
-    def _key(told: Mapping[str, Any], stage: str, where: Mapping[str, Any]) -> str:
-        """How often is saved follows the time limit, and says nothing of a step."""
-        (own,) = [one for one in told["stages"] if one["name"] == stage]
-        own = {key: value for key, value in own.items() if key != "save"}
-        place = {key: where[key] for key in ("ranks", "cpus", "device")}
-        return json.dumps([told["name"], own, place], sort_keys=True, default=str)
 
 
 # -- what is asked ---------------------------------------------------------------------------------
@@ -150,18 +124,19 @@ def what_if(request: WhatIfRequest) -> dict[str, Any]:
     for case in cases:
         read_settings([f"{key}={value}" for key, value in case.settings.items()], environ={})
         _load(case, request)
-    measured = _Measured()
+    assert base.spec is not None
+    measurer = request.request(base.spec).measurer
     for number, case in enumerate([base, *cases]):
         words = f"{number} of {len(cases)}: {_in_words(case)}" if number else "the spec as it is"
         request.on_progress(f"planning {words}")
-        _plan(case, base, request, measured)
+        _plan(case, base, request, measurer)
     told = [_describe(case, request.knobs, [base, *cases]) for case in cases]
     _mark_best(told)
     return {
         "format": FORMAT,
         "base": _describe(base, (), ()),
         "cases": told,
-        "notes": list(_notes(request.knobs, cases)),
+        "notes": [*_notes(request.knobs, cases), *_about_measured(request.knobs, [base, *cases])],
     }
 
 
@@ -176,7 +151,7 @@ def _load(case: _Case, request: WhatIfRequest) -> None:
         case.error = error
 
 
-def _plan(case: _Case, base: _Case, request: WhatIfRequest, measured: _Measured) -> None:
+def _plan(case: _Case, base: _Case, request: WhatIfRequest, measurer: Measurer) -> None:
     if case.spec is None:
         return
     if case is not base and case.spec == base.spec:
@@ -184,7 +159,7 @@ def _plan(case: _Case, base: _Case, request: WhatIfRequest, measured: _Measured)
         return
     try:
         asked = replace(
-            request.request(case.spec), on_progress=request.on_progress, measurer=measured.measure
+            request.request(case.spec), on_progress=request.on_progress, measurer=measurer
         )
         case.plan = make_plan(asked)
     except TasukiError as error:
@@ -297,3 +272,17 @@ def _notes(knobs: Sequence[Knob], cases: Sequence[_Case]) -> Iterator[str]:
             "one price holds for every card here; `gpus: {NAME: {price_per_gpu_hour: 2.5}}` "
             "in a site file gives each its own"
         )
+
+
+def _about_measured(knobs: Sequence[Knob], cases: Sequence[_Case]) -> Iterator[str]:
+    pieces = [piece for case in cases if case.plan is not None for piece in _pieces(case.plan)]
+    measured = [piece for piece in pieces if piece.source == "measured here"]
+    if measured and any(knob.last in _WIDTHS for knob in knobs):
+        yield (
+            "measured here is what one rank does of a step, once for each share of it; how long "
+            "ranks wait for each other is not in it"
+        )
+    ages = [p.measured_ago_s for p in measured if p.measured_ago_s is not None]
+    if ages:
+        oldest = format_age(max(ages))
+        yield f"steps were measured here up to {oldest} ago; `--fresh` measures again"

@@ -15,6 +15,7 @@ from tasuki.actions.estimate import EstimateRequest
 from tasuki.actions.estimate import estimate as estimate_stages
 from tasuki.actions.inspect import inspect_files, inspect_spec, which_spec
 from tasuki.actions.machine import look_around
+from tasuki.actions.measure import Measurer
 from tasuki.actions.plan import PlanRequest, make_plan
 from tasuki.actions.rehearse import RehearseRequest, rehearse_stages
 from tasuki.actions.tune import DEFAULT_BUDGET, TuneRequest, read_switches, tune_batch, tune_stage
@@ -85,14 +86,17 @@ def plan(
     deadline: str | None = None,
     exact: str | None = None,
     fits: bool = False,
+    fresh: bool = False,
     what_if: Sequence[str] = (),
 ) -> dict[str, Any]:
     """What would be done, in which jobs, how long it takes. Changes nothing. `deadline`: `6h` or a
     date with a time; `exact`: how long CP-SAT may look for a shorter packing; `fits`: with other
-    ways to do each step. With `what_if` (`gpus=2,4,8`) the plans of every combination instead."""
+    ways to do each step; `fresh`: steps are measured again, whatever is kept of them in
+    `runs/.probes`. With `what_if` (`gpus=2,4,8`) the plans of every combination instead."""
 
     def ask(loaded: ResolvedSpec) -> PlanRequest:
-        return make_request(loaded, experiments, stages, deadline=deadline, exact=exact)
+        asked = make_request(loaded, experiments, stages, deadline=deadline, exact=exact)
+        return replace(asked, measurer=Measurer(is_fresh=fresh))
 
     if what_if:
         return compare_plans(

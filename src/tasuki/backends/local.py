@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 from tasuki.clock import Clock
@@ -31,6 +32,8 @@ from tasuki.store.runs import RunFolder
 
 _TICK_S = 0.1
 _BURIED_WITHIN_S = 60.0
+_GONE_WITHIN_S = 5.0
+"""Of processes that were killed: a busy machine takes a moment to clear them away."""
 _TOO_LATE_S = 15.0
 """A job that has less than this is not worth its start."""
 _WORDS = {
@@ -289,7 +292,7 @@ class LocalBackend:
         os.close(job.leash)
         self._free_devices += job.devices
         job.devices = ()
-        _kill_group(job.process.pid if job.process else 0)  # stragglers of the session
+        self._end_stragglers(job)
         outcome = read_outcome(job.job.folder, job.start) or self._bury(job)
         verdict, job.exit_code = Verdict(outcome["verdict"]), int(outcome["exit_code"])
         if verdict is not Verdict.END and not self.is_interrupted:
@@ -299,6 +302,16 @@ class LocalBackend:
             return
         job.state = JobState.ENDED
         self._on_event("job-ended", f"job {job.job.folder.name} ended")
+
+    def _end_stragglers(self, job: _Running) -> None:
+        """Ranks may outlive a supervisor that was killed; nobody is left when a job has ended."""
+        assert job.process is not None
+        pid = job.process.pid
+        _kill_group(pid)
+        waited_s = 0.0
+        while waited_s < _GONE_WITHIN_S and _is_alive(pid):
+            self._clock.sleep(_TICK_S)
+            waited_s += _TICK_S
 
     def _shrink(self, job: _Running, outcome: Mapping[str, Any]) -> str:
         """The same folder starts again with fewer GPUs: others may have the rest."""
@@ -380,6 +393,21 @@ def _last_holder(run: RunFolder) -> Holder | None:
         return read_holder(run, highest_claim(run))
     except StoreError:
         return None
+
+
+def _is_alive(group: int) -> bool:
+    """Does anybody of a process group live? Zombies do not."""
+    try:
+        os.killpg(group, 0)
+    except (ProcessLookupError, PermissionError):
+        return False
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):  # gone meanwhile
+            # Before the last bracket is the program's name, which may hold anything.
+            state, _, of = stat.read_bytes().rpartition(b")")[2].split()[:3]
+            if int(of) == group and state not in (b"Z", b"X"):
+                return True
+    return False
 
 
 def _kill_group(pid: int) -> None:

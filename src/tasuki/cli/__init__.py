@@ -7,6 +7,9 @@ from __future__ import annotations
 
 
 def main() -> int:
-    from tasuki.cli.main import run
+    try:
+        from tasuki.cli.main import run
 
-    return run()
+        return run()
+    except KeyboardInterrupt:  # before anything was begun
+        return 75

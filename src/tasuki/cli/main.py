@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -48,6 +49,21 @@ GROUPS: dict[str, dict[str, str]] = {
         "demo": "Watch three stages go through time limits and a preemption, bit for bit.",
         "completion": "Print the shell completion script.",
     },
+}
+
+
+_ONLY_LOOK = (
+    "audit", "doctor", "drill", "equiv", "estimate", "history", "inspect", "logs", "plan",
+    "rehearse", "status", "tune",
+)  # fmt: skip
+_ONLY_LOOK_TOO = (
+    *(("data", "check"), ("checkpoint", "show"), ("checkpoint", "verify"), ("checkpoint", "diff")),
+)
+_STOPPED = {
+    "data": "stopped; no output is there yet: the same command goes on from here",
+    "run": "stopped; the same command goes on from here",
+    "resume": "stopped; the same command goes on from here",
+    "submit": "stopped; the same command submits what is not submitted yet",
 }
 
 
@@ -121,6 +137,7 @@ def run() -> int:
     except (click.Abort, KeyboardInterrupt) as error:
         if words := _words_of(error):
             _say("interrupted:", words, "yellow")
+        click.echo(stopped_in_words(sys.argv[1:]), err=True)
         return EXIT_RESUME_ME
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -131,6 +148,15 @@ def _words_of(error: BaseException) -> str:
     """What answers.py says of a child that was at work; click makes an Abort of the interrupt."""
     source = error.__cause__ or error
     return str(source) if isinstance(source, KeyboardInterrupt) else ""
+
+
+def stopped_in_words(words: Sequence[str]) -> str:
+    """After Ctrl-C, true to the verb. Those that know more have caught it, and said so."""
+    verbs = [word for word in words if not word.startswith("-")]
+    verb, of_data = [*verbs, "", ""][:2]
+    if verb in _ONLY_LOOK or (verb, of_data) in _ONLY_LOOK_TOO:
+        return "stopped; nothing was changed"
+    return _STOPPED.get(verb, "stopped")
 
 
 def _report(error: TasukiError) -> int:

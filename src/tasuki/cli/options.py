@@ -176,11 +176,13 @@ def make_request(
     *,
     is_new: bool = False,
     measure: bool = True,
+    fresh: bool = False,
     deadline: str | None = None,
     exact: str | None = None,
 ) -> PlanRequest:
     from dataclasses import replace
 
+    from tasuki.actions.measure import Measurer
     from tasuki.actions.plan import request_plan
     from tasuki.units import Duration
 
@@ -196,6 +198,7 @@ def make_request(
     return replace(
         request,
         measure=measure,
+        measurer=Measurer(is_fresh=fresh),
         is_new=is_new,
         on_progress=lambda text: click.echo(f"{text} …", err=True),
     )

@@ -39,6 +39,7 @@ Example:  tasuki plan --set cluster.time_limit=8h --stages small_512 small_1024
 @time_options
 @click.option("--new", "is_new", is_flag=True, help="Plan as if nothing were done yet.")
 @click.option("--no-measure", is_flag=True, help="Do not measure steps of unknown stages.")
+@click.option("--fresh", is_flag=True, help="Measure steps again, whatever is kept of them.")
 @click.option("--fits", is_flag=True, help="Other ways to do each step, and what they would gain.")
 @click.option(
     "--html", "page", type=click.Path(path_type=Path), metavar="FILE", help="Write it as a page."
@@ -57,6 +58,7 @@ def command(
     exact: str | None,
     is_new: bool,
     no_measure: bool,
+    fresh: bool,
     fits: bool,
     page: Path | None,
     knobs: tuple[str, ...],
@@ -65,8 +67,9 @@ def command(
     """Show the jobs, how long they take, how that is known, and the command of every job.
 
     Times come from `expect`, else from this run's events, else from history, else some steps are
-    measured here. What is `auto` (checkpointing, GPUs) is chosen, and what lost is shown; `--fits`
-    does so for stages of which everything is given. Nothing is changed.
+    measured here, once: what was found out is kept in `runs/.probes` while code, data and machine
+    stay the same. What is `auto` (checkpointing, GPUs) is chosen, and what lost is shown; `--fits`
+    does so for stages of which everything is given. Nothing else is changed.
 
     With --what-if every combination of the values is planned, and the plans are compared: keys of
     the cluster (gpus, gpu, time_limit, nodes) or any that --set takes. Exit code 1 if all of them
@@ -90,6 +93,7 @@ def command(
         stages=stages,
         is_new=is_new,
         measure=not no_measure,
+        fresh=fresh,
         deadline=deadline,
         exact=exact,
     )

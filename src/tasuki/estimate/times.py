@@ -66,6 +66,8 @@ class StageTimes:
     """The end of the process."""
     evaluate_start_s: float | None = None
     """Of the evaluation's process; None: as the training's."""
+    measured_ago_s: float | None = None
+    """Of what was measured here and kept; None: it was not, or just now."""
 
     def whole_s(self, *, evaluates: bool) -> float | None:
         """From the start of the first process to the end of the last: start, steps, saves,
@@ -300,6 +302,7 @@ def _from_measured(measured: dict[str, Any] | None) -> StageTimes | None:
         save_s=measured["save_s"],
         evaluate_s=measured.get("evaluate_s"),
         source="measured here",
+        measured_ago_s=measured.get("ago_s"),
         wall_s_p90=wall_s * (1 + FEW_RUNS),
         error=OWN_ERROR,
     )

@@ -190,6 +190,7 @@ def make_piece(
         source=stage.source,
         budget=facts.get("budget"),
         batch_source=facts.get("batch_source", "given"),
+        measured_ago_s=facts.get("measured_ago_s"),
     )
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from tasuki.data.split import resolve_batch
 from tasuki.errors import UsageError
+from tasuki.spec.check import hints_of, nearest
 from tasuki.spec.resolved import (
     ResolvedExperiment,
     ResolvedStage,
@@ -24,6 +25,7 @@ from tasuki.spec.resolved import (
     start_of,
     to_plain,
 )
+from tasuki.spec.written import Layer
 
 ALWAYS_INTENDED = ("params", "recipe")
 LENGTH = "length"
@@ -143,6 +145,25 @@ def refuse_alone(contenders: Sequence[object]) -> None:
             "a comparison needs two experiments at least",
             hint="name several with --experiment A B, or give several run folders",
         )
+
+
+def refuse_unknown(contenders: Sequence[Contender], intended: Iterable[str]) -> None:
+    """Keys that no experiment has, and none could have: a typing error would intend nothing."""
+    rows = [*_of_stages(contenders), *_of_chains(contenders)]
+    known = {*ALWAYS_INTENDED, *_LENGTHS, *hints_of(Layer)}
+    for row in rows:
+        parts = row.key.split(".")
+        known |= {".".join(parts[:end]) for end in range(1, len(parts) + 1)}
+    for key in intended:
+        if key not in known:
+            near = nearest(key, known)
+            raise UsageError(
+                f"--intended {key}: there is no such key",
+                hint=f"did you mean `{near}`?"
+                if near
+                else "keys of a stage (`lr`, `params.width`, `epochs`), or as the comparison "
+                "names them",
+            )
 
 
 def _judge(

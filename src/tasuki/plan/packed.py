@@ -9,7 +9,7 @@ Called by layout.py for plans in which a stage uses fewer GPUs than a job has.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tasuki.errors import PlanError
 from tasuki.plan.cut import capacity_of, reserve_of
@@ -21,8 +21,8 @@ from tasuki.plan.packing.problem import order_by_priority, state_problem
 from tasuki.plan.packing.search import rules
 from tasuki.plan.packing.values import Item, ItemId, Pool, Schedule
 from tasuki.plan.packing.within import fill, schedule_in_order
-from tasuki.plan.parts import Part, Slots, parts_of, split
-from tasuki.plan.values import Lane, Piece
+from tasuki.plan.parts import Part, Slots, cut_anew, parts_of, split
+from tasuki.plan.values import Lane, Piece, StageWork
 from tasuki.units import format_seconds
 
 _TICK_S = 0.002
@@ -133,6 +133,7 @@ class _Packing:
         first = [placed.item for placed in whole.placements] if whole is not None else near
         filling = fill(near, self._pool, until_s=room_s, first=first)
         taken = {item.id: self.left[item.id] for item in filling.placed}
+        begun: list[StageWork] = []
         if self._terms.cut == "fill":
             for item in near:
                 part = self.left[item.id]
@@ -143,10 +144,27 @@ class _Packing:
                 parted = split(part, room_s=room_left_s - _TICK_S)
                 if parted is not None and filling.place(parted[0].item(self.left)):
                     taken[parted[0].id], self.left[item.id] = parted
+                    begun.append(part.work)
         for i in taken:
             self.left.pop(i, None)
+        for work in begun:
+            self._cut_anew(work, room_s)
         schedule = schedule_in_order(filling.placed, self._pool, reasons=())
         return taken, schedule
+
+    def _cut_anew(self, work: StageWork, room_s: float) -> None:
+        """Where a job has begun a range of a stage the next may hold its rest and a further range:
+        they are one."""
+        own = [i for i in self._order if i in self.left and self.left[i].trains(work)]
+        parts = cut_anew([self.left.pop(i) for i in own], capacity_s=room_s - _TICK_S)
+        at = self._order.index(own[0])
+        others = [i for i in self._order[at:] if i not in own]
+        self._order = [*self._order[:at], *(part.id for part in parts), *others]
+        if parts[-1].id != own[-1]:  # who waited for both waits for the evaluation now
+            for i, part in self.left.items():
+                after = tuple(parts[-1].id if one == own[-1] else one for one in part.after)
+                self.left[i] = replace(part, after=after)
+        self.left |= {part.id: part for part in parts}
 
     def _near(self, room_s: float) -> list[ItemId]:
         """The first of those that are left, as many as could fill the job several times."""

@@ -71,6 +71,10 @@ class Part:
         evaluation_s = (self.work.evaluate_s or 0.0) if self.evaluates else 0.0
         return (self.steps_s or 0.0) + evaluation_s
 
+    def trains(self, work: StageWork) -> bool:
+        """Is it a range of this stage?"""
+        return self.work is work and self.steps_s is not None
+
     def item(self, left: Mapping[ItemId, Part]) -> Item:
         """For packing, among those that are left: what it came after may be done by then."""
         return Item(
@@ -212,6 +216,29 @@ def _split_long(part: Part, capacity_s: float | None) -> list[Part]:
                 "into several that are run by name (`--stages`)",
             )
     return [*found, part]
+
+
+def cut_anew(ranges: Sequence[Part], *, capacity_s: float) -> list[Part]:
+    """What is left of one stage's training, after a job has done a part of its first range: all but
+    the last as long as a job can be used, so that no job has two of them. The last keeps the name
+    that others wait for; an evaluation that fits no more beside it comes by itself."""
+    first, last = ranges[0], ranges[-1]
+    whole = replace(
+        last,
+        steps_s=sum(one.steps_s or 0.0 for one in ranges),
+        from_step=first.from_step,
+        after=first.after,
+        evaluates=False,
+    )
+    *firsts, final = _split_long(whole, capacity_s)
+    both = replace(final, evaluates=last.evaluates)
+    if both.seconds <= capacity_s * _ROUNDING:
+        return [*firsts, both]
+    name = ItemId(last.id.experiment, last.id.stage, "evaluate")
+    evaluation = replace(
+        both, id=name, after=(final.id,), steps_s=None, from_step=None, to_step=None
+    )
+    return [*firsts, final, evaluation]
 
 
 def split(part: Part, *, room_s: float) -> tuple[Part, Part] | None:

@@ -37,6 +37,8 @@ class Piece:
     """When it is expected to begin, from the plan's beginning; None: not known."""
     cpus: int | None = None
     """Of its job's CPUs, while it runs; None: all of them."""
+    measured_ago_s: float | None = None
+    """`measured here`, but not for this plan: how long ago."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +132,6 @@ class StageWork:
     """Of the whole stage, where it is counted in them."""
     facts: dict[str, Any] = field(default_factory=dict)
     """micro_batch, accumulation, effective_batch, budget, batch_source, gradient_checkpointing,
-    peak_bytes."""
+    peak_bytes, measured_ago_s."""
     prediction: dict[str, Any] | None = None
     """What was predicted of it before it began."""

@@ -1,6 +1,8 @@
 """`python -m tasuki.train.measure FD`: how long steps take here, for `tasuki plan`.
 
-A child process (answers.py) that leaves nothing behind.
+A child process (answers.py) that leaves nothing behind. The order: {"experiment": plain values,
+"stages": names, "folder", "device", "ranks", "cpus", "timed": names of stages whose
+steps are only counted}. The answer: {"code": {file: sha256}, "stages": {name: what was measured}}.
 """
 
 from __future__ import annotations
@@ -17,13 +19,14 @@ from tasuki.answers import Told, answer
 from tasuki.checkpoint.parts import write_part
 from tasuki.clock import SystemClock
 from tasuki.data.fetch import seed_everything
-from tasuki.data.tempo import share_cpus
+from tasuki.estimate.works import threads_of
 from tasuki.runtime.state import capture
 from tasuki.runtime.stopwatch import process_age_s
 from tasuki.spec.resolved import ResolvedStage, experiment_from_plain
 from tasuki.train.assemble import assemble, make_engine, num_shapes
-from tasuki.train.data import make_loader, prepare_data
+from tasuki.train.data import StageData, make_loader, prepare_data
 from tasuki.train.exact import apply_settings
+from tasuki.train.made_of import code_of
 from tasuki.train.precision import apply_precision
 from tasuki.train.prepare import start_seed
 from tasuki.train.ranks import ALONE
@@ -43,42 +46,53 @@ def work(order: dict[str, Any], told: Told) -> dict[str, Any]:
 def _measure_all(order: dict[str, Any], told: Told, *, import_s: float) -> dict[str, Any]:
     experiment = experiment_from_plain(order["experiment"])
     stages = [stage for stage in experiment.stages if stage.name in order["stages"]]
-    found = {}
+    found, recipes = {}, []
     for stage in stages:
-        told.begin(f"measuring some steps of {stage.name}")
-        apply_settings(threads=_threads(stage, order), exact=stage.exact)
-        facts = _measure(stage, order)
-        facts["start_s"] = import_s + facts.pop("setup_s")
+        is_timed = stage.name in order["timed"]
+        told.begin(f"{'counting' if is_timed else 'measuring some'} steps of {stage.name}")
+        began = time.monotonic()
+        place = {name: order[name] for name in ("device", "ranks", "cpus")}
+        apply_settings(threads=threads_of(stage, **place), exact=stage.exact)
+        assert stage.recipe is not None
+        seed_everything(start_seed(stage, "model", 0))
+        recipe = load_recipe(stage.recipe, stage.params, paths=[Path(order["folder"])])
+        data = prepare_data(recipe, stage, rank=0, world=order["ranks"])
+        facts = _count(stage, data)
+        if not is_timed:
+            facts |= _time(stage, recipe, data, device=order["device"], began=began)
+            facts["start_s"] = import_s + facts.pop("setup_s")
         found[stage.name] = facts
-    return found
+        recipes.append(recipe)
+    return {"stages": found, "code": code_of(recipes, Path(order["folder"]))}
 
 
-def _threads(stage: ResolvedStage, order: dict[str, Any]) -> int:
-    """As many as a rank of the run will have."""
-    workers = stage.loader.workers if isinstance(stage.loader.workers, int) else None
-    cpus = order["cpus"] // order["ranks"]
-    return share_cpus(cpus, is_gpu=order["device"] == "cuda", workers=workers)[0]
-
-
-def _measure(stage: ResolvedStage, order: dict[str, Any]) -> dict[str, Any]:
-    began = time.monotonic()
-    assert stage.recipe is not None
-    seed_everything(start_seed(stage, "model", 0))
-    recipe = load_recipe(stage.recipe, stage.params, paths=[Path(order["folder"])])
-    data = prepare_data(recipe, stage, rank=0, world=order["ranks"])
+def _count(stage: ResolvedStage, data: StageData) -> dict[str, Any]:
     steps, batch = data.order, data.batch
+    return {
+        "total_steps": steps.total_steps(stage.length.unit, stage.length.count),
+        "steps_per_epoch": steps.steps_per_epoch,
+        "effective_batch": batch.effective_batch,
+        "micro_batch": batch.micro_batch,
+        "accumulation": batch.accumulation,
+    }
+
+
+def _time(
+    stage: ResolvedStage, recipe: Any, data: StageData, *, device: str, began: float
+) -> dict[str, Any]:
+    steps = data.order
     total = steps.total_steps(stage.length.unit, stage.length.count)
-    is_gpu = order["device"] == "cuda" and torch.cuda.is_available()
-    device = torch.device("cuda" if is_gpu else "cpu")
-    apply_precision(stage.precision, device)
-    assembled = assemble(recipe, stage, device=device, total_steps=total, say=_unsaid)
+    is_gpu = device == "cuda" and torch.cuda.is_available()
+    used = torch.device("cuda" if is_gpu else "cpu")
+    apply_precision(stage.precision, used)
+    assembled = assemble(recipe, stage, device=used, total_steps=total, say=_unsaid)
     tracked, schedule = assembled.tracked, assembled.schedule
     engine = make_engine(
         recipe,
         stage,
         assembled,
         ranks=ALONE,
-        device=device,
+        device=used,
         num_shapes=num_shapes(steps),
         say=_unsaid,
     )
@@ -98,14 +112,9 @@ def _measure(stage: ResolvedStage, order: dict[str, Any]) -> dict[str, Any]:
             break
     known = times[_WARM_UP:] or times
     return {
-        "total_steps": total,
-        "steps_per_epoch": steps.steps_per_epoch,
         "step_s": median(known),
         "save_s": _time_save(capture(tracked)),
         "setup_s": setup_s,
-        "effective_batch": batch.effective_batch,
-        "micro_batch": batch.micro_batch,
-        "accumulation": batch.accumulation,
     }
 
 

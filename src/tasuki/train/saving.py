@@ -7,8 +7,9 @@ checkpoint is still there, and the next is tried when there is room again.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tasuki.checkpoint.commit import Checkpoint
@@ -36,6 +37,9 @@ from tasuki.train.snapshot import Progress, capture_all
 from tasuki.train.start import Begin
 from tasuki.train.task import Task
 
+_FLIGHT_S = 300.0
+_FLIGHT_WITH_OTHERS_S = 3.0
+"""How long a rank that fails waits for its save; others may be gone, and then it never ends."""
 _RETRY_S = 5.0
 _SETTLE_S = 60.0
 _RETRY_AT_MOST_S = 60.0
@@ -56,6 +60,18 @@ NAN_HINT = (
     "with `tasuki run --accept-change lr`; `on_nan: skip` or `roll_back` (--accept-change on_nan) "
     "leaves such steps out"
 )
+
+
+@contextlib.contextmanager
+def finishing_saves(task: Task, saver: Saver) -> Iterator[None]:
+    """An error does not throw away a save that is in flight."""
+    try:
+        yield
+    except BaseException:
+        left = task.watch.notice_remaining_s()
+        longest = _FLIGHT_S if task.ranks.world == 1 else _FLIGHT_WITH_OTHERS_S
+        saver.wait_for(longest if left is None else min(longest, left - 1.0))
+        raise
 
 
 class Saving:

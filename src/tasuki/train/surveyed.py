@@ -8,11 +8,8 @@ it may be; else nothing is trained, and no GPU asked for. Writes nothing. Called
 
 from __future__ import annotations
 
-import hashlib
 import importlib
-import inspect
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +28,7 @@ from tasuki.train.examples import check_example
 from tasuki.train.footprint import rank_rss_bytes
 from tasuki.train.importing import importing
 from tasuki.train.leaves import leaves_of
+from tasuki.train.made_of import code_of
 from tasuki.train.probe import child as probe_child
 from tasuki.train.probe.by_cost import probe_by_cost, worst_of
 from tasuki.train.recipe import load_recipe, optional
@@ -48,7 +46,7 @@ def survey(order: dict[str, Any], told: Told) -> dict[str, Any]:
         told.progress(what, number, len(wanted))
         surveyed.append(_survey(one, Path(order["folder"]), ranks))
     return {
-        "code": _digests([one.recipe for one in surveyed], Path(order["folder"])),
+        "code": code_of([one.recipe for one in surveyed], Path(order["folder"])),
         "facts": [one.facts for one in surveyed],
         "probes": dict(_probes(surveyed, order, told)),
     }
@@ -204,17 +202,3 @@ def _probe_by_cost(one: _Surveyed, order: Mapping[str, Any], told: Told) -> dict
     data = prepare_data(one.recipe, stage, rank=0, world=ranks)
     asked = {name: order[name] for name in ("folder", "device", "ranks", "may_measure")}
     return {**probe_by_cost(one.recipe, stage, data, asked, told), "sizes": []}
-
-
-def _digests(recipes: Sequence[Any], folder: Path) -> dict[str, str]:
-    """Of the recipes' files and of whatever they have imported from the spec's folder."""
-    files = {Path(inspect.getfile(type(recipe))) for recipe in recipes}
-    for module in list(sys.modules.values()):
-        path = getattr(module, "__file__", None)
-        if path is not None and Path(path).is_relative_to(folder.resolve()):
-            files.add(Path(path))
-    return {
-        str(file): hashlib.sha256(file.read_bytes()).hexdigest()
-        for file in sorted(files)
-        if file.is_file() and "site-packages" not in file.parts
-    }

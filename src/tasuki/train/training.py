@@ -6,14 +6,12 @@ checkpoint, the first one included; every step boundary may be the last.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from tasuki.checkpoint.verify import verify
 from tasuki.data.foreign import ForeignLoader
 from tasuki.data.loader import Loader, MicroBatch
 from tasuki.errors import EXIT_RESUME_ME, NotFinite, RunError, StoreError
@@ -26,6 +24,7 @@ from tasuki.runtime.saver import Saver
 from tasuki.runtime.watch import leave
 from tasuki.telemetry.metrics import MetricLog
 from tasuki.train.advice import memory_advice
+from tasuki.train.back import restore_again, roll_back
 from tasuki.train.data import make_loader
 from tasuki.train.drilled import rehearsal
 from tasuki.train.engine import StepEngine
@@ -39,9 +38,9 @@ from tasuki.train.prepare import Setup, build_engine, prepare
 from tasuki.train.rehearsed import reached, walk_schedule
 from tasuki.train.remember import Ran
 from tasuki.train.rows import named, numbers
-from tasuki.train.saving import NAN_HINT, Saving
+from tasuki.train.saving import NAN_HINT, Saving, finishing_saves
 from tasuki.train.snapshot import Progress
-from tasuki.train.start import Begin, begin_or_resume, restore_checkpoint
+from tasuki.train.start import Begin, begin_or_resume
 from tasuki.train.task import Task
 from tasuki.train.throughput import MemoryGauge, read_tokens_per_sample, speeds
 from tasuki.train.trace import open_trace
@@ -55,9 +54,6 @@ if TYPE_CHECKING:
 _TELL_OFTEN_S = 1.0
 _TELL_SELDOM_S = 10.0
 _OFTEN_FOR_S = 60.0
-_FLIGHT_S = 300.0
-_FLIGHT_WITH_OTHERS_S = 3.0
-"""How long a rank that fails waits for its save; others may be gone, and then it never ends."""
 _MOST_SKIPPED = 10
 """Steps without a finite gradient, if they are also half of all: then the run is broken."""
 
@@ -95,55 +91,6 @@ def run_training(task: Task) -> None:
             restore_again(task, setup, training)
         training.finish()
         walk_schedule(setup.tracked.schedule, setup.data.planned_steps, done=setup.total_steps)
-
-
-@contextlib.contextmanager
-def finishing_saves(task: Task, saver: Saver) -> Iterator[None]:
-    """An error does not throw away a save that is in flight."""
-    try:
-        yield
-    except BaseException:
-        left = task.watch.notice_remaining_s()
-        longest = _FLIGHT_S if task.ranks.world == 1 else _FLIGHT_WITH_OTHERS_S
-        saver.wait_for(longest if left is None else min(longest, left - 1.0))
-        raise
-
-
-def roll_back(
-    task: Task, setup: Setup, engine: StepEngine, saver: Saver, training: Training
-) -> Begin:
-    """Go back to the last checkpoint, where all was finite; what follows is then checked."""
-    name = training.progress.checkpoint
-    assert name is not None
-    failpoint("loop.roll-back")
-    with task.stopwatch.part("restore"):
-        engine.window.entries.clear()
-        restored = restore_checkpoint(task, setup, engine, saver, name)
-    task.say(
-        f"WARNING: not finite before step {training.progress.step}: rolled back to {name}; steps "
-        "whose gradient is not finite are left out up to there"
-    )
-    task.event(
-        "rolled-back",
-        stage=task.stage.name,
-        step=training.progress.step,
-        to_step=restored.progress.step,
-        checkpoint=name,
-    )
-    return restored.begin(training.begin, start_cost=training.saving.cost)
-
-
-def restore_again(task: Task, setup: Setup, training: Training) -> None:
-    """In a rehearsal: what a run does only after an interruption, from its last checkpoint."""
-    name = training.progress.checkpoint
-    assert name is not None
-    reached("verify")
-    manifest = verify(task.run.checkpoints / name)
-    sizes = [record.size for record in manifest.files]
-    frozen = [record.size for record in manifest.frozen]
-    reached("again", saved_bytes=sum(sizes), frozen_bytes=sum(frozen))
-    restore_checkpoint(task, setup, training.engine, training.saver, name)
-    reached("finish")
 
 
 class Training:

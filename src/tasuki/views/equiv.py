@@ -18,15 +18,13 @@ from tasuki.views.text import neutral, say, warn
 _STYLES = {"equal": "green", "equal on average": "green", "unequal": "red"}
 _MOST_EXPERIMENTS = 6
 _LONGEST = 24
+_ANY_WIDTH = 1000
 
 
 def show_equiv(found: dict[str, Any], *, console: Console | None = None) -> None:
     console = console or Console()
     say(console, f"{found['experiment']}, stage {found['stage']}: {_trade(found)}", "bold")
-    table = _table(["step", "samples", "micro-batches", "difference", "in", ""])
-    for row in found["steps"]:
-        table.add_row(*map(Text, _cells(row)))
-    console.print("", table, "", highlight=False, sep="\n")
+    _show_steps(found["steps"], console)
     verdict = found["verdict"]
     say(console, _verdict(found), label=f"{verdict}:", label_style=_STYLES[verdict])
     for culprit in found["culprits"]:
@@ -39,6 +37,21 @@ def show_equiv(found: dict[str, Any], *, console: Console | None = None) -> None
     say(console, f"not checked: {'; '.join(_not_checked(found))}", "dim")
     for text in found["warnings"]:
         warn(console, text)
+
+
+def _show_steps(steps: Sequence[dict[str, Any]], console: Console) -> None:
+    table = _table(["step", "samples", "micro-batches", "difference", "in", ""])
+    for row in steps:
+        table.add_row(*map(Text, _cells(row)))
+    if _fits(table, console):
+        console.print("", table, "", highlight=False, sep="\n")
+        return
+    say(console, "")
+    for row in steps:
+        step, samples, pieces, difference, where, verdict = _cells(row)
+        say(console, f"{step}: {samples} samples as {pieces}: {verdict}")
+        say(console, f"  difference {difference} in {where}")
+    say(console, "")
 
 
 def _trade(found: dict[str, Any]) -> str:
@@ -111,7 +124,7 @@ def show_fairness(found: dict[str, Any], *, console: Console | None = None) -> N
     ):
         if found[kind]:
             say(console, f"\n{title}:")
-            console.print(_differences(found[kind], names), highlight=False)
+            _show_differences(found[kind], names, console)
     say(console, "")
     for row in found["sums"]:
         values = sorted({str(v) for v in row["values"].values() if v is not None})
@@ -140,6 +153,28 @@ def _unfair(found: dict[str, Any]) -> str:
     )
 
 
+def _show_differences(
+    rows: Sequence[dict[str, Any]], names: Sequence[str], console: Console
+) -> None:
+    """A table, or in a window that is too narrow for it a list: words are not broken."""
+    table = _differences(rows, names)
+    if _fits(table, console):
+        console.print(table, highlight=False)
+        return
+    for row in rows:
+        where = "" if row["stage"] is None else f" (stage {row['stage']})"
+        say(console, f"{_spelled(row['key'])}{where}", "bold")
+        for value, of in _by_value(row).items():
+            say(console, f"  {value}: {_some(of)}")
+        if row["why"]:
+            say(console, f"  {row['why']}", "dim")
+
+
+def _fits(table: Table, console: Console) -> bool:
+    wide = console.options.update(max_width=_ANY_WIDTH)
+    return table.__rich_measure__(console, wide).maximum <= console.width
+
+
 def _differences(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> Table:
     """A column for each experiment; with many of them, one line for each value."""
     has_why = any(row["why"] for row in rows)
@@ -158,10 +193,14 @@ def _differences(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> Table:
 
 def _grouped(row: dict[str, Any]) -> str:
     """`8: a, b and 3 more; 16: f`."""
+    return "; ".join(f"{value}: {_some(names)}" for value, names in _by_value(row).items())
+
+
+def _by_value(row: dict[str, Any]) -> dict[str, list[str]]:
     groups: dict[str, list[str]] = {}
     for name, value in row["values"].items():
         groups.setdefault(_short(value), []).append(name)
-    return "; ".join(f"{value}: {_some(names)}" for value, names in groups.items())
+    return groups
 
 
 def _some(names: Sequence[str]) -> str:

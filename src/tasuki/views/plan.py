@@ -16,11 +16,15 @@ from tasuki.views.chart import is_packed, number_of
 from tasuki.views.fits import show_fits
 from tasuki.views.packed import show_packed
 from tasuki.views.pieces import batch_of, steps_of, time_of
-from tasuki.views.plan_facts import deadline_in_words
+from tasuki.views.plan_facts import deadline_in_words, measured_in_words, sources_in_words
 from tasuki.views.text import encodable, money, neutral, say, warn
 
 _NARROW = 70
 _ROOMY = 100
+_ANY_WIDTH = 1000
+_DROP = ("limit", "known from", "total", "batch")
+"""What gives way first where the table is too wide; `limit` only where there is none."""
+_RIGHT = ("time", "total", "cost")
 
 
 def show_plan(
@@ -53,11 +57,16 @@ def _show_chain(plan: dict[str, Any], console: Console) -> None:
     if console.width < _NARROW:
         _print_list(plan, console)
     else:
-        console.print(_table(plan, has_costs=_has_costs(plan) and console.width >= _ROOMY))
+        table, gone = _fitting_table(plan, console)
+        console.print(table)
+        if "known from" in gone:
+            say(console, f"times known from: {sources_in_words(plan)}")
     if plan["cost"] is not None:
         console.print(f"cost {money(plan['cost'])}", highlight=False)
     if plan["deadline_s"] is not None:
         say(console, f"deadline {deadline_in_words(plan)}")
+    if words := measured_in_words(plan):
+        say(console, f"steps were {words}")
 
 
 def _print_list(plan: dict[str, Any], console: Console) -> None:
@@ -73,16 +82,32 @@ def _has_costs(plan: dict[str, Any]) -> bool:
     return any(job["cost"] is not None for job in plan["jobs"])
 
 
-def _table(plan: dict[str, Any], *, has_costs: bool) -> Table:
+def _fitting_table(plan: dict[str, Any], console: Console) -> tuple[Table, set[str]]:
+    """Columns are left out, not cut, until the others fit; and which those are."""
+    has_costs = _has_costs(plan) and console.width >= _ROOMY
+    wide = console.options.update(max_width=_ANY_WIDTH)
+    gone: set[str] = set()
+    table = _table(plan, has_costs=has_costs, gone=gone)
+    for name in _DROP:
+        if table.__rich_measure__(console, wide).maximum <= console.width:
+            break
+        if name != "limit" or all(job["limit_s"] is None for job in plan["jobs"]):
+            gone.add(name)
+            table = _table(plan, has_costs=has_costs, gone=gone)
+    return table, gone
+
+
+def _table(plan: dict[str, Any], *, has_costs: bool, gone: set[str]) -> Table:
     pieces = [p for job in plan["jobs"] for lane in job["lanes"] for p in lane["stages"]]
     several = len({piece["experiment"] for piece in pieces}) > 1
     table = Table(
         box=box.SIMPLE_HEAD, pad_edge=False, title=f"plan {plan['id']}", title_justify="left"
     )
-    for name in ("job", "limit", "work", "steps", "batch", "time", "total", "known from"):
-        table.add_column(name, justify="right" if name in ("time", "total") else "left")
-    if has_costs:
-        table.add_column("cost", justify="right")
+    names = ["job", "limit", "work", "steps", "batch", "time", "total", "known from"]
+    names += ["cost"] if has_costs else []
+    shown = [name for name in names if name not in gone]
+    for name in shown:
+        table.add_column(name, justify="right" if name in _RIGHT else "left")
     total: float | None = 0.0
     for job in plan["jobs"]:
         first = (number_of(job), time_of(job["limit_s"]))
@@ -92,7 +117,7 @@ def _table(plan: dict[str, Any], *, has_costs: bool) -> Table:
             seconds = piece["expected_s"]
             total = None if total is None or seconds is None else total + seconds
             where = f"{piece['experiment']}/" if several else ""
-            table.add_row(
+            row = (
                 *first,
                 f"{piece['kind']} {where}{piece['stage']}",
                 steps_of(piece),
@@ -102,6 +127,8 @@ def _table(plan: dict[str, Any], *, has_costs: bool) -> Table:
                 piece["source"],
                 *last,
             )
+            cells = dict(zip(names, row, strict=False))
+            table.add_row(*(cells.get(name, "") for name in shown))
             first, last = ("", ""), []
         table.add_section()
     return table

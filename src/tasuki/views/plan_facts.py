@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tasuki.units import format_seconds
+from tasuki.units import format_age, format_seconds
 from tasuki.views.chart import number_of
 from tasuki.views.text import money, number
 
@@ -28,6 +28,8 @@ def facts_of(plan: _Plan, *, unit: str = "GPU") -> Iterator[tuple[str, str]]:
     yield "cost", _cost(plan)
     yield "useful time", _useful(plan)
     yield "times known from", sources_in_words(plan)
+    if words := measured_in_words(plan):
+        yield "steps", words
 
 
 def spread_in_words(values: Mapping[str, Any]) -> str:
@@ -112,6 +114,16 @@ def sources_in_words(plan: _Plan) -> str:
         for piece in pieces_of(plan)
     )
     return ", ".join(f"{source} ({num})" for source, num in counts.items())
+
+
+def measured_in_words(plan: _Plan) -> str:
+    """When steps were measured whose times were kept; empty: all that was measured is of now."""
+    ages = [p["measured_ago_s"] for p in pieces_of(plan) if p.get("measured_ago_s") is not None]
+    if not ages:
+        return ""
+    first, last = (format_age(age) for age in (min(ages), max(ages)))
+    when = f"{first} ago" if first == last else f"{first} to {last} ago"
+    return f"measured here {when}; `tasuki plan --fresh` measures again"
 
 
 def pieces_of(plan: _Plan) -> list[Mapping[str, Any]]:
