@@ -6,6 +6,11 @@ import os
 import signal
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# How long an example takes on a busy machine says nothing of what is tested.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 for _name in list(os.environ):
     if _name.startswith(("TASUKI_", "SLURM_")):
