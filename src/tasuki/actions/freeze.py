@@ -71,6 +71,7 @@ def freeze_run(
     clock: Clock,
     *,
     fits: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+    deadline_at: float | None = None,
 ) -> None:
     """Write down what the run is made from; `fits`: a plan's, of what the spec left open."""
     make_folder(run.path)
@@ -86,6 +87,8 @@ def freeze_run(
             "spec": to_plain(experiment),
             "cluster": to_plain(spec.cluster),
             "sinks": spec.sinks,
+            "on": {key: list(words) for key, words in spec.on.items()},
+            "deadline_at": deadline_at,
             "stages": [
                 _stage_summary(experiment, index) for index in range(len(experiment.stages))
             ],
@@ -198,6 +201,7 @@ def take_over(
     clock: Clock,
     *,
     fits: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+    deadline_at: float | None = None,
 ) -> None:
     """Freeze the spec as it is now; the code too, while nothing was learnt with the old one."""
     frozen = read_json(run.spec)
@@ -209,6 +213,8 @@ def take_over(
         "spec": to_plain(experiment),
         "cluster": to_plain(spec.cluster),
         "sinks": spec.sinks,
+        "on": {key: list(words) for key, words in spec.on.items()},
+        "deadline_at": deadline_at,
         "stages": [_stage_summary(experiment, i) for i in range(len(experiment.stages))],
         "fitted": _still_fitted(frozen, experiment, fits),
         "fingerprints": {"spec": fingerprint(experiment), "code": code},

@@ -100,6 +100,11 @@ class RunFolder:
         return self.path / "final_results.json"
 
     @property
+    def accounts(self) -> Path:
+        """Derived, of a finished run: goodput, GPU-hours, cost."""
+        return self.path / "accounts.json"
+
+    @property
     def marker(self) -> Path:
         """Exists when all the work is done, and only then."""
         return self.path / "training_complete.marker"

@@ -39,6 +39,7 @@ from tasuki.supervisor.phase import Launcher, Phase
 from tasuki.supervisor.place import Place
 from tasuki.supervisor.ranks import PhaseOrder, publish_order, start_ranks
 from tasuki.supervisor.sinks import AT_END_S, AT_HANDOVER_S, SinkProcesses
+from tasuki.telemetry.accounts import keep_accounts
 from tasuki.telemetry.events import EventLog
 from tasuki.telemetry.view import count_preemptions, read_end, read_view
 
@@ -154,6 +155,7 @@ class Lane:
                 finish_run(attempt.item.run, claim=attempt.claim, clock=self.clock)
                 attempt.events.add("complete")
                 self._close_attempt(PhaseEnded(ending=Ending.DONE), "complete")
+                keep_accounts(attempt.item.run)
                 self._left.pop(0)
                 self._next_item()
             case Leave():
