@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.cli.person import make_project
 
 from tasuki.clock import utc
 from tasuki.store.attempts import write_holder
@@ -22,6 +21,7 @@ from tasuki.telemetry.cost import add_up_spent
 from tasuki.telemetry.events import EventLog, read_events
 from tasuki.telemetry.ledger import make_ledger
 from tasuki.testing.clock import FakeClock
+from tests.cli.person import make_project
 
 NOW = time.time()
 

@@ -79,6 +79,11 @@ class RunFolder:
         return CommandFolder(self.commands / f"{claim}.{stage}{end}")
 
     @property
+    def alerts(self) -> Path:
+        """What the commands of `on` were told, one file for each outcome: told at most once."""
+        return self.path / "alerts"
+
+    @property
     def compiled(self) -> Path:
         """Kernels that `compile` made, for later attempts."""
         return self.path / "compiled"
