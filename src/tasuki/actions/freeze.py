@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -61,6 +62,7 @@ NOT_KNOWN = "not known"
 """The source of a choice that nothing foretold (fitting.py)."""
 THIS_RUN = "this run"
 """The source of one that was made before."""
+_SECRET = re.compile(r"\.env.*|\.?(secrets?|credentials?|passwords?|netrc|kaggle)(\..*)?")
 _NEVER = {".git", ".venv", "venv", "node_modules", "__pycache__", ".tox", ".mypy_cache"}
 
 
@@ -272,7 +274,7 @@ def _short(value: object) -> str:
 
 def snapshot_code(run: RunFolder, spec: ResolvedSpec) -> str:
     """Copy the project's sources beside the run; the hash of what was copied."""
-    files = _source_files(Path(spec.folder), exclude=Path(spec.runs))
+    files = _source_files(spec)
     with translated(run.code):
         return _copy_sources(run, Path(spec.folder), files)
 
@@ -281,7 +283,7 @@ def is_code_changed(run: RunFolder, spec: ResolvedSpec) -> bool:
     """Has the project's code changed since the run took its copy? The spec is compared by keys, and
     nobody runs what people are to read."""
     folder = Path(spec.folder)
-    paths = _source_files(folder, exclude=Path(spec.runs))
+    paths = _source_files(spec)
     now = {str(path.relative_to(folder)): path.read_bytes() for path in paths}
     both = [now, read_sources(run)]
     for files in both:
@@ -366,8 +368,10 @@ def _put_in_place(fresh: Path, run: RunFolder, mark: str) -> None:
             shutil.rmtree(leftover, ignore_errors=True)
 
 
-def _source_files(folder: Path, *, exclude: Path) -> list[Path]:
-    """git-tracked and untracked sources, never data; without git all sources below the folder."""
+def _source_files(spec: ResolvedSpec) -> list[Path]:
+    """git-tracked and untracked sources, never data; without git all sources below the folder. Nor
+    what holds passwords: no recipe is made of it, and a run folder is shown to others."""
+    folder, exclude = Path(spec.folder), Path(spec.runs)
     found = _git_files(folder)
     if not found:  # no git, or the whole folder is ignored by it
         found = []
@@ -383,7 +387,16 @@ def _source_files(folder: Path, *, exclude: Path) -> list[Path]:
             found += [Path(root, name) for name in names]
     runs = {parent for path in found for parent in path.parents if folder in parent.parents}
     runs = {exclude} | {parent for parent in runs if _holds_runs(parent)}
+    found = [path for path in found if not _is_secret(path, spec)]
     return sorted(path for path in found if _is_source(path) and runs.isdisjoint(path.parents))
+
+
+def _is_secret(path: Path, spec: ResolvedSpec) -> bool:
+    """By its name, or as the file of `export` lines that `cluster.setup` usually is."""
+    setup = spec.cluster.setup
+    if setup is not None and path == Path(spec.folder, setup).expanduser():
+        return True
+    return path.suffix != ".py" and bool(_SECRET.fullmatch(path.name.lower()))
 
 
 def _holds_runs(folder: Path) -> bool:

@@ -109,7 +109,7 @@ def take_current_code(run: RunFolder, clock: Clock) -> str:
         file=value["file"],
         folder=value["folder"],
         runs=str(run.path.parent),
-        cluster=ResolvedCluster(),
+        cluster=ResolvedCluster(setup=(value.get("cluster") or {}).get("setup")),
         experiments=(),
     )
     if not Path(spec.folder).is_dir():
