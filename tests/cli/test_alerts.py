@@ -104,6 +104,7 @@ def test_plan_doubts_commands_that_are_not_there_and_wishes_without_effect(here,
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("words", [("drill", "--scenarios", "term"), ("rehearse",)], ids=" ".join)
 def test_neither_a_drill_nor_a_rehearsal_tells_anybody(telling, words):
     made = telling()

@@ -118,6 +118,7 @@ def test_the_search_finds_a_secret_that_a_script_prints_itself(tmp_path, canarie
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)
 def test_nor_do_drills_rehearsals_and_profiles_tell_any(tmp_path, canaries):
     made = make_project(tmp_path / "p", cluster__setup="env.sh")
     canaries.write_files(made.folder)

@@ -105,20 +105,20 @@ class Alerts:
     def _watch_deadline(self, run: RunFolder, now: float) -> None:
         from tasuki.plan.risk import left_of_run, look_at_deadline
 
-        self._look_at.pop(run)
-        if not is_wanted(run):
-            return
+        self._look_at[run] = now + _SELDOM_S  # also if nothing can be read just now
         wall, spec = self.clock.wall(), read_json(run.spec)
         standing = read_standing(run, plans=self._plans, spec=spec)
-        if standing.deadline_at is None:
+        if standing.deadline_at is None or not is_wanted(run):
             return
         left = left_of_run(standing, now=wall)
         risk = look_at_deadline(standing.deadline_at, now=wall, left=left)
         if risk.is_danger:
             mark = f"deadline-risk.{standing.deadline_at:.0f}"
+            state = "running" if standing.has_begun else "waiting"
             reason = "its deadline is in danger"
-            happened = Happened("deadline-risk", mark, "running", reason, risk=risk, left=left)
+            happened = Happened("deadline-risk", mark, state, reason, risk=risk, left=left)
             self._tell(run, happened)
+            del self._look_at[run]
             return
         ahead = (standing.deadline_at - wall) / 100
         self._look_at[run] = now + max(_OFTEN_S, min(_SELDOM_S, ahead))
