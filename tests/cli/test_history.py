@@ -123,3 +123,12 @@ def test_a_finished_run_is_in_the_history(here, finished):
     stages = here(finished.folder, "history", "--json").json()["stages"]
     assert {stage["stage"] for stage in stages} == {"small", "large"}
     assert all(stage["step_s"] > 0 and stage["wall_s"] > 0 for stage in stages)
+
+
+def test_hostile_names_in_a_line_are_inert(here, tmp_path):
+    hostile = {"run": "e\x1b[2J", "stage": "x\x1b]0;owned\x07\ny", "gpu": "\x1b[31mred"}
+    append_history(tmp_path / "runs", "exp.1", {**LINE, **hostile})
+    said = here(tmp_path, "history", COLUMNS="200")
+    assert said.code == 0 and "red" in said.out, said
+    assert not any(ord(c) < 32 and c != "\n" for c in said.out), said
+    assert len(said.out.splitlines()) == 3, "head, rule and one line"

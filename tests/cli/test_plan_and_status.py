@@ -115,6 +115,8 @@ def test_the_json_of_status_has_the_keys_of_the_contract(here, finished):
         "gpu_hours",
         "cost",
         "memory",
+        "stage_eta_s",
+        "deadline",
     }  # extends the contract
     assert (run["experiment"], run["state"], run["stage"]) == ("exp", "complete", "large")
     assert (run["step"], run["total_steps"], run["last_checkpoint_step"]) == (12, 12, 12)

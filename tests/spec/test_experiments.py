@@ -273,7 +273,6 @@ WITHOUT_EFFECT = {
     "offload": "auto",
 }
 WITHOUT_EFFECT_ABOVE = {
-    "on": "on: {complete: mail}",
     "share": "share: group",
     "signal": "cluster: {signal: USR1@60}",
 }

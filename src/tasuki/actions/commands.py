@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from tasuki.errors import UsageError
 from tasuki.estimate.times import StageTimes
+from tasuki.spec.alerts import DEADLINE_RISK
 from tasuki.spec.resolved import ResolvedExperiment, ResolvedStage
 from tasuki.store.runs import RunFolder
 from tasuki.supervisor.command import PYTHON, find_program
@@ -37,6 +38,19 @@ def check_commands(
                 f"the command of stage `{stage.name}` is started on the first of "
                 f"{request.spec.cluster.nodes} nodes only: it must start what the others do"
             )
+
+
+def check_alerts(request: PlanRequest) -> Iterator[str]:
+    """Doubts alone: no run is to wait for a message about it."""
+    spec = request.spec
+    python, folder = spec.cluster.python or request.python, Path(spec.folder)
+    for outcome, words in spec.on.items():
+        found = find_program(words[0], folder, python, request.environment)
+        if words[0] != PYTHON and found is None:
+            there = "; on the nodes?" if request.is_slurm else " there or in PATH"
+            yield f"`on.{outcome}` begins with `{words[0]}`, which is no program{there}"
+    if DEADLINE_RISK in spec.on and request.deadline_at is None:
+        yield f"`on.{DEADLINE_RISK}` has no effect: there is no `deadline`"
 
 
 def what_is_left(times: StageTimes, run: RunFolder, stage: ResolvedStage) -> StageTimes:

@@ -97,8 +97,8 @@ class Ground:
         folders = {one.name: self.run_folder(one.name) for one in disturbances}
         for experiment in experiments:
             # As the spec says: the user's `runs` must stay out of the copy of the code. But nobody
-            # wants to see drills among their runs in TensorBoard.
-            asked = msgspec.structs.replace(self.request.spec, sinks=None)
+            # wants to see drills among their runs in TensorBoard, or to be told of them.
+            asked = msgspec.structs.replace(self.request.spec, sinks=None, on={})
             freeze_run(folders[experiment.name], experiment, asked, self.clock)
         request = replace(
             self.request,

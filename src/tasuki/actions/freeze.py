@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -61,6 +62,7 @@ NOT_KNOWN = "not known"
 """The source of a choice that nothing foretold (fitting.py)."""
 THIS_RUN = "this run"
 """The source of one that was made before."""
+_SECRET = re.compile(r"\.env.*|\.?(secrets?|credentials?|passwords?|netrc|kaggle)(\..*)?")
 _NEVER = {".git", ".venv", "venv", "node_modules", "__pycache__", ".tox", ".mypy_cache"}
 
 
@@ -71,6 +73,7 @@ def freeze_run(
     clock: Clock,
     *,
     fits: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+    deadline_at: float | None = None,
 ) -> None:
     """Write down what the run is made from; `fits`: a plan's, of what the spec left open."""
     make_folder(run.path)
@@ -86,6 +89,8 @@ def freeze_run(
             "spec": to_plain(experiment),
             "cluster": to_plain(spec.cluster),
             "sinks": spec.sinks,
+            "on": {key: list(words) for key, words in spec.on.items()},
+            "deadline_at": deadline_at,
             "stages": [
                 _stage_summary(experiment, index) for index in range(len(experiment.stages))
             ],
@@ -198,6 +203,7 @@ def take_over(
     clock: Clock,
     *,
     fits: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+    deadline_at: float | None = None,
 ) -> None:
     """Freeze the spec as it is now; the code too, while nothing was learnt with the old one."""
     frozen = read_json(run.spec)
@@ -209,6 +215,8 @@ def take_over(
         "spec": to_plain(experiment),
         "cluster": to_plain(spec.cluster),
         "sinks": spec.sinks,
+        "on": {key: list(words) for key, words in spec.on.items()},
+        "deadline_at": deadline_at,
         "stages": [_stage_summary(experiment, i) for i in range(len(experiment.stages))],
         "fitted": _still_fitted(frozen, experiment, fits),
         "fingerprints": {"spec": fingerprint(experiment), "code": code},
@@ -266,7 +274,7 @@ def _short(value: object) -> str:
 
 def snapshot_code(run: RunFolder, spec: ResolvedSpec) -> str:
     """Copy the project's sources beside the run; the hash of what was copied."""
-    files = _source_files(Path(spec.folder), exclude=Path(spec.runs))
+    files = _source_files(spec)
     with translated(run.code):
         return _copy_sources(run, Path(spec.folder), files)
 
@@ -275,7 +283,7 @@ def is_code_changed(run: RunFolder, spec: ResolvedSpec) -> bool:
     """Has the project's code changed since the run took its copy? The spec is compared by keys, and
     nobody runs what people are to read."""
     folder = Path(spec.folder)
-    paths = _source_files(folder, exclude=Path(spec.runs))
+    paths = _source_files(spec)
     now = {str(path.relative_to(folder)): path.read_bytes() for path in paths}
     both = [now, read_sources(run)]
     for files in both:
@@ -360,8 +368,10 @@ def _put_in_place(fresh: Path, run: RunFolder, mark: str) -> None:
             shutil.rmtree(leftover, ignore_errors=True)
 
 
-def _source_files(folder: Path, *, exclude: Path) -> list[Path]:
-    """git-tracked and untracked sources, never data; without git all sources below the folder."""
+def _source_files(spec: ResolvedSpec) -> list[Path]:
+    """git-tracked and untracked sources, never data; without git all sources below the folder. Nor
+    what holds passwords: no recipe is made of it, and a run folder is shown to others."""
+    folder, exclude = Path(spec.folder), Path(spec.runs)
     found = _git_files(folder)
     if not found:  # no git, or the whole folder is ignored by it
         found = []
@@ -377,7 +387,16 @@ def _source_files(folder: Path, *, exclude: Path) -> list[Path]:
             found += [Path(root, name) for name in names]
     runs = {parent for path in found for parent in path.parents if folder in parent.parents}
     runs = {exclude} | {parent for parent in runs if _holds_runs(parent)}
+    found = [path for path in found if not _is_secret(path, spec)]
     return sorted(path for path in found if _is_source(path) and runs.isdisjoint(path.parents))
+
+
+def _is_secret(path: Path, spec: ResolvedSpec) -> bool:
+    """By its name, or as the file of `export` lines that `cluster.setup` usually is."""
+    setup = spec.cluster.setup
+    if setup is not None and path == Path(spec.folder, setup).expanduser():
+        return True
+    return path.suffix != ".py" and bool(_SECRET.fullmatch(path.name.lower()))
 
 
 def _holds_runs(folder: Path) -> bool:

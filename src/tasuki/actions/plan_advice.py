@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from tasuki.actions.commands import check_alerts
 from tasuki.actions.machine import device_for
-from tasuki.actions.plan_request import PlanRequest
+from tasuki.actions.plan_request import PlanRequest, is_for_slurm
 from tasuki.data.tempo import share_cpus
 from tasuki.errors import PlanError
 from tasuki.plan.laid import Chains, Layout, Terms
@@ -24,6 +25,7 @@ _NAMED = 5
 def about_spec(request: PlanRequest) -> Iterator[str]:
     yield from _without_effect(request)
     yield from _left_out(request)
+    yield from check_alerts(request)
 
 
 def _without_effect(request: PlanRequest) -> Iterator[str]:
@@ -36,6 +38,8 @@ def _without_effect(request: PlanRequest) -> Iterator[str]:
             yield "`cluster.nodes` is for `tasuki submit`: a job that runs here has one"
         if cluster.setup:
             yield "`cluster.setup` has no effect on jobs that run here"
+        if cluster.mail and not is_for_slurm(request):
+            yield "`cluster.mail` is Slurm's: nobody gets mail of jobs that run here (`on` tells)"
     for experiment in experiments:
         for validate in {s.validate for s in experiment.stages if s.validate is not None}:
             if validate.mode == "min" and any(word in validate.metric for word in _MORE_IS_BETTER):

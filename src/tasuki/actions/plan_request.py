@@ -41,6 +41,8 @@ class PlanRequest:
     """Its jobs tell where a step's time goes."""
     deadline_s: float | None = None
     """From now; below 0: it is over."""
+    deadline_at: float | None = None
+    """The same, since 1970: what `status` and alerts hold the runs against from now on."""
     exact_s: float | None = None
     """For how long, about, CP-SAT may look for a shorter plan."""
     tells_fits: bool = False
@@ -66,7 +68,8 @@ def request_plan(
 ) -> PlanRequest:
     """What is asked for, on the machine we are on. `deadline` goes before the spec's."""
     wanted = tuple(stages) or spec.only_stages
-    told = deadline or spec.deadline
+    told, now = deadline or spec.deadline, SystemClock.wall()
+    deadline_s = None if told is None else parse_deadline(told).seconds_from(now)
     return PlanRequest(
         spec=spec,
         experiments=choose_experiments(spec, experiments, wanted),
@@ -74,7 +77,8 @@ def request_plan(
         machine=look_around(environment),
         python=python,
         environment=environment,
-        deadline_s=None if told is None else parse_deadline(told).seconds_from(SystemClock.wall()),
+        deadline_s=deadline_s,
+        deadline_at=None if deadline_s is None else now + deadline_s,
         exact_s=exact_s,
     )
 

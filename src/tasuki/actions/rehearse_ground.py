@@ -81,8 +81,9 @@ class Ground:
         self.num_rounds += 1
         spec = self._spec(self.path / str(self.num_rounds), experiments)
         folders = {e.name: RunFolder(Path(spec.runs) / e.name) for e in experiments}
-        # As the spec says: the user's `runs` must stay out of the copy of the code; no sinks.
-        asked = msgspec.structs.replace(self.request.spec, sinks=None)
+        # As the spec says: the user's `runs` must stay out of the copy of the code; and nobody
+        # is told: no sinks, no alerts.
+        asked = msgspec.structs.replace(self.request.spec, sinks=None, on={})
         for experiment in experiments:
             freeze_run(folders[experiment.name], experiment, asked, self.clock)
         request = replace(

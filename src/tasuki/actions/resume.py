@@ -24,6 +24,7 @@ from tasuki.store.claims import highest_claim
 from tasuki.store.control import Word, last_said, say
 from tasuki.store.jobs import JobFolder, last_start, list_jobs, read_outcome
 from tasuki.store.runs import RunFolder
+from tasuki.telemetry.standing import number_in
 from tasuki.telemetry.view import live_holder
 
 
@@ -47,8 +48,14 @@ def frozen_spec(
             cluster=_cluster_of(value, environ),
             experiments=(experiment,),
             sinks=value.get("sinks"),
+            on={key: tuple(words) for key, words in (value.get("on") or {}).items()},
         )
     return spec, experiment
+
+
+def frozen_deadline(run: RunFolder) -> float | None:
+    """When it was to be done, as it was last submitted: going on moves no deadline."""
+    return number_in(read_json(run.spec), "deadline_at")
 
 
 def last_backend(run: RunFolder) -> str:
@@ -102,7 +109,7 @@ def take_current_code(run: RunFolder, clock: Clock) -> str:
         file=value["file"],
         folder=value["folder"],
         runs=str(run.path.parent),
-        cluster=ResolvedCluster(),
+        cluster=ResolvedCluster(setup=(value.get("cluster") or {}).get("setup")),
         experiments=(),
     )
     if not Path(spec.folder).is_dir():

@@ -173,12 +173,26 @@ def take_up(folders: dict[str, RunFolder], request: RunRequest) -> list[str]:
         if run.is_complete():
             continue
         if not run.spec.exists():
-            freeze_run(run, experiment, request.plan.spec, request.clock, fits=request.plan.fits)
+            freeze_run(
+                run,
+                experiment,
+                request.plan.spec,
+                request.clock,
+                fits=request.plan.fits,
+                deadline_at=request.plan.deadline_at,
+            )
         else:
             changes = find_changes(run, experiment, accepted=request.accepted)
             notes += [f"taken over: {in_words(change)}" for change in changes]
             notes += _accept(run, request)
-            take_over(run, experiment, request.plan.spec, request.clock, fits=request.plan.fits)
+            take_over(
+                run,
+                experiment,
+                request.plan.spec,
+                request.clock,
+                fits=request.plan.fits,
+                deadline_at=request.plan.deadline_at,
+            )
             if request.takes_current_code:
                 take_current_code(run, request.clock)
             elif _has_recipe(experiment) and is_code_changed(run, request.plan.spec):

@@ -1,8 +1,13 @@
-"""`tasuki status`: where every run stands, from its folder alone. No torch, no numpy, no YAML."""
+"""`tasuki status`: where every run stands, from its folder alone. No torch, no numpy, no YAML.
+
+Quick where there are many: finished runs have their accounts, of the others no more of their events
+is read than brief.py does.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +15,20 @@ from tasuki.actions.queued import Known, RunsJob, is_gone
 from tasuki.actions.starts import what_keeps
 from tasuki.clock import utc
 from tasuki.errors import StoreError
+from tasuki.plan.risk import Left, left_of_run, look_at_deadline
 from tasuki.store.atomic import FORMAT, read_json, read_json_or_none, shaped
 from tasuki.store.attempts import live_runner, read_attempt_end, read_holder
 from tasuki.store.claims import highest_claim, list_claims
 from tasuki.store.control import Said, Word, last_said
+from tasuki.store.find import list_remains, list_runs
 from tasuki.store.jobs import JobFolder, last_start, read_outcome
 from tasuki.store.runs import RunFolder
-from tasuki.telemetry.cost import add_up_spent, price_of
+from tasuki.telemetry.accounts import read_accounts
+from tasuki.telemetry.brief import read_last_of
+from tasuki.telemetry.cost import add_up_spent
 from tasuki.telemetry.events import read_events, read_recent_events
 from tasuki.telemetry.ledger import Ledger, make_ledger
+from tasuki.telemetry.standing import PlanBook, Standing, number_in, read_standing
 from tasuki.telemetry.view import count_preemptions, live_holder
 from tasuki.units import format_seconds
 
@@ -32,28 +42,41 @@ def read_status(
     """`known`: what Slurm says of their jobs. One of several that cannot be read hides no other."""
     chosen = list(runs)
     describe = describe_run if len(chosen) == 1 else _describe_if_readable
-    status = {"format": FORMAT, "runs": [describe(run, now=now, known=known) for run in chosen]}
+    books = {folder: PlanBook(folder) for folder in {run.path.parent for run in chosen}}
+    described = [
+        describe(run, now=now, known=known, plans=books[run.path.parent]) for run in chosen
+    ]
+    status: dict[str, Any] = {"format": FORMAT, "runs": described}
     if known is not None and (known.at is not None or known.problem):
         status["slurm"] = {"at": utc(known.at) if known.at else None, "problem": known.problem}
     return status
 
 
-def describe_run(run: RunFolder, *, now: float, known: Known | None = None) -> dict[str, Any]:
+def runs_to_show(folder: Path) -> list[RunFolder]:
+    """All runs, and what is left of those that somebody deleted in part."""
+    return sorted([*list_runs(folder), *list_remains(folder)], key=lambda run: run.name)
+
+
+def describe_run(
+    run: RunFolder, *, now: float, known: Known | None = None, plans: PlanBook | None = None
+) -> dict[str, Any]:
     """One run as scripts see it; what is unknown is null."""
     with shaped(run.path):
-        return _describe_run(run, now, known)
+        return _describe_run(run, now, known, plans or PlanBook(run.path.parent))
 
 
-def _describe_if_readable(run: RunFolder, *, now: float, known: Known | None) -> dict[str, Any]:
+def _describe_if_readable(
+    run: RunFolder, *, now: float, known: Known | None, plans: PlanBook
+) -> dict[str, Any]:
     try:
-        return describe_run(run, now=now, known=known)
+        return describe_run(run, now=now, known=known, plans=plans)
     except StoreError as error:
         return {
             "experiment": run.name,
             "state": None,
             "reason": f"cannot be read: {error.message}",
             "hint": error.hint,
-            **dict.fromkeys((*_PROGRESS, "eta_s", "eta_s_p90", "goodput")),
+            **dict.fromkeys((*_PROGRESS, *_ETA, "deadline", "goodput")),
             **add_up_spent([], now=None, price=None).as_json(),
             **dict.fromkeys(("last_checkpoint_step", "memory", "updated_at")),
             **dict.fromkeys(("attempts", "preemptions"), 0),
@@ -61,7 +84,9 @@ def _describe_if_readable(run: RunFolder, *, now: float, known: Known | None) ->
         }
 
 
-def _describe_run(run: RunFolder, now: float, known: Known | None) -> dict[str, Any]:
+def _describe_run(
+    run: RunFolder, now: float, known: Known | None, plans: PlanBook
+) -> dict[str, Any]:
     spec = read_json(run.spec)
     claim = highest_claim(run)
     state, reason = state_of(run, now=now)
@@ -72,22 +97,17 @@ def _describe_run(run: RunFolder, now: float, known: Known | None) -> dict[str, 
     said = last_said(run)
     told = read_json_or_none(run.training_state) or {}
     progress = last_progress(run, claim) if state == "running" else {}
-    merged = {key: progress.get(key, told.get(key)) for key in _PROGRESS}
     stages = [_describe_stage(run, stage) for stage in spec["stages"]]
-    events, until = read_events(run), now if state == "running" else None
-    ledger = make_ledger(events, now=until)
-    spent = add_up_spent(events, now=until, price=price_of(spec))
     return {
         "experiment": run.name,
         "state": state,
         "reason": reason,
         "hint": _hint(run, state, said),
-        **merged,
+        **{key: progress.get(key, told.get(key)) for key in _PROGRESS},
         "attempts": len(list_claims(run)),
         "preemptions": count_preemptions(run),
-        **_eta(progress, _last_of(read_recent_events(run, claim), "forecast") if progress else {}),
-        "goodput": round(ledger.goodput, 4) if ledger.goodput is not None else None,
-        **spent.as_json(),
+        **_outlook(run, spec, state, now=now, plans=plans),
+        **read_accounts(run, spec, now=now if state == "running" else None),
         "last_checkpoint_step": told.get("step"),
         "memory": _memory(run, claim),
         "stages": stages,
@@ -100,8 +120,50 @@ def _describe_run(run: RunFolder, now: float, known: Known | None) -> dict[str, 
     }
 
 
+def _outlook(
+    run: RunFolder, spec: dict[str, Any], state: str, *, now: float, plans: PlanBook
+) -> dict[str, Any]:
+    """When it will be done, and whether that is in time."""
+    at = number_in(spec, "deadline_at")
+    if state == "complete":
+        done_at = _completed_at(run) if at is not None else None
+        return {**dict.fromkeys(_ETA), "deadline": _deadline(at, now, Left(), done_at)}
+    left = left_of_run(read_standing(run, plans=plans, spec=spec), now=now)
+    told = left if state in _GOES_ON else Left()
+    return {
+        "eta_s": _rounded(told.s),
+        "eta_s_p90": _rounded(told.s_p90),
+        "stage_eta_s": _rounded(told.stage_s),
+        "deadline": _deadline(at, now, left),
+    }
+
+
+def _deadline(
+    at: float | None, now: float, left: Left, done_at: float | None = None
+) -> dict[str, Any] | None:
+    if at is None:
+        return None
+    risk = look_at_deadline(at, now=now, left=left, done_at=done_at)
+    return {"at": utc(at), "danger": risk.is_danger, "late_s": _rounded(risk.late_s)}
+
+
+def _completed_at(run: RunFolder) -> float | None:
+    told = (read_json_or_none(run.marker) or {}).get("completed_at")
+    try:
+        return datetime.fromisoformat(str(told)).timestamp()
+    except ValueError:
+        return run.marker.stat().st_mtime
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 1)
+
+
 _MEMORY = ("stage", "on", "device", "host")
 _PROGRESS = ("stage", "epoch", "step", "total_steps", "samples", "loss")
+_ETA = ("eta_s", "eta_s_p90", "stage_eta_s")
+_GOES_ON = ("running", "waiting", "handed-over")
+"""Only of these is it known that somebody works on it, or soon will."""
 
 
 def state_of(run: RunFolder, *, now: float) -> tuple[str, str]:
@@ -197,7 +259,7 @@ def last_progress(run: RunFolder, claim: int) -> dict[str, Any]:
 
 def _memory(run: RunFolder, claim: int) -> dict[str, Any] | None:
     """What the newest attempt measured in its first steps."""
-    found = _last_of(read_recent_events(run, claim), "memory")
+    found = read_last_of(run, claim, "memory", "memory") if claim else {}
     return {key: found.get(key) for key in _MEMORY} if found else None
 
 
@@ -207,23 +269,6 @@ def _last_of(events: list[dict[str, Any]], kind: str) -> dict[str, Any]:
 
 def ledger_of(run: RunFolder, *, now: float | None = None) -> Ledger:
     return make_ledger(read_events(run), now=now)
-
-
-def _eta(progress: dict[str, Any], forecast: dict[str, Any]) -> dict[str, float | None]:
-    """Of the stage that runs: by its epochs, as it forecast itself; before its first epoch is over
-    from the median of its steps, and then nobody knows what nine of ten would keep to."""
-    step_s, total, step = (progress.get(key) for key in ("step_s", "total_steps", "step"))
-    if not step_s or total is None or step is None:
-        return {"eta_s": None, "eta_s_p90": None}
-    left = int(total) - int(step)
-    ahead = int(forecast.get("total_steps", 0)) - int(forecast.get("step", 0))
-    if forecast.get("stage") != progress.get("stage") or ahead <= 0:
-        return {"eta_s": round(float(step_s) * left, 1), "eta_s_p90": None}
-    share = left / ahead
-    return {
-        "eta_s": round(float(forecast["left_s"]) * share, 1),
-        "eta_s_p90": round(float(forecast["left_s_p90"]) * share, 1),
-    }
 
 
 def _describe_stage(run: RunFolder, stage: dict[str, Any]) -> dict[str, Any]:
@@ -287,6 +332,11 @@ def _starting(events: list[dict[str, Any]], now: float) -> str:
     return f"starting: {found[0]}, for {format_seconds(max(0, round(now - found[1])))}"
 
 
+def _stage_left(progress: dict[str, Any], forecast: dict[str, Any]) -> float | None:
+    """Of the stage alone: a live line shows one after another."""
+    return _rounded(left_of_run(Standing(progress=progress, forecast=forecast), now=0.0).stage_s)
+
+
 def brief_run(run: RunFolder, *, now: float) -> dict[str, Any]:
     """What a live view shows, several times a second: no ledger, no history."""
     claim = highest_claim(run)
@@ -303,7 +353,7 @@ def brief_run(run: RunFolder, *, now: float) -> dict[str, Any]:
         "attempts": claim,
         "stages": stages,
         "done": [name for name in stages if run.stage(name).metrics.exists()],
-        "eta_s": _eta(progress, _last_of(events, "forecast"))["eta_s"],
+        "eta_s": _stage_left(progress, _last_of(events, "forecast")),
         "phase": phase.get("phase"),
         "phase_stage": phase.get("stage"),
         "doing": doing[0] if doing else None,

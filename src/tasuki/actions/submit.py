@@ -38,7 +38,7 @@ from tasuki.spec.site import Site, SiteGpu
 from tasuki.store.atomic import FORMAT, write_bytes
 from tasuki.store.attempts import Holder
 from tasuki.store.find import latest_run
-from tasuki.store.jobs import JobFolder, job_folder, list_jobs, submit_lock
+from tasuki.store.jobs import job_folder, list_jobs, submit_lock
 from tasuki.store.locks import locked
 from tasuki.store.runs import RunFolder
 
@@ -124,7 +124,7 @@ def _submit(request: SubmitRequest, terms: Terms) -> SubmitResult:
     _refuse_too_many(plan, known, request.site)
     setup = _read_setup(request.plan)
     if plan.jobs:
-        first = _slurm_job(plan.jobs[0], job_folder(runs, plan.jobs[0].name), request)
+        first = _slurm_job(plan.jobs[0], plan, request)
         notes += _would_wait(request.slurm, first)
     if request.is_dry:
         return _describe_only(plan, folders, request, notes)
@@ -133,7 +133,7 @@ def _submit(request: SubmitRequest, terms: Terms) -> SubmitResult:
     for note in notes:
         request.on_note(note)
     written = write_jobs(plan, folders, plan_request, terms, request.clock)
-    orders = [write_order(_slurm_job(made.job, made.folder, request)) for made in written]
+    orders = [write_order(_slurm_job(made.job, plan, request)) for made in written]
     for made in written:
         if setup is not None:
             write_bytes(made.folder.path / SETUP, setup)
@@ -147,7 +147,8 @@ def _submit(request: SubmitRequest, terms: Terms) -> SubmitResult:
     )
     forget_queue(runs, request.user)
     jobs = [
-        _describe(made.job, request, folders, numbers.get(made.folder.name)) for made in written
+        _describe(made.job, plan, request, folders, numbers.get(made.folder.name))
+        for made in written
     ]
     return SubmitResult(plan, jobs, list(folders.values()), notes)
 
@@ -270,11 +271,11 @@ def _doubts(runs: Path) -> list[str]:
     return []
 
 
-def _slurm_job(job: Job, folder: JobFolder, request: SubmitRequest) -> SlurmJob:
-    plan = _for_cluster(request.plan)
-    cluster = plan.spec.cluster
-    python = plan.python if cluster.container else (cluster.python or plan.python)
-    gpus = device_for(cluster, plan.machine) == "cuda"
+def _slurm_job(job: Job, plan: Plan, request: SubmitRequest) -> SlurmJob:
+    asked = _for_cluster(request.plan)
+    cluster, folder = asked.spec.cluster, job_folder(Path(asked.spec.runs), job.name)
+    python = asked.python if cluster.container else (cluster.python or asked.python)
+    gpus = device_for(cluster, asked.machine) == "cuda"
     wanted = request.site.gpus.get(cluster.gpu or "", SiteGpu())
     return SlurmJob(
         name=job.name,
@@ -291,6 +292,7 @@ def _slurm_job(job: Job, folder: JobFolder, request: SubmitRequest) -> SlurmJob:
         constraint=cluster.constraint or wanted.constraint,
         is_requeued=cluster.requeue is not False,
         mail=cluster.mail,
+        is_last=not any(job.name in other.after for other in plan.jobs),
         after=job.after,
         extra=cluster.extra,
     )
@@ -317,21 +319,24 @@ def _describe_only(
     plan: Plan, folders: Mapping[str, RunFolder], request: SubmitRequest, notes: list[str]
 ) -> SubmitResult:
     """`--dry-run`."""
-    jobs = [_describe(job, request, folders, None) for job in plan.jobs]
+    jobs = [_describe(job, plan, request, folders, None) for job in plan.jobs]
     return SubmitResult(plan, jobs, list(folders.values()), notes)
 
 
 def _describe(
-    job: Job, request: SubmitRequest, folders: Mapping[str, RunFolder], number: str | None
+    job: Job,
+    plan: Plan,
+    request: SubmitRequest,
+    folders: Mapping[str, RunFolder],
+    number: str | None,
 ) -> dict[str, Any]:
-    folder = job_folder(Path(request.plan.spec.runs), job.name)
-    slurm_job = _slurm_job(job, folder, request)
+    slurm_job = _slurm_job(job, plan, request)
     return {
         "name": job.name,
         "number": number,
         "after": list(job.after),
         "runs": [folders[name].name for name in experiments_of(job)],
-        "folder": str(folder.path),
+        "folder": str(slurm_job.folder),
         "submit": render_submit(slurm_job),
         "script": render_script(),
     }

@@ -15,17 +15,16 @@ from tasuki.actions.new import new_project
 from tasuki.actions.new_from_slurm import new_from_script, new_from_slurm
 from tasuki.actions.new_from_yaml import new_from_yaml
 from tasuki.actions.queued import look_or_say, uses_slurm
-from tasuki.actions.resume import frozen_spec, resume_in_its_job
+from tasuki.actions.resume import frozen_deadline, frozen_spec, resume_in_its_job
 from tasuki.actions.run import RunRequest, run_here
 from tasuki.actions.runs import find_run
-from tasuki.actions.status import read_status
+from tasuki.actions.status import read_status, runs_to_show
 from tasuki.actions.submit import SubmitRequest
 from tasuki.actions.submit import submit as submit_jobs
 from tasuki.api.inputs import CLOCK, ask_slurm, make_request, read_command, read_spec
 from tasuki.errors import UsageError
 from tasuki.spec.site import load_site
 from tasuki.store.atomic import FORMAT
-from tasuki.store.find import list_runs
 
 
 def new(
@@ -112,7 +111,7 @@ def submit(
 def status(*names: str, runs: str | Path = "runs") -> dict[str, Any]:
     """Where runs stand; all of them without names."""
     folder = Path(runs)
-    chosen = [find_run(name, folder) for name in names] or list_runs(folder)
+    chosen = [find_run(name, folder) for name in names] or runs_to_show(folder)
     known = None
     if uses_slurm(folder):
         asked = ask_slurm()
@@ -150,7 +149,11 @@ def resume(
     if not accepted and (job := resume_in_its_job(folder, CLOCK, takes_current_code=takes_code)):
         return {"format": FORMAT, "experiment": folder.name, "job": job}
     request = replace(make_request(spec, (), ()), folders={experiment.name: folder})
-    request = replace(request, measure=spec.cluster.time_limit_s is not None)
+    request = replace(
+        request,
+        measure=spec.cluster.time_limit_s is not None,
+        deadline_at=frozen_deadline(folder),
+    )
     result = run_here(
         RunRequest(
             plan=request,

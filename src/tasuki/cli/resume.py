@@ -42,7 +42,12 @@ def command(
 ) -> int:
     """Go on with a run that is held, failed, cancelled or was stopped, from its last checkpoint."""
     from tasuki.actions.plan import make_plan
-    from tasuki.actions.resume import frozen_spec, last_backend, resume_in_its_job
+    from tasuki.actions.resume import (
+        frozen_deadline,
+        frozen_spec,
+        last_backend,
+        resume_in_its_job,
+    )
     from tasuki.actions.runs import find_run
     from tasuki.cli.run import run_and_show
     from tasuki.cli.submit import submit_and_show
@@ -60,6 +65,7 @@ def command(
     request = replace(
         make_request(spec, (), (), measure=spec.cluster.time_limit_s is not None),
         folders={experiment.name: folder},
+        deadline_at=frozen_deadline(folder),
     )
     if torchrun is not None:
         request, is_here = torchrun.put_ranks(request), True

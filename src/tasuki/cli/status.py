@@ -14,14 +14,18 @@ from tasuki.cli.options import json_option, look_at_queue, print_json, runs_fold
 @runs_option
 @json_option
 def command(run: tuple[str, ...], runs: Path | None, as_json: bool) -> None:
-    """Where every run stands: state, stage, step, time left, attempts, last loss."""
+    """Where every run stands, one line each: state, stage, bar, step, time left of the whole run
+    (50/90 %), last loss, attempts, goodput, deadline.
+
+    Waits in queues are not in the time left. With `deadline: …` or `--deadline` a run says whether
+    it is in danger: whether what is left takes longer in one of ten cases.
+    """
     from tasuki.actions.runs import find_run
-    from tasuki.actions.status import read_status
+    from tasuki.actions.status import read_status, runs_to_show
     from tasuki.clock import SystemClock
-    from tasuki.store.find import list_runs
 
     folder = runs_folder(runs)
-    chosen = [find_run(name, folder) for name in run] or list_runs(folder)
+    chosen = [find_run(name, folder) for name in run] or runs_to_show(folder)
     status = read_status(chosen, now=SystemClock.wall(), known=look_at_queue(folder))
     if as_json:
         print_json(status)

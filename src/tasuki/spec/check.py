@@ -17,9 +17,10 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import msgspec
 
 from tasuki.errors import SpecError, UsageError
+from tasuki.spec.alerts import HELD, MEANT, OUTCOMES
 from tasuki.spec.names import check_name
 from tasuki.spec.positions import Mark, Node
-from tasuki.spec.rules import Rule
+from tasuki.spec.rules import Command, Rule
 from tasuki.spec.written import (
     Cluster,
     Evaluate,
@@ -56,12 +57,26 @@ def check_spec(root: Node) -> None:
     refuse_non_finite(root)
     check_mapping(root, Spec, where="the top level")
     entries = root.entries()
+    if (alerts := entries.get("on")) is not None:
+        _check_alerts(alerts)
     if (defaults := entries.get("defaults")) is not None:
         _check_layer(defaults, where="`defaults`")
     for name, overlay in _named(entries.get("configs"), what="configs"):
         _check_layer(overlay, where=f"config `{name}`")
     for name, experiment in _named(entries.get("experiments"), what="experiments"):
         _check_layer(experiment, shape=Experiment, where=f"experiment `{name}`", may_be_named=True)
+
+
+def _check_alerts(node: Node) -> None:
+    rule = next(extra for extra in get_args(Command) if isinstance(extra, Rule))
+    for outcome, child in node.entries().items():
+        if outcome not in OUTCOMES:
+            near = MEANT.get(outcome) or nearest(outcome, OUTCOMES)
+            too = ", which is told of failures too" if near == HELD else ""
+            hint = f"did you mean `{near}`{too}?" if near else f"known: {', '.join(OUTCOMES)}"
+            raise SpecError(f"{child.mark}: unknown outcome `{outcome}` in `on`", hint=hint)
+        if child.content is not None:
+            _convert(outcome, child, Command, rule)
 
 
 def check_stage(stage: Node, *, where: str) -> None:

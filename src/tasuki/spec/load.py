@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from tasuki.errors import SpecError
+from tasuki.spec.alerts import parse_alerts
 from tasuki.spec.check import check_mapping, check_spec, check_stage, nearest
 from tasuki.spec.commands import IdleKeys, name_of, parse_command, refuse_odd_commands
 from tasuki.spec.discover import LookAtData, find_stages
@@ -371,6 +372,8 @@ def _assemble(
         for key in ("cut", "deadline", "on", "sinks", "share")
         if key in entries and entries[key].content is not None
     }
+    if "on" in given:
+        given["on"] = parse_alerts(given["on"])
     if "deadline" in given:
         given["deadline"] = str(given["deadline"])
     project = entries.get("project", Node(None, Mark(""))).content

@@ -156,7 +156,8 @@ class ResolvedSpec(msgspec.Struct, frozen=True, kw_only=True):
     experiments: tuple[ResolvedExperiment, ...]
     cut: Literal["stage", "fill"] = "stage"
     deadline: str | None = None
-    on: dict[str, Any] = {}
+    on: dict[str, tuple[str, ...]] = {}
+    """By outcome: the command that is told (alerts.py)."""
     sinks: Plain = None
     share: Literal["private", "group"] = "private"
     only_stages: tuple[str, ...] = ()
@@ -168,7 +169,6 @@ class ResolvedSpec(msgspec.Struct, frozen=True, kw_only=True):
 NOT_YET: Mapping[str, str] = MappingProxyType(
     {
         "offload": "`auto` leaves everything on the device",
-        "on": "nobody is told",
         "share": "folders are private to the user",
         "signal": "jobs end by their own clock before the limit",
     }

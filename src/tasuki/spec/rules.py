@@ -186,6 +186,14 @@ Sinks = Annotated[
     str | list[Any] | dict[str, Any],
     Rule("a name, a list of names or a mapping", example="[tensorboard]", read=parse_sinks),
 ]
+Alerts = Annotated[
+    dict[str, Any],
+    Rule(
+        "a mapping from outcomes to commands",
+        example="{complete: [python, tell.py], held: [python, tell.py]}",
+    ),
+]
+"""Its entries are checked one by one (check.py)."""
 Allocator = Annotated[str, Rule("text", example="expandable_segments", read=parse_allocator)]
 Exports = Annotated[
     str | list[Any] | dict[str, Any],

@@ -13,7 +13,7 @@ gets the same messages as a YAML one. Everybody else works with `resolved.py`.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, TypeAlias
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -176,6 +176,6 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ) = UNSET
     deadline: rules.DeadlineText | Unset = UNSET
     cut: rules.Cut | Unset = UNSET
-    on: Annotated[dict[str, Any], Rule("a mapping", example="{complete: …}")] | Unset = UNSET
+    on: rules.Alerts | Unset = UNSET
     sinks: rules.Sinks | Unset = UNSET
     share: rules.Share | Unset = UNSET

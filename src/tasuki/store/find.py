@@ -20,6 +20,18 @@ def list_runs(runs: Path) -> list[RunFolder]:
     return [RunFolder(runs / name) for name in names if RunFolder(runs / name).spec.exists()]
 
 
+_OF_A_RUN = ("claims", "events", "checkpoints", "stages", "training_state.json")
+
+
+def list_remains(runs: Path) -> list[RunFolder]:
+    """What was a run once, and has lost its spec: somebody deleted a part of it."""
+    if not runs.is_dir():
+        return []
+    names = sorted(name for name in os.listdir(runs) if not name.startswith("."))
+    found = [RunFolder(runs / name) for name in names if not RunFolder(runs / name).spec.exists()]
+    return [run for run in found if any((run.path / name).exists() for name in _OF_A_RUN)]
+
+
 def runs_of(runs: Path, experiment: str) -> dict[int, RunFolder]:
     """By number: `runs/<experiment>` and what `--new` made beside it."""
     found = {}

@@ -79,6 +79,11 @@ class RunFolder:
         return CommandFolder(self.commands / f"{claim}.{stage}{end}")
 
     @property
+    def alerts(self) -> Path:
+        """What the commands of `on` were told, one file for each outcome: told at most once."""
+        return self.path / "alerts"
+
+    @property
     def compiled(self) -> Path:
         """Kernels that `compile` made, for later attempts."""
         return self.path / "compiled"
@@ -98,6 +103,11 @@ class RunFolder:
     @property
     def final_results(self) -> Path:
         return self.path / "final_results.json"
+
+    @property
+    def accounts(self) -> Path:
+        """Derived, of a finished run: goodput, GPU-hours, cost."""
+        return self.path / "accounts.json"
 
     @property
     def marker(self) -> Path:

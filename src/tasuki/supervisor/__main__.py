@@ -56,7 +56,15 @@ def _end_at_once(job: JobOrder, place: Place) -> int:
     lanes = [{"action": "leave", "state": "complete"} for _ in job.lanes]
     value = {"verdict": "end", "exit_code": EXIT_DONE, "lanes": lanes}
     write_outcome(job.folder, begin_start(job.folder, place.origin), value)
+    _tell_all(job)  # if the attempt that was killed could not
     return EXIT_DONE
+
+
+def _tell_all(job: JobOrder) -> None:
+    from tasuki.clock import SystemClock
+    from tasuki.supervisor.alerts import tell_all
+
+    tell_all(job, clock=SystemClock(), environment=os.environ)
 
 
 def _is_unwanted(job: JobOrder, place: Place) -> bool:
@@ -71,6 +79,7 @@ def _end_unwanted(job: JobOrder, place: Place) -> int:
     lanes = [{"action": "leave", "state": "stopped", "stops_successors": True} for _ in job.lanes]
     value = {"verdict": "end", "exit_code": EXIT_RESUME_ME, "lanes": lanes}
     write_outcome(job.folder, begin_start(job.folder, place.origin), value)
+    _tell_all(job)
     return EXIT_DONE
 
 

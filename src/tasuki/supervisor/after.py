@@ -61,7 +61,8 @@ def settle_job(job: JobOrder, place: Place, *, clock: Clock, environment: Mappin
     """The exit code of the job."""
     if place.number is None:
         start = last_start(job.folder)
-        return _outcome(job, place, start, told_cause(job.folder, start), clock)[1]
+        verdict, code = _outcome(job, place, start, told_cause(job.folder, start), clock)
+        return _end(job, code, clock, environment) if verdict is Verdict.END else code
     from tasuki.scheduler.slurm.client import Slurm
 
     slurm = Slurm(environment=environment, clock=clock, tries=_TRIES)
@@ -75,13 +76,21 @@ def settle_job(job: JobOrder, place: Place, *, clock: Clock, environment: Mappin
         remember_cancel(job)
     verdict, code = _outcome(job, place, start, cause, clock)
     if verdict is Verdict.END:
-        return code
+        return _end(job, code, clock, environment)
     if cause is Cause.CANCELLED:
         _say(f"job {place.number} was cancelled: it does not come back")
         return EXIT_RESUME_ME
     if verdict is Verdict.SUCCESSOR and _is_succeeded(slurm, job, place, start, shown):
         return EXIT_DONE
     return _come_back(slurm, job, place, shown)
+
+
+def _end(job: JobOrder, code: int, clock: Clock, environment: Mapping[str, str]) -> int:
+    """The job does not come back: whoever is to be told of its runs is told now, if not before."""
+    from tasuki.supervisor.alerts import tell_all
+
+    tell_all(job, clock=clock, environment=environment)
+    return code
 
 
 def _cause(shown: ShownJob | None, job: JobOrder) -> Cause:

@@ -31,6 +31,7 @@ from tasuki.store.atomic import FORMAT, read_json, read_json_or_none, shaped, wr
 from tasuki.store.attempts import write_attempt_end, write_holder
 from tasuki.store.claims import highest_claim, take_claim
 from tasuki.store.control import Word, say
+from tasuki.store.runs import RunFolder
 from tasuki.supervisor.commanded import begin_state, read_command
 from tasuki.supervisor.figures import Figures, lane_figures
 from tasuki.supervisor.finish import finish_run
@@ -39,6 +40,7 @@ from tasuki.supervisor.phase import Launcher, Phase
 from tasuki.supervisor.place import Place
 from tasuki.supervisor.ranks import PhaseOrder, publish_order, start_ranks
 from tasuki.supervisor.sinks import AT_END_S, AT_HANDOVER_S, SinkProcesses
+from tasuki.telemetry.accounts import keep_accounts
 from tasuki.telemetry.events import EventLog
 from tasuki.telemetry.view import count_preemptions, read_end, read_view
 
@@ -68,6 +70,8 @@ class Lane:
     place: Place = field(default_factory=Place)
     ask_deadline: Callable[[], None] = lambda: None
     """Has `set_remaining` called."""
+    tell: Callable[[RunFolder], None] = lambda _: None
+    """Who wants to hear of a run's end."""
     has_heard: bool = False
     remaining_s: float | None = None
     notice: Cause = Cause.NONE
@@ -154,6 +158,8 @@ class Lane:
                 finish_run(attempt.item.run, claim=attempt.claim, clock=self.clock)
                 attempt.events.add("complete")
                 self._close_attempt(PhaseEnded(ending=Ending.DONE), "complete")
+                keep_accounts(attempt.item.run)
+                self.tell(attempt.item.run)
                 self._left.pop(0)
                 self._next_item()
             case Leave():
@@ -170,6 +176,7 @@ class Lane:
                 say(attempt.item.run, word, reason=reason, hint=hint, claim=attempt.claim)
                 attempt.events.add(str(word), reason=reason, hint=hint)
                 self._write_state(attempt, "held" if word is Word.HOLD else "failed")
+                self.tell(attempt.item.run)
                 self._left.pop(0)
                 self._note(action)
                 self._next_item()
@@ -393,6 +400,7 @@ class Lane:
             with contextlib.suppress(TasukiError):
                 say(run, Word.HOLD, reason=error.message, hint=error.hint, claim=claim)
                 self._close_attempt(PhaseEnded(ending=Ending.STUCK, message=error.message), "held")
+            self.tell(run)
         self.end = LaneEnd(gpus=len(self.order.gpus), action=action)
 
     # -- from outside -----------------------------------------------------------------------

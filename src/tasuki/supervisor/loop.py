@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING
 from tasuki.clock import Clock
 from tasuki.errors import RunError, StoreError, TasukiError, UsageError
 from tasuki.relay.decide import settle, stops_successors
-from tasuki.relay.values import Cause, LaneEnd, Settlement, Verdict
+from tasuki.relay.values import Cause, HandOver, LaneEnd, Settlement, Verdict
 from tasuki.scheduler.allocation import Allocation
 from tasuki.scheduler.local import LocalAllocation
 from tasuki.signals import SignalPipe
 from tasuki.store.atomic import create_exclusive
 from tasuki.store.jobs import begin_start, write_outcome
+from tasuki.supervisor.alerts import AT_HANDOVER_S, LIMIT_S, Alerts
 from tasuki.supervisor.job import JobOrder, LaneOrder
 from tasuki.supervisor.lane import Lane
 from tasuki.supervisor.phase import Launcher, Phase, Rank
@@ -58,6 +59,7 @@ class Supervisor:
         self._notice = Cause.NONE
         self._lanes: list[Lane] = []
         self._packed: PackedLanes | None = None
+        self._alerts = Alerts(job, environment, clock)
         self._remaining_at: float | None = None
         """On the monotonic clock: when the scheduler ends this start."""
 
@@ -71,12 +73,21 @@ class Supervisor:
             self._begin()
             # Not before: the ranks' imports take seconds, and a busy controller may too.
             self._ask_deadline()
+            self._alerts.begin()
             while any(lane.end is None for lane in self._lanes):
                 self._turn(selector, signals)
         settlement = self._settle()
         for lane in self._lanes:
             lane.end_sinks()
+        self._alerts.wait(self._alerts_have_s())
         return settlement
+
+    def _alerts_have_s(self) -> float:
+        """Nobody who is to go on waits for them long."""
+        goes_on = any(lane.end and isinstance(lane.end.action, HandOver) for lane in self._lanes)
+        within_s = AT_HANDOVER_S if goes_on or self._notice is not Cause.NONE else LIMIT_S
+        left_s = self._remaining_s()
+        return within_s if left_s is None else min(within_s, left_s - AT_HANDOVER_S)
 
     def _begin(self) -> None:
         if self._job.is_packed:
@@ -105,6 +116,7 @@ class Supervisor:
             self._environment,
             self._place,
             self._ask_deadline,
+            self._alerts.tell_due,
         )
         if self._remaining_at is not None:
             lane.set_remaining(self._remaining_s())
@@ -208,6 +220,9 @@ class Supervisor:
             self._ask_deadline()
         for lane in self._lanes:
             self._guard(lane, partial(lane.watch_clock, now))
+        self._alerts.look(now)
+        if self._notice is Cause.NONE:
+            self._alerts.watch_deadlines(now)
 
     def _ask_deadline(self) -> None:
         self._asked_at = self._clock.monotonic()

@@ -48,18 +48,21 @@ class EventLog:
 
 def read_events(run: RunFolder) -> list[dict[str, Any]]:
     """All events of a run in order of claim, then time."""
-    events = [event for path in _files(run) for event in read_lines(path) if _is_whole(event)]
-    return sorted(events, key=_order)
+    return in_order([e for path in _files(run) for e in read_lines(path) if is_whole(e)])
 
 
 def read_recent_events(run: RunFolder, claim: int) -> list[dict[str, Any]]:
     """The newest events of one attempt: enough to tell what it is doing, however long it runs."""
     files = [path for path in _files(run) if path.name.split(".", 1)[0] == str(claim)]
-    events = [event for path in files for event in read_last_lines(path) if _is_whole(event)]
+    return in_order([e for path in files for e in read_last_lines(path) if is_whole(e)])
+
+
+def in_order(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """By claim, then time."""
     return sorted(events, key=_order)
 
 
-def _is_whole(event: dict[str, Any]) -> bool:
+def is_whole(event: dict[str, Any]) -> bool:
     """A line that tells what happened, when and in which attempt; others are nobody's."""
     at, claim = event.get("t"), event.get("claim")
     is_timed = isinstance(at, int | float) and isinstance(claim, int)

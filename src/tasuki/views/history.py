@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from tasuki.units import format_bytes, format_seconds, format_step
 from tasuki.views.checkpoint import Column, make_table
-from tasuki.views.text import count, say
+from tasuki.views.text import count, line_of, say
 
 _COLUMNS = (
     Column("when"),
@@ -52,8 +52,8 @@ def _row(stage: dict[str, Any], now: datetime) -> list[str]:
     name = f"{stage['run']}/{stage['stage']}" if stage["run"] else "an earlier run"
     return [
         short_time(stage["at"], now=now) if stage["at"] else "–",
-        name,
-        _device(stage),
+        line_of(name),
+        line_of(_device(stage)),
         count(stage["ranks"]),
         count(stage["samples"]),
         "–" if stage.get("command") else format_step(stage["step_s"]),

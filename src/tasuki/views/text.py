@@ -24,6 +24,11 @@ def neutral(text: str) -> str:
     return "".join(c if c in "\n\t" or unicodedata.category(c) != "Cc" else "�" for c in text)
 
 
+def line_of(text: object) -> str:
+    """As `neutral`, and on one line: a name is a cell of a table."""
+    return neutral(str(text)).replace("\n", "�").replace("\t", " ")
+
+
 def wrap(text: str, width: int | None) -> str:
     """Broken at spaces alone: a path that is wider than the line stays whole, for it may be copied.
     What follows a break is indented as its line. Without a width nothing is broken."""
@@ -89,10 +94,13 @@ def width_of(stream: TextIO) -> int | None:
         return None
 
 
-def number(value: float | None) -> str:
+def number(value: object) -> str:
+    """A metric: NaN is written as a word, and who logs a text is shown it."""
     if value is None:
         return "–"
-    return f"{value:.4g}"
+    if isinstance(value, int | float):
+        return f"{value:.4g}"
+    return line_of(value)[:12]
 
 
 def money(value: float | None) -> str:
@@ -102,5 +110,7 @@ def money(value: float | None) -> str:
     return f"{value:.2g}" if 0.0 < value < 0.01 else f"{value:,.2f}"
 
 
-def count(value: int | None) -> str:
-    return "–" if value is None else f"{value:,}"
+def count(value: object) -> str:
+    if value is None:
+        return "–"
+    return f"{value:,}" if isinstance(value, int | float) else line_of(value)[:12]

@@ -98,6 +98,8 @@ class SlurmJob:
     constraint: str | None = None
     is_requeued: bool = True
     mail: str | None = None
+    """To whom Slurm writes of a failure; of an end too, where no job of the plan comes after."""
+    is_last: bool = True
     after: tuple[str, ...] = ()
     """Names of the jobs of its plan that must have ended, however they ended."""
     extra: Mapping[str, str | int | float | bool] = field(default_factory=dict)
@@ -132,7 +134,7 @@ def sbatch_options(job: SlurmJob) -> list[str]:
         "qos": job.qos,
         "constraint": job.constraint,
         "mail-user": job.mail,
-        "mail-type": None if job.mail is None else "END,FAIL",
+        "mail-type": None if job.mail is None else ("END,FAIL" if job.is_last else "FAIL"),
         "output": f"{_escape(job.folder)}/slurm-%j.log",
         "open-mode": "append",
         "requeue" if job.is_requeued else "no-requeue": True,
