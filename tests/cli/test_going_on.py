@@ -254,7 +254,7 @@ def test_logs_of_a_run_that_nobody_goes_on_with_end(project, here):
     made = project(stages=stages)
     assert here(made.folder, "run", "--stages", "a").code == 0
     assert here(made.folder, "status", "--json").run["state"] == "waiting"
-    said = here(made.folder, "logs", "exp", "-f")
+    said = made.type("logs", "exp", "-f")
     assert said.code == 0 and "Finished stage a" in said.out, said
 
 
