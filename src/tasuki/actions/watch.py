@@ -31,7 +31,8 @@ _SELDOM_S = 5.0
 """How often new runs, runs that stand still, and what takes longer are looked at."""
 _QUEUE_EVERY_S = 15.0
 """What Slurm said is kept for as long anyway."""
-_AT_A_TIME = 8
+_AT_A_TIME_S = 0.3
+"""So long new runs are looked at before keys are heard again: there may be a thousand."""
 _SHARE = 0.005
 """Of the time at most goes into longer looks at one run, however long they take."""
 _FEW_BYTES = 16 << 20
@@ -201,14 +202,15 @@ class Watch:
         """Look at what is due; those named `first` before others. Has anything changed?"""
         has_changed = self._list()
         due = [one for one in self.watched if one.is_due()]
-        due.sort(key=lambda one: (one.is_described, one.run.name not in first))
-        new = [one for one in due if not one.is_described][:_AT_A_TIME]
-        for one in [*new, *(one for one in due if one.is_described)]:
-            has_changed |= one.look(self._known)
+        due.sort(key=lambda one: one.run.name not in first)
+        until = self._clock.monotonic() + _AT_A_TIME_S
+        for number, one in enumerate(due):
+            if one.is_described or number == 0 or self._clock.monotonic() < until:
+                has_changed |= one.look(self._known)
         return has_changed
 
     @property
-    def is_complete(self) -> bool:
+    def is_settled(self) -> bool:
         """Has every run been looked at?"""
         return all(one.is_described for one in self.watched)
 
@@ -240,7 +242,7 @@ def snapshot(
     """One look at all of them, as values."""
     watch = Watch(chosen, runs, clock=clock, ask_queue=lambda: known)
     watch.look()
-    while not watch.is_complete:
+    while not watch.is_settled:
         watch.look()
     values = [{**one.value, "losses": one.losses()} for one in watch.watched]
     return {"format": FORMAT, "runs": values}
