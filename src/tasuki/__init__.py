@@ -42,6 +42,8 @@ if TYPE_CHECKING:
         status,
         submit,
         tune,
+        watch,
+        why,
     )
     from tasuki.data.collate import pad_collate
     from tasuki.data.hdf5.dataset import Hdf5Dataset
@@ -107,6 +109,8 @@ __all__ = [
     "status",
     "submit",
     "tune",
+    "watch",
+    "why",
 ]
 
 _VERBS = (
@@ -138,6 +142,8 @@ _VERBS = (
     "status",
     "submit",
     "tune",
+    "watch",
+    "why",
 )
 
 _HOMES = {

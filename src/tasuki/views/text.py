@@ -14,14 +14,21 @@ if TYPE_CHECKING:
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?", re.DOTALL)
 
-_IN_ASCII = str.maketrans({"–": "-", "×": "x", "…": ".", "±": "~", "→": ">", "�": "?"})
+_HARMFUL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters but for line breaks and tabs
+    "\u2028\u2029\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # break lines, turn text around
+    "\ud800-\udfff]"  # halves of characters, which no stream takes
+)
+
+_IN_ASCII = str.maketrans(
+    {"–": "-", "×": "x", "…": ".", "±": "~", "→": ">", "�": "?", "↑": "^", "↓": "v"}
+)
 """One for one: tables keep their widths."""
 
 
 def neutral(text: str) -> str:
     """Terminal escapes and control characters made harmless: logs are not to be trusted."""
-    text = _ESCAPES.sub("�", text)
-    return "".join(c if c in "\n\t" or unicodedata.category(c) != "Cc" else "�" for c in text)
+    return _HARMFUL.sub("�", _ESCAPES.sub("�", text))
 
 
 def line_of(text: object) -> str:
@@ -70,6 +77,11 @@ def say(
 
 def warn(console: Console, text: str) -> None:
     say(console, text, label="warning:", label_style="yellow")
+
+
+def in_ascii(text: str) -> str:
+    """In signs that every terminal has; one for one."""
+    return text.translate(_IN_ASCII).encode("ascii", "replace").decode()
 
 
 @contextmanager
