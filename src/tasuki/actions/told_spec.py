@@ -1,0 +1,105 @@
+"""A run's frozen spec and environment, as they may be shown and handed on.
+
+By allow-list: what a job's cluster is like, what its stages are; nothing of the environment but
+versions and devices. Values that are named like keys and passwords are left out, and so are the
+arguments of sinks. Called by the board and the report.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from tasuki.spec.spelling import spell
+from tasuki.store.atomic import read_json, read_json_or_none, shaped
+from tasuki.store.runs import RunFolder
+
+_CLUSTER = ("backend", "time_limit_s", "grace_s", "nodes", "gpus", "gpu", "cpus", "memory_bytes",
+            "partition", "qos", "requeue", "price_per_gpu_hour")  # fmt: skip
+_ENVIRONMENT = ("torch", "python", "numpy", "device", "device_model", "world", "threads", "cuda",
+                "cudnn", "nccl")  # fmt: skip
+_SECRET = re.compile(r"secret|passw|token(?!iz|s\b)|api_?key|access_?key|credential|auth\b", re.I)
+HIDDEN = "(not shown)"
+
+
+def read_told_spec(run: RunFolder) -> dict[str, Any]:
+    """{project, cluster, all, stages}: what holds for all stages once, then each one's own."""
+    value = read_json(run.spec)
+    with shaped(run.spec):
+        stages = [_without_secrets(_plain(stage)) for stage in value["spec"]["stages"]]
+        cluster = {key: value["cluster"].get(key) for key in _CLUSTER}
+        shared = _shared(stages)
+        return {
+            "project": value.get("project"),
+            "cluster": {key: entry for key, entry in cluster.items() if entry is not None},
+            "sinks": [str(name) for name in value.get("sinks") or ()],
+            "all": shared,
+            "stages": [{k: v for k, v in stage.items() if k not in shared} for stage in stages],
+        }
+
+
+def read_environment(run: RunFolder) -> dict[str, Any]:
+    """Versions and devices of the first attempt; empty before it."""
+    value = read_json_or_none(run.frozen) or {}
+    return {key: value[key] for key in _ENVIRONMENT if value.get(key) is not None}
+
+
+def spec_text(told: Mapping[str, Any]) -> str:
+    """The same as lines of YAML."""
+    return "\n".join(_lines(told)) + "\n"
+
+
+def _lines(told: Mapping[str, Any]) -> Iterator[str]:
+    yield f"project: {spell(told['project'])}"
+    yield f"cluster: {spell(told['cluster'])}"
+    if told["sinks"]:
+        yield f"sinks: {spell(told['sinks'])}"
+    if told["all"]:
+        yield "defaults:"
+        yield from (f"  {key}: {spell(value)}" for key, value in told["all"].items())
+    yield "stages:"
+    for stage in told["stages"]:
+        for number, (key, value) in enumerate(stage.items()):
+            yield f"  {'  ' if number else '- '}{key}: {spell(value)}"
+
+
+def _plain(stage: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what says nothing."""
+    return {key: value for key, value in stage.items() if value not in (None, {}, [])}
+
+
+def _shared(stages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    if len(stages) < 2:
+        return {}
+    first, *rest = stages
+    return {
+        key: value
+        for key, value in first.items()
+        if key != "name" and all(key in other and other[key] == value for other in rest)
+    }
+
+
+def _without_secrets(value: Any, name: str = "") -> Any:
+    if name and _SECRET.search(name) and isinstance(value, str):
+        return HIDDEN
+    if isinstance(value, dict):
+        return {key: _without_secrets(entry, str(key)) for key, entry in value.items()}
+    if isinstance(value, list):
+        return _words(value)
+    return value
+
+
+def _words(words: list[Any]) -> list[Any]:
+    """Of a command, too: `--token x` and `--token=x`."""
+    kept: list[Any] = []
+    for word in words:
+        before = kept[-1] if kept else None
+        is_named = isinstance(before, str) and before.startswith("-") and "=" not in before
+        if is_named and _SECRET.search(before) and isinstance(word, str):
+            kept.append(HIDDEN)
+        elif isinstance(word, str) and "=" in word and _SECRET.search(word.partition("=")[0]):
+            kept.append(f"{word.partition('=')[0]}={HIDDEN}")
+        else:
+            kept.append(_without_secrets(word))
+    return kept
