@@ -5,10 +5,11 @@ One file per (claim, node, who): `events/<claim>.<node>.<who>.jsonl`.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from tasuki.clock import Clock
-from tasuki.store.atomic import list_folder
+from tasuki.store.atomic import FORMAT, list_folder
 from tasuki.store.runs import RunFolder
 from tasuki.telemetry.lines import LineWriter, read_last_lines, read_lines
 
@@ -48,30 +49,35 @@ class EventLog:
 
 def read_events(run: RunFolder) -> list[dict[str, Any]]:
     """All events of a run in order of claim, then time."""
-    events = [event for path in _files(run) for event in read_lines(path) if _is_whole(event)]
-    return sorted(events, key=_order)
+    return in_order([e for path in _files(run) for e in read_lines(path) if is_whole(e)])
 
 
 def read_recent_events(run: RunFolder, claim: int) -> list[dict[str, Any]]:
     """The newest events of one attempt: enough to tell what it is doing, however long it runs."""
     files = [path for path in _files(run) if path.name.split(".", 1)[0] == str(claim)]
-    events = [event for path in files for event in read_last_lines(path) if _is_whole(event)]
+    return in_order([e for path in files for e in read_last_lines(path) if is_whole(e)])
+
+
+def in_order(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """By claim, then time."""
     return sorted(events, key=_order)
 
 
-def _is_whole(event: dict[str, Any]) -> bool:
-    """A line that tells what happened, when and in which attempt; others are nobody's."""
+def is_whole(event: dict[str, Any]) -> bool:
+    """A line that tells what happened, when and in which attempt; others are nobody's. One that a
+    newer tasuki wrote in a format of its own is left out: follow.py counts them."""
     at, claim = event.get("t"), event.get("claim")
-    is_timed = isinstance(at, int | float) and isinstance(claim, int)
-    return is_timed and isinstance(event.get("kind"), str)
+    is_timed = isinstance(at, int | float) and math.isfinite(at) and isinstance(claim, int)
+    return is_timed and isinstance(event.get("kind"), str) and not is_newer(event)
+
+
+def is_newer(event: dict[str, Any]) -> bool:
+    written = event.get("format", FORMAT)
+    return not isinstance(written, int) or written > FORMAT
 
 
 def _order(event: dict[str, Any]) -> tuple[int, float]:
-    claim, at = event.get("claim"), event.get("t")
-    return (
-        claim if isinstance(claim, int) else 0,
-        float(at) if isinstance(at, int | float) else 0.0,
-    )
+    return int(event["claim"]), float(event["t"])
 
 
 def _files(run: RunFolder) -> list[Any]:

@@ -9,12 +9,13 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from tasuki.errors import StoreError
 from tasuki.store.atomic import FILE_MODE, make_folder, to_json, translated, write_all
 
 _TAIL_BYTES = 65536
+_PART_BYTES = 4 << 20
 _MAX_WAITING = 100_000
 
 
@@ -109,20 +110,34 @@ class LineReader:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._offset = 0
+        self.offset = 0
+        """How much of it was read: whole lines alone."""
 
     def read(self) -> list[dict[str, Any]]:
         """What was added since the last call. A line that is not whole yet waits for its end."""
+        return [value for part in self.read_parts() for value in parse_lines(part)]
+
+    def read_parts(self) -> Iterator[bytes]:
+        """The same as text, some megabytes of whole lines at a time: a file of a long run need not
+        fit into memory."""
         with translated(self._path):
             try:
                 with self._path.open("rb") as file:
-                    file.seek(self._offset)
-                    text = file.read()
+                    yield from self._whole_lines(file)
             except FileNotFoundError:
-                return []
-        whole = text[: text.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        return list(parse_lines(whole))
+                return
+
+    def _whole_lines(self, file: BinaryIO) -> Iterator[bytes]:
+        file.seek(self.offset)
+        torn = b""
+        while text := file.read(_PART_BYTES):
+            end = text.rfind(b"\n") + 1
+            if not end:
+                torn += text
+                continue
+            whole, torn = torn + text[:end], text[end:]
+            self.offset += len(whole)
+            yield whole
 
 
 def read_last_lines(path: Path) -> list[dict[str, Any]]:
