@@ -7,7 +7,7 @@ sends the difference. A page that does not read within `PATIENCE_S` is dropped, 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +25,7 @@ _EVERY_S = 1.0
 _BEAT_S = 15.0
 PATIENCE_S = 10.0
 _MOST_NEW_POINTS = 500
+_MISSED_S = 60.0
 _NOTABLE = ("attempts", "state", "stage", "last_checkpoint_step", "reason")
 _encode = msgspec.json.encode  # NaN becomes null
 
@@ -36,6 +37,8 @@ class Looked:
     name: str
     step: float
     stamp: tuple[Any, ...] = ()
+    told_at: float | None = None
+    """The time of the newest machine figure that was sent."""
 
 
 @dataclass(slots=True)
@@ -56,11 +59,11 @@ class Stream:
     number: int
     looked: Sequence[Looked]
     follow: Follow | None = None
-    _queue_of_words: list[bytes] = field(default_factory=list)
+    _words: list[bytes] = field(default_factory=list)
 
     def news(self) -> bytes:
         """All that is new since the last call; empty: nothing."""
-        words = self._queue_of_words
+        words = self._words
         words.clear()
         found = self.summaries.since(self.number)
         self.number = found.number
@@ -95,7 +98,10 @@ class Stream:
         reached = [series["steps"][-1] for series in found["series"] if series["steps"]]
         if reached:
             looked.step = max(reached)
-            self._tell("curves", {"name": looked.name, **_new(found)})
+        machine = list(_new_figures(found["machine"], looked))
+        if reached or machine:
+            told = {"series": found["series"], "marks": found["marks"], "machine": machine}
+            self._tell("curves", {"name": looked.name, **told})
 
     def _read_on(self, follow: Follow) -> None:
         piece = self.source.log(follow.name, file=follow.file, start=follow.end, end=None)
@@ -104,11 +110,21 @@ class Stream:
             self._tell("log", shown(piece))
 
     def _tell(self, kind: str, value: Values) -> None:
-        self._queue_of_words.append(b"event: %b\ndata: %b\n\n" % (kind.encode(), _encode(value)))
+        self._words.append(b"event: %b\ndata: %b\n\n" % (kind.encode(), _encode(value)))
 
 
-def _new(found: Values) -> Values:
-    return {key: found.get(key) for key in ("series", "machine", "marks")}
+def _new_figures(machine: Sequence[Values], looked: Looked) -> Iterator[Values]:
+    """Those of the last minute at first, for the page may have missed them; then what is new."""
+    newest = max((one["t"][-1] for one in machine if one["t"] and one["t"][-1]), default=None)
+    if newest is None or newest == looked.told_at:
+        return
+    after = newest - _MISSED_S if looked.told_at is None else looked.told_at
+    looked.told_at = newest
+    for one in machine:
+        new = [at for at, t in enumerate(one["t"]) if t is not None and t > after]
+        if new:
+            own = {key: [one[key][at] for at in new] for key in ("t", "values")}
+            yield {"key": one["key"], "unit": one["unit"], **own}
 
 
 class StreamResponse:

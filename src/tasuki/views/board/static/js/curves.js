@@ -143,7 +143,7 @@ export class Curves {
 
   lines(key) {
     const found = [], several = this.runs.size > 1;
-    for (const [name, run] of this.runs) {
+    for (const [name, run] of [...this.runs].sort(([, a], [, b]) => a.hue - b.hue)) {
       const of = (run.near ?? run.whole).series.filter((one) => one.key === key);
       for (const one of of) {
         const split = one.split ?? "train", isDashed = split !== "train";
