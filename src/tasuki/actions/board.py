@@ -22,7 +22,7 @@ from tasuki.actions.logs import log_paths
 from tasuki.actions.queued import NOTHING, Known
 from tasuki.actions.status import describe_run
 from tasuki.actions.timeline import read_timeline
-from tasuki.actions.told_spec import read_environment, read_told_spec, spec_text
+from tasuki.actions.told_spec import read_environment, read_told_spec
 from tasuki.actions.why import tell_story
 from tasuki.clock import Clock
 from tasuki.errors import StoreError, TasukiError, UsageError
@@ -129,7 +129,6 @@ class RunsSource:
         found = _or_problem(
             problems, lambda: show_checkpoints(str(run.path), runs=self.runs, now=now)
         )
-        told = _or_problem(problems, lambda: read_told_spec(run))
         return {
             "experiment": run.name,
             "now": now,
@@ -139,7 +138,7 @@ class RunsSource:
             "why": why,
             "timeline": _or_problem(problems, lambda: read_timeline(self.runs, [run], now=now)),
             "checkpoints": found["runs"][0] if found else None,
-            "spec": spec_text(told) if told else None,
+            "spec": _or_problem(problems, lambda: read_told_spec(run)),
             "environment": _or_problem(problems, lambda: read_environment(run)),
             "problems": list(dict.fromkeys(problems)),
         }

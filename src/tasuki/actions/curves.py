@@ -240,9 +240,7 @@ class CurveReader:
         return found
 
 
-def _shifted(
-    first: int, since: int | None, until: int | None
-) -> tuple[int | None, int | None]:
+def _shifted(first: int, since: int | None, until: int | None) -> tuple[int | None, int | None]:
     """Steps of the run as steps of a stage."""
     return None if since is None else since - first, None if until is None else until - first
 

@@ -8,10 +8,9 @@ arguments of sinks. Called by the board and the report.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tasuki.spec.spelling import spell
 from tasuki.store.atomic import read_json, read_json_or_none, shaped
 from tasuki.store.runs import RunFolder
 
@@ -45,25 +44,6 @@ def read_environment(run: RunFolder) -> dict[str, Any]:
     return {key: value[key] for key in _ENVIRONMENT if value.get(key) is not None}
 
 
-def spec_text(told: Mapping[str, Any]) -> str:
-    """The same as lines of YAML."""
-    return "\n".join(_lines(told)) + "\n"
-
-
-def _lines(told: Mapping[str, Any]) -> Iterator[str]:
-    yield f"project: {spell(told['project'])}"
-    yield f"cluster: {spell(told['cluster'])}"
-    if told["sinks"]:
-        yield f"sinks: {spell(told['sinks'])}"
-    if told["all"]:
-        yield "defaults:"
-        yield from (f"  {key}: {spell(value)}" for key, value in told["all"].items())
-    yield "stages:"
-    for stage in told["stages"]:
-        for number, (key, value) in enumerate(stage.items()):
-            yield f"  {'  ' if number else '- '}{key}: {spell(value)}"
-
-
 def _plain(stage: Mapping[str, Any]) -> dict[str, Any]:
     """Without what says nothing."""
     return {key: value for key, value in stage.items() if value not in (None, {}, [])}
@@ -94,9 +74,9 @@ def _words(words: list[Any]) -> list[Any]:
     """Of a command, too: `--token x` and `--token=x`."""
     kept: list[Any] = []
     for word in words:
-        before = kept[-1] if kept else None
-        is_named = isinstance(before, str) and before.startswith("-") and "=" not in before
-        if is_named and _SECRET.search(before) and isinstance(word, str):
+        before = str(kept[-1]) if kept else ""
+        is_named = before.startswith("-") and "=" not in before and _SECRET.search(before)
+        if is_named and isinstance(word, str):
             kept.append(HIDDEN)
         elif isinstance(word, str) and "=" in word and _SECRET.search(word.partition("=")[0]):
             kept.append(f"{word.partition('=')[0]}={HIDDEN}")

@@ -17,7 +17,11 @@ Example:  tasuki board
 """
 )
 @runs_option
-@click.option("--port", type=click.IntRange(1, 65535), help="This port, or none (default: the first free one from 8765).")
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65535),
+    help="This port, or none (default: the first free one from 8765).",
+)
 @click.option("--open", "is_opened", is_flag=True, help="Open it in this machine's browser.")
 def command(runs: Path | None, port: int | None, is_opened: bool) -> None:
     """Show all runs on a web page, live: curves with preemptions marked, plan and reality, where

@@ -95,9 +95,7 @@ class Series:
         last = len(self.steps) if until is None else bisect_right(self.steps, until)
         return first, max(first, last)
 
-    def thin(
-        self, points: int, *, since: int | None = None, until: int | None = None
-    ) -> list[int]:
+    def thin(self, points: int, *, since: int | None = None, until: int | None = None) -> list[int]:
         """Places of at most so many rows between two steps: all, or the first, the last, and of
         each bucket the lowest, the highest and the first gap."""
         first, last = self.between(since, until)

@@ -36,6 +36,7 @@ from tasuki.views.board.stream import (
     StreamResponse,
 )
 from tasuki.views.board.summaries import Summaries
+from tasuki.views.told_spec import spec_lines
 
 _POINTS = 2000
 _MOST_POINTS = 5000
@@ -78,7 +79,7 @@ class Board:
 
     async def run(self, request: Request) -> Values:
         found: Values = await self.read(self.source.detail, await self._name(request))
-        return found
+        return {**found, "spec": spec_lines(found["spec"]) if found["spec"] else None}
 
     async def curves(self, request: Request) -> Values:
         name = await self._name(request)

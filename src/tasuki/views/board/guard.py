@@ -1,9 +1,9 @@
 """Who may ask, and what: the border of the board. Pure ASGI, before anything else is looked at.
 
-Loopback alone is no protection: every page in the user's browser, and every user of a login node,
-can reach it. So each request needs the token that was printed (a page turns it into a cookie), comes
-under a name of this machine (a foreign name that resolves to 127.0.0.1 is refused), from our own
-page or from no page at all, and reads. All else is refused before any file is touched.
+Loopback alone is no protection: every page in the user's browser, and every user of a login
+node, can reach it. So each request needs the token that was printed (a page turns it into a
+cookie), comes under a name of this machine (a foreign name that resolves to 127.0.0.1 is refused),
+from our own page or from no page at all, and reads. All else is refused before any file is touched.
 """
 
 from __future__ import annotations
@@ -73,7 +73,10 @@ class Guard:
     def _refuse(self, scope: Scope, headers: _Headers) -> Refusal | None:
         if scope["method"] not in ("GET", "HEAD"):
             return Refusal(405, "the board only shows: GET and HEAD")
-        if len(scope.get("raw_path") or b"") > _MOST_PATH or len(scope["query_string"]) > _MOST_QUERY:
+        if (
+            len(scope.get("raw_path") or b"") > _MOST_PATH
+            or len(scope["query_string"]) > _MOST_QUERY
+        ):
             return Refusal(414, "that address is too long")
         if headers.one("transfer-encoding") or headers.one("content-length") not in (None, "0"):
             return Refusal(400, "a request to the board has no body")
@@ -158,5 +161,3 @@ def _is_from_our_page(headers: _Headers, host: str) -> bool:
     if site not in (None, "same-origin", "none"):
         return False
     return origin in (None, f"http://{host}")
-
-

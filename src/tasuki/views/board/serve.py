@@ -8,6 +8,7 @@ import secrets
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 
 from tasuki.errors import UsageError
 from tasuki.views.board.source import Source
@@ -53,7 +54,9 @@ def serve(
     source: Source, *, title: str, port: int | None, on_ready: Callable[[Address], None]
 ) -> None:
     """Returns after Ctrl-C. `port` None: the first free one."""
-    uvicorn = _uvicorn()
+    _need_packages()
+    import uvicorn
+
     from tasuki.views.board.app import build_app
 
     listener = open_listener(port)
@@ -111,13 +114,12 @@ def _why_not(port: int, error: OSError) -> str:
     return f"port {port} cannot be used: {error.strerror}"
 
 
-def _uvicorn():  # type: ignore[no-untyped-def]
+def _need_packages() -> None:
     try:
-        import starlette  # noqa: F401
-        import uvicorn
+        import_module("starlette")
+        import_module("uvicorn")
     except ImportError as error:
         raise UsageError(
             f"the board needs packages that are not here ({error.name})",
             hint='pip install "tasuki[board]"',
         ) from None
-    return uvicorn

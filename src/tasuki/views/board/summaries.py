@@ -1,8 +1,8 @@
 """The list of runs, read by one thread for everybody who looks, and only while somebody does.
 
-Each pass asks the source for every run (cheap where nothing changed) and rests many times as long as
-it took, so that a thousand runs on a slow disk cost little. A row that changed gets the next number:
-whoever says which number he saw last is told what is new.
+Each pass asks the source for every run (cheap where nothing changed) and rests many times as long
+as it took, so that a thousand runs on a slow disk cost little. A row that changed gets the next
+number: whoever says which number he saw last is told what is new.
 """
 
 from __future__ import annotations
