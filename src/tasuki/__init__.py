@@ -43,6 +43,8 @@ if TYPE_CHECKING:
         status,
         submit,
         tune,
+        watch,
+        why,
     )
     from tasuki.data.collate import pad_collate
     from tasuki.data.hdf5.dataset import Hdf5Dataset
@@ -109,6 +111,8 @@ __all__ = [
     "status",
     "submit",
     "tune",
+    "watch",
+    "why",
 ]
 
 _VERBS = (
@@ -141,6 +145,8 @@ _VERBS = (
     "status",
     "submit",
     "tune",
+    "watch",
+    "why",
 )
 
 _HOMES = {

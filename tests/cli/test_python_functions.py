@@ -39,6 +39,8 @@ VERBS = {
     "status",
     "submit",
     "tune",
+    "watch",
+    "why",
 }
 FOR_RECIPES = {"pad_collate"}
 

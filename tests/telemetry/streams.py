@@ -116,3 +116,25 @@ def wild_stories(draw: st.DrawFn) -> list[dict[str, Any]]:
                 case _:
                     story.submitted(draw(when))
     return story.sorted()
+
+
+GARBLED = (
+    st.none()
+    | st.booleans()
+    | st.integers(-10, 2**70)
+    | st.floats(allow_nan=True)
+    | st.text(max_size=5)
+    | st.lists(st.integers(), max_size=2)
+    | st.dictionaries(st.sampled_from(["step", "start", "queue", "x"]), st.none() | st.text())
+)
+
+
+@st.composite
+def garbled_stories(draw: st.DrawFn) -> list[dict[str, Any]]:
+    """A stream in which any value but times, claims and kinds may be anything."""
+    events = draw(orderly_stories() | wild_stories())
+    for event in events:
+        for key in [key for key in event if key not in ("t", "claim", "kind")]:
+            if draw(st.integers(0, 3)) == 0:
+                event[key] = draw(GARBLED)
+    return events

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasuki.telemetry.ledger import PARTS, Ledger, make_ledger
-from tests.telemetry.streams import Story, orderly_stories, wild_stories
+from tests.telemetry.streams import Story, garbled_stories, orderly_stories, wild_stories
 
 NOWS = st.none() | st.floats(0, 20_000)
 
@@ -55,6 +55,14 @@ def test_the_parts_add_up_whatever_overlaps_and_however_clocks_jump(
     check_sum(ledger)
     # What overlaps is nobody's wall clock: it is taken from `other`, the only part below zero.
     assert all(seconds >= -1e-6 for part, seconds in ledger.parts.items() if part != "other")
+
+
+@settings(max_examples=50, deadline=None)
+@given(garbled_stories(), NOWS)
+def test_the_parts_add_up_whatever_a_garbled_line_holds(
+    events: list[dict[str, Any]], now: float | None
+) -> None:
+    check_sum(make_ledger(events, now=now))
 
 
 # -- parts --------------------------------------------------------------------------------------

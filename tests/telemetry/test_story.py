@@ -9,7 +9,7 @@ from hypothesis import given, settings
 
 from tasuki.telemetry.ledger import PARTS, make_ledger
 from tasuki.telemetry.story import AttemptStory, Holding, span_stages, tell_attempts
-from tests.telemetry.streams import Story, orderly_stories, wild_stories
+from tests.telemetry.streams import Story, garbled_stories, orderly_stories, wild_stories
 
 
 def ended(ending: str, cause: str = "none", message: str = "", at: float = 100.0) -> Holding:
@@ -169,7 +169,7 @@ def test_events_that_hold_nonsense_are_told_as_unknown() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(orderly_stories() | wild_stories())
+@given(orderly_stories() | wild_stories() | garbled_stories())
 def test_any_stream_of_events_has_a_story_and_a_ledger_that_adds_up(
     events: list[dict[str, Any]],
 ) -> None:

@@ -199,6 +199,16 @@ class CurveReader:
             "voided": self.voided,
         }
 
+    def values(self, key: str, split: str, *, points: int) -> list[float | None]:
+        """Of one curve alone, in order of steps: for a small picture."""
+        own = [s[split][key] for s in self._stages.values() if key in s.get(split, {})]
+        total = max(1, sum(len(series) for series in own))
+        found: list[float | None] = []
+        for series in own:
+            share = points if total <= points else points * len(series) // total
+            found += spelled(series.values, series.thin(share))
+        return found
+
     def _firsts(self, stages: list[StageSpan]) -> dict[str, int]:
         """The run-wide step at which each begins; where nobody told, it follows the one before."""
         known = {stage.name: stage.first_step for stage in stages}

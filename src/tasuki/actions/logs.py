@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 import re
+from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from tasuki.actions.status import state_of
 from tasuki.clock import Clock
+from tasuki.store.attempts import live_runner, read_attempt_end
+from tasuki.store.claims import highest_claim
+from tasuki.store.control import Word, last_said
 from tasuki.store.runs import RunFolder
 
 _NAME = re.compile(r".+?\.(\d+)(?:\.(\d+))?\.(log|err)")
@@ -33,9 +38,9 @@ def read_logs(
 ) -> Iterator[tuple[str, str]]:
     """(file name, text) of each log."""
     for path in log_paths(run, errors=errors, attempt=attempt):
-        text = path.read_text(errors="replace")
-        if text:
-            yield path.name, text
+        with suppress(FileNotFoundError):  # somebody deletes the run meanwhile
+            if text := path.read_text(errors="replace"):
+                yield path.name, text
 
 
 def follow_logs(
@@ -46,28 +51,63 @@ def follow_logs(
     attempt: int | None = None,
     is_queued: Callable[[], bool] = lambda: False,
 ) -> Iterator[tuple[str, str]]:
-    """As `read_logs`, and then whatever is added, until the run works no more: neither now nor,
-    as `is_queued` tells, in a job that waits."""
-    seen: dict[Path, int] = {}
-    handed_over_at: float | None = None
+    """As `read_logs`, and then whatever is added by this attempt and later ones, in this job and
+    others, until the run works no more: neither now nor, as `is_queued` tells, in a job that
+    waits. Of one `attempt` until that is over."""
+    files: dict[Path, _Growing] = {}
+    idle_since: float | None = None
     while True:
-        state, _ = state_of(run, now=clock.wall())
-        if state != "handed-over":
-            handed_over_at = None
-        elif handed_over_at is None:
-            handed_over_at = clock.monotonic()
-        is_coming_back = handed_over_at is not None and (
-            clock.monotonic() - handed_over_at < _COMES_BACK_S
+        goes_on = _goes_on(run, clock.wall(), attempt, is_queued)
+        idle_since = None if goes_on else (idle_since or clock.monotonic())
+        # Asked before the files are read: what was written before the end is not missed.
+        is_over = idle_since is not None and (
+            clock.monotonic() - idle_since >= (0.0 if attempt is not None else _patience_s(run))
         )
-        is_running = state in ("running", "waiting") or is_coming_back
-        is_running = is_running or (state == "handed-over" and is_queued())
         for path in log_paths(run, errors=errors, attempt=attempt):
-            with path.open("rb") as file:
-                file.seek(seen.get(path, 0))
-                data = file.read()
-            if data:
-                seen[path] = seen.get(path, 0) + len(data)
-                yield path.name, data.decode(errors="replace")
-        if not is_running:
+            if text := files.setdefault(path, _Growing(path)).read():
+                yield path.name, text
+        if is_over:
             return
         clock.sleep(_LOOK_EVERY_S)
+
+
+def _goes_on(
+    run: RunFolder, now: float, attempt: int | None, is_queued: Callable[[], bool]
+) -> bool:
+    """Does somebody work on it, or will soon?"""
+    if attempt is not None and read_attempt_end(run, attempt) is not None:
+        return False
+    state, _ = state_of(run, now=now)
+    if state == "running":
+        return True
+    if state not in ("waiting", "handed-over"):
+        return False
+    # Before its first attempt it is waited for, whoever is to start it.
+    return highest_claim(run) == 0 or live_runner(run) is not None or is_queued()
+
+
+def _patience_s(run: RunFolder) -> float:
+    """A job that was requeued starts again within some seconds; who was told to stop does not."""
+    said = last_said(run)
+    is_stopped = run.is_complete() or (said is not None and said.word is not Word.LIFT)
+    return 0.0 if is_stopped else _COMES_BACK_S
+
+
+class _Growing:
+    """One log, read as it grows: a character may be written in two parts."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen = 0
+        self._decoder = getincrementaldecoder("utf-8")(errors="replace")
+
+    def read(self) -> str:
+        with suppress(FileNotFoundError):
+            if self._path.stat().st_size <= self._seen:
+                return ""
+            with self._path.open("rb") as file:
+                file.seek(self._seen)
+                data = file.read()
+            self._seen += len(data)
+            return self._decoder.decode(data)
+        return ""

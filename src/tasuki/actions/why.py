@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
+from tasuki.actions.runs import find_run
 from tasuki.actions.status import state_of
-from tasuki.errors import StoreError
+from tasuki.errors import StoreError, UsageError
 from tasuki.store.atomic import FORMAT, read_json, read_json_or_none, shaped
 from tasuki.store.attempts import read_attempt_end, read_holder
 from tasuki.store.claims import list_claims
@@ -26,6 +28,17 @@ from tasuki.telemetry.story import AttemptStory, Holding, StageSpan, span_stages
 
 _STOPPED = ("held", "failed", "cancelled")
 T = TypeVar("T")
+
+
+def find_story(name: str, runs: Path) -> RunFolder:
+    """The run a person means; also one whose spec somebody deleted: what is left tells a lot."""
+    try:
+        return find_run(name, runs)
+    except UsageError:
+        for folder in (RunFolder(Path(name).absolute()), RunFolder(runs / name)):
+            if folder.claims.is_dir() or folder.events.is_dir():
+                return folder
+        raise
 
 
 def tell_why(run: RunFolder, *, now: float) -> dict[str, Any]:

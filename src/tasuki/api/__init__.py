@@ -9,7 +9,18 @@ from __future__ import annotations
 from tasuki.api.after import evaluate, export, history, report
 from tasuki.api.before import doctor, estimate, inspect, plan, rehearse, tune
 from tasuki.api.data import data_check, data_merge, data_split, data_tokenize
-from tasuki.api.everyday import cancel, extend, logs, new, resume, run, status, submit
+from tasuki.api.everyday import (
+    cancel,
+    extend,
+    logs,
+    new,
+    resume,
+    run,
+    status,
+    submit,
+    watch,
+    why,
+)
 from tasuki.api.proof import (
     audit,
     checkpoint_diff,
@@ -50,4 +61,6 @@ __all__ = [
     "status",
     "submit",
     "tune",
+    "watch",
+    "why",
 ]

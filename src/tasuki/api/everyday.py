@@ -21,6 +21,8 @@ from tasuki.actions.runs import find_run
 from tasuki.actions.status import read_status
 from tasuki.actions.submit import SubmitRequest
 from tasuki.actions.submit import submit as submit_jobs
+from tasuki.actions.watch import snapshot
+from tasuki.actions.why import find_story, tell_why
 from tasuki.api.inputs import CLOCK, ask_slurm, make_request, read_command, read_spec
 from tasuki.errors import UsageError
 from tasuki.spec.site import load_site
@@ -123,6 +125,16 @@ def status(*names: str, runs: str | Path = "runs") -> dict[str, Any]:
 def logs(run: str, *, runs: str | Path = "runs", errors: bool = False) -> dict[str, str]:
     """What a run printed, by log file, oldest first."""
     return dict(read_logs(find_run(run, Path(runs)), errors=errors))
+
+
+def why(run: str, *, runs: str | Path = "runs") -> dict[str, Any]:
+    """Why every attempt of a run ended, and where its time went."""
+    return tell_why(find_story(run, Path(runs)), now=CLOCK.wall())
+
+
+def watch(*names: str, runs: str | Path = "runs") -> dict[str, Any]:
+    """What `tasuki watch` shows, once; all runs without names."""
+    return snapshot([find_run(name, Path(runs)) for name in names], Path(runs), now=CLOCK.wall())
 
 
 def cancel(run: str, *, runs: str | Path = "runs") -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 PARTS = (
     "queue",
@@ -154,10 +154,18 @@ def _end_worker(worker: Worker, event: dict[str, Any]) -> None:
 
 
 def _take_progress(worker: Worker, event: dict[str, Any]) -> None:
-    worker.parts = {k: float(v) for k, v in event.get("parts", {}).items() if k in PARTS}
+    parts = event.get("parts")
+    told = parts.items() if isinstance(parts, dict) else ()
+    worker.parts = {part: float(s) for part, s in told if part in PARTS and _is_number(s)}
     worker.told_at = float(event["t"])
-    worker.first_step = int(event.get("from_step", 0))
-    worker.last_step = int(event.get("step", 0))
+    first, last = event.get("from_step"), event.get("step")
+    worker.first_step = int(first) if _is_number(first) else 0
+    worker.last_step = int(last) if _is_number(last) else 0
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    """Not below 0, and no NaN: a line that somebody else wrote, or a disk garbled, adds nothing."""
+    return isinstance(value, int | float) and 0 <= value < float("inf")
 
 
 def mark_recomputed(trained: Sequence[Worker]) -> None:

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?", re.DOTALL)
 
-_IN_ASCII = str.maketrans({"–": "-", "×": "x", "…": ".", "±": "~", "→": ">", "�": "?"})
+_IN_ASCII = str.maketrans(
+    {"–": "-", "×": "x", "…": ".", "±": "~", "→": ">", "�": "?", "↑": "^", "↓": "v"}
+)
 """One for one: tables keep their widths."""
 
 
@@ -65,6 +67,11 @@ def say(
 
 def warn(console: Console, text: str) -> None:
     say(console, text, label="warning:", label_style="yellow")
+
+
+def in_ascii(text: str) -> str:
+    """In signs that every terminal has; one for one."""
+    return text.translate(_IN_ASCII).encode("ascii", "replace").decode()
 
 
 @contextmanager

@@ -1,0 +1,217 @@
+"""`tasuki watch`: runs as they go, for whoever keeps looking.
+
+Looks often and reads little: of a run that stands still nothing but the sizes of its files, of one
+that goes on what was added. What takes longer (ETA, goodput: describe_run) is asked at most every
+few seconds, for a few runs at a time. Draws nothing: views/watch.py does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tasuki.actions.curves import CurveReader
+from tasuki.actions.queued import Known
+from tasuki.actions.status import describe_run, doing_in, state_of
+from tasuki.errors import StoreError
+from tasuki.store.atomic import FORMAT
+from tasuki.store.find import list_runs
+from tasuki.store.runs import RunFolder
+from tasuki.telemetry.follow import EventFollower
+from tasuki.telemetry.lines import read_last_lines
+from tasuki.telemetry.metrics import metric_files
+from tasuki.telemetry.series import as_number
+from tasuki.telemetry.words import event_words
+
+EVERY_S = 1.0
+_SELDOM_S = 5.0
+"""How often new runs, runs that stand still, and what takes longer are looked at."""
+_AT_A_TIME = 8
+_FEW_BYTES = 16 << 20
+"""Metrics of a run that are read whole; of more than that only the end is drawn."""
+_SPARK_POINTS = 240
+_MOST_EVENTS = 50
+
+
+class Watched:
+    """One run, followed."""
+
+    def __init__(self, run: RunFolder) -> None:
+        self.run = run
+        self.events = EventFollower(run)
+        self.curves: CurveReader | None = None
+        self.value: dict[str, Any] = _unknown(run)
+        self.is_described = False
+        self._described_at = float("-inf")
+        self._looked_at = float("-inf")
+        self._is_stale = True
+        self._machine: dict[str, Any] = {}
+
+    def is_due(self, at: float) -> bool:
+        """Runs that work are looked at each time, the others seldom, finished ones once."""
+        if not self.is_described:
+            return True
+        if self.value["state"] == "complete":
+            return False
+        return self.value["state"] == "running" or at - self._looked_at >= _SELDOM_S
+
+    def look(self, *, at: float, now: float, known: Known | None) -> bool:
+        """`at` is a clock that never jumps. Has anything changed?"""
+        self._looked_at = at
+        before = self.value
+        has_grown = self.events.look()
+        is_another = self.is_described and before["state"] != self._state(now)
+        self._is_stale |= has_grown or is_another
+        is_time = not self.is_described or at - self._described_at >= _SELDOM_S
+        if self._is_stale and (is_time or is_another):
+            self._describe(now, known)
+            self._described_at, self._is_stale = at, False
+        if has_grown or self.value is not before:
+            self.value = {**self.value, **self._lately(now)}
+        elif self.value["doing"]:
+            self.value = {**self.value, "doing": self._doing(now)}
+        return self.value != before
+
+    def _state(self, now: float) -> str | None:
+        try:
+            return state_of(self.run, now=now)[0]
+        except StoreError:
+            return None
+
+    def _describe(self, now: float, known: Known | None) -> None:
+        self.is_described = True
+        try:
+            self.value = {**_unknown(self.run), **describe_run(self.run, now=now, known=known)}
+        except StoreError as error:
+            reason = f"cannot be read: {error.message}"
+            self.value = {**_unknown(self.run), "reason": reason, "hint": error.hint}
+
+    def _lately(self, now: float) -> dict[str, Any]:
+        """What the newest events say, between two longer looks."""
+        events = self.events.events
+        while self.events.machine:
+            self._machine = self.events.machine.popleft()
+        told: dict[str, Any] = {"machine": self._machine, "events": _last_words(events)}
+        totals = {
+            e["stage"]: e.get("total_steps") for e in events if isinstance(e.get("stage"), str)
+        }
+        told["totals"] = {name: total for name, total in totals.items() if total}
+        if self.value["state"] != "running":
+            return {**told, "doing": None}
+        claim = max((int(event["claim"]) for event in events), default=0)
+        own = [event for event in events if event["claim"] == claim]
+        progress: dict[str, Any] = next((e for e in reversed(own) if e["kind"] == "progress"), {})
+        fresh = {key: progress[key] for key in _FRESH if key in progress}
+        return {**told, **fresh, "doing": self._doing(now)}
+
+    def _doing(self, now: float) -> list[Any] | None:
+        """(what a start is at, for how long)."""
+        if self.value["state"] != "running":
+            return None
+        found = doing_in(self.events.events)
+        return [found[0], max(0, round(now - found[1]))] if found else None
+
+    def losses(self) -> list[float | None]:
+        """For the small curve: of the whole run, or of its end where that is long."""
+        try:
+            files = list(metric_files(self.run).values())
+            if self.curves is None:
+                size = sum(path.stat().st_size for path in files)
+                if size > _FEW_BYTES:
+                    rows = read_last_lines(files[-1])
+                    return [as_number(row.get("loss")) for row in rows if "loss" in row]
+                self.curves = CurveReader(self.run)
+            self.curves.look()
+        except (StoreError, OSError):
+            return []
+        return self.curves.values("loss", "train", points=_SPARK_POINTS)
+
+
+_FRESH = ("stage", "epoch", "step", "total_steps", "samples", "loss")
+
+
+def _unknown(run: RunFolder) -> dict[str, Any]:
+    keys = (*_FRESH, "state", "eta_s", "eta_s_p90", "goodput", "doing")
+    return {
+        "experiment": run.name,
+        **dict.fromkeys(keys),
+        "reason": "",
+        "hint": "",
+        **dict.fromkeys(("attempts", "preemptions"), 0),
+        **{key: [] for key in ("stages", "jobs", "events")},
+        "machine": {},
+        "totals": {},
+    }
+
+
+def _last_words(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The newest things that happened, the newest first."""
+    found = []
+    for event in sorted(events, key=lambda e: float(e["t"]), reverse=True):
+        words = event_words(event)
+        if words is not None:
+            found.append({"t": event["t"], "words": words})
+            if len(found) == _MOST_EVENTS:
+                break
+    return found
+
+
+class Watch:
+    """Several runs: those that were named, or all that are there, and those that come."""
+
+    def __init__(
+        self,
+        chosen: Sequence[RunFolder],
+        runs: Path,
+        *,
+        ask_queue: Callable[[], Known | None] = lambda: None,
+    ) -> None:
+        self.watched = [Watched(run) for run in chosen]
+        self._runs = None if chosen else runs
+        self._ask_queue = ask_queue
+        self._known: Known | None = None
+        self._listed_at = float("-inf")
+
+    def look(self, *, at: float, now: float, first: Sequence[str] = ()) -> bool:
+        """Look at what is due; those named `first` before others. Has anything changed?"""
+        has_changed = self._list(at)
+        due = [one for one in self.watched if one.is_due(at)]
+        due.sort(key=lambda one: (one.is_described, one.run.name not in first))
+        new = [one for one in due if not one.is_described][:_AT_A_TIME]
+        for one in [*new, *(one for one in due if one.is_described)]:
+            has_changed |= one.look(at=at, now=now, known=self._known)
+        return has_changed
+
+    @property
+    def is_complete(self) -> bool:
+        """Has every run been looked at?"""
+        return all(one.is_described for one in self.watched)
+
+    def _list(self, at: float) -> bool:
+        if at - self._listed_at < _SELDOM_S:
+            return False
+        self._listed_at = at
+        self._known = self._ask_queue()
+        if self._runs is None:
+            return False
+        names = {one.run.name for one in self.watched}
+        found = list_runs(self._runs)
+        there = {run.name for run in found}
+        new = [Watched(run) for run in found if run.name not in names]
+        kept = [one for one in self.watched if one.run.name in there]
+        has_changed = bool(new) or len(kept) != len(self.watched)
+        self.watched = sorted([*kept, *new], key=lambda one: one.run.name)
+        return has_changed
+
+
+def snapshot(
+    chosen: Sequence[RunFolder], runs: Path, *, now: float, known: Known | None = None
+) -> dict[str, Any]:
+    """One look at all of them, as values."""
+    watch = Watch(chosen, runs, ask_queue=lambda: known)
+    watch.look(at=0.0, now=now)
+    while not watch.is_complete:
+        watch.look(at=0.0, now=now)
+    values = [{**one.value, "losses": one.losses()} for one in watch.watched]
+    return {"format": FORMAT, "runs": values}
