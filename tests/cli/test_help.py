@@ -29,6 +29,8 @@ VERBS = [
         "evaluate",
         "export",
         "history",
+        "report",
+        "board",
         "drill",
         "checkpoint",
         "audit",

@@ -14,7 +14,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -36,6 +35,7 @@ from tasuki.views.board.stream import (
     StreamResponse,
 )
 from tasuki.views.board.summaries import Summaries
+from tasuki.views.board.wire import encode
 from tasuki.views.told_spec import spec_lines
 
 _POINTS = 2000
@@ -198,9 +198,7 @@ def build_app(
 
 def _as_json(answer: Callable[[Request], Awaitable[Values]]) -> Callable[..., Any]:
     async def respond(request: Request) -> Response:
-        # NaN becomes null: a browser refuses a whole answer for one of them.
-        data = msgspec.json.encode(await answer(request))
-        return Response(data, media_type="application/json")
+        return Response(encode(await answer(request)), media_type="application/json")
 
     return respond
 
@@ -211,7 +209,7 @@ async def _refused(_request: Request, error: HTTPException) -> Response:
 
 async def _failed(_request: Request, error: TasukiError) -> Response:
     """A run that cannot be read: the page says why."""
-    data = msgspec.json.encode({"error": str(error), "hint": error.hint})
+    data = encode({"error": str(error), "hint": error.hint})
     return Response(data, 409, media_type="application/json")
 
 

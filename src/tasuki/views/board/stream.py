@@ -12,12 +12,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
 from tasuki.errors import TasukiError
 from tasuki.views.board.source import Source, Values, shown
 from tasuki.views.board.summaries import Summaries
+from tasuki.views.board.wire import encode
 
 MOST_STREAMS = 16
 MOST_LOOKED_AT = 8
@@ -27,7 +27,6 @@ PATIENCE_S = 10.0
 _MOST_NEW_POINTS = 500
 _MISSED_S = 60.0
 _NOTABLE = ("attempts", "state", "stage", "last_checkpoint_step", "reason")
-_encode = msgspec.json.encode  # NaN becomes null
 
 
 @dataclass(slots=True)
@@ -39,6 +38,7 @@ class Looked:
     stamp: tuple[Any, ...] = ()
     told_at: float | None = None
     """The time of the newest machine figure that was sent."""
+    marks: list[Values] | None = None
 
 
 @dataclass(slots=True)
@@ -99,7 +99,8 @@ class Stream:
         if reached:
             looked.step = max(reached)
         machine = list(_new_figures(found["machine"], looked))
-        if reached or machine:
+        if reached or machine or found["marks"] != looked.marks:
+            looked.marks = found["marks"]
             told = {"series": found["series"], "marks": found["marks"], "machine": machine}
             self._tell("curves", {"name": looked.name, **told})
 
@@ -110,7 +111,7 @@ class Stream:
             self._tell("log", shown(piece))
 
     def _tell(self, kind: str, value: Values) -> None:
-        self._words.append(b"event: %b\ndata: %b\n\n" % (kind.encode(), _encode(value)))
+        self._words.append(b"event: %b\ndata: %b\n\n" % (kind.encode(), encode(value)))
 
 
 def _new_figures(machine: Sequence[Values], looked: Looked) -> Iterator[Values]:
@@ -157,14 +158,19 @@ class StreamResponse:
                     await self._tell(send, words or b": beat\n\n")
                     silent_s = 0.0
                 await asyncio.wait([leaving], timeout=_EVERY_S)
+            await self._tell(send, b"", is_last=True)
         except (TimeoutError, OSError):
             return
         finally:
             leaving.cancel()
             self._on_end()
 
-    async def _tell(self, send: Send, words: bytes) -> None:
-        message: Message = {"type": "http.response.body", "body": words, "more_body": True}
+    async def _tell(self, send: Send, words: bytes, *, is_last: bool = False) -> None:
+        message: Message = {
+            "type": "http.response.body",
+            "body": words,
+            "more_body": not is_last,
+        }
         # Waits while the page does not read: nothing more is made for it meanwhile.
         await asyncio.wait_for(send(message), self._patience_s)
 

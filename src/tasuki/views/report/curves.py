@@ -73,7 +73,9 @@ def _figure(key: str, runs: Sequence[_Values], *, names_stages: bool) -> Iterato
     ]
     if y is None or not steps:
         return
-    first, last = min(steps), max(steps)
+    marks = [mark["step"] for run in runs for mark in run["curves"].get("marks", ())]
+    first, far = min(steps), max(steps)
+    last = max([far, *(mark for mark in marks if mark is not None and mark <= 1.25 * far)])
     x = Scale(first, last if last > first else first + 1)
     height = _TOP + _HEIGHT + (44 if names_stages and len(runs) == 1 else 26)
     yield f'<figure class="curve">\n{_caption(key, lines, len(runs) > 1)}'

@@ -10,6 +10,10 @@ _FALLS = 100.0
 """A loss that falls by more than this is a flat line without logarithms."""
 
 
+_LARGEST = 1e300
+"""What is beyond leaves no room for an axis; it is drawn at the edge."""
+
+
 @dataclass(frozen=True, slots=True)
 class Scale:
     """Of one axis: [low, high] → [0, 1]."""
@@ -24,7 +28,7 @@ class Scale:
             low, high = math.log10(self.low), math.log10(self.high)
         else:
             low, high = self.low, self.high
-        return (value - low) / (high - low)
+        return min(1.5, max(-0.5, (value - low) / (high - low)))
 
     def ticks(self, most: int) -> list[float]:
         return _decades(self.low, self.high, most) if self.is_log else _round(self, most)
@@ -32,7 +36,7 @@ class Scale:
 
 def scale_of(values: Iterable[float | None], *, may_be_log: bool = False) -> Scale | None:
     """None: there is no number at all."""
-    known = [value for value in values if value is not None and math.isfinite(value)]
+    known = [value for value in values if value is not None and abs(value) <= _LARGEST]
     if not known:
         return None
     low, high = min(known), max(known)

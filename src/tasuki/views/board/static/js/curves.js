@@ -194,7 +194,7 @@ export class Curves {
         this.grid.append(plot.element);
       }
       const lines = this.lines(key);
-      this.plots.get(key).show({ lines, marks, stages, axis: this.axis(), isLog: this.isLog(key), range: this.bounds(range), note: this.note(lines) });
+      this.plots.get(key).show({ lines, marks, stages, axis: this.axis(), isLog: this.isLog(key), range: this.bounds(range, marks), note: this.note(lines) });
     });
     this.onChange?.();
   }
@@ -205,14 +205,15 @@ export class Curves {
     this.key.replaceChildren("an attempt ended: ", ...kinds.map((kind) => h("span", { class: kind }, h("i", { class: `arrow ${kind}`, "aria-hidden": "true" }), KINDS[kind] ?? kind)));
   }
 
-  // All pictures over the same ground, also where a metric begins later.
-  bounds(range) {
+  // All pictures over the same ground, also where a metric begins later, or a mark is the last thing.
+  bounds(range, marks) {
     if (range) return range;
     let low = Infinity, high = -Infinity;
     for (const run of this.runs.values()) for (const one of run.whole.series) {
       const xs = this.xs(run, one);
       if (xs.length) { low = Math.min(low, xs[0]); high = Math.max(high, xs.at(-1)); }
     }
+    for (const { x } of marks) if (x > high && x - high < (high - low) / 4) high = x;
     return high > low ? [low, high] : null;
   }
 
