@@ -1,8 +1,9 @@
 """`tasuki watch`: runs as they go, for whoever keeps looking.
 
 Looks often and reads little: of a run that stands still nothing but the sizes of its files, of one
-that goes on what was added. What takes longer (ETA, goodput: describe_run) is asked at most every
-few seconds, for a few runs at a time. Draws nothing: views/watch.py does.
+that goes on what was added. What takes longer (ETA and goodput by describe_run, the small curve) is
+asked at most every few seconds, and so seldom that it takes little of a core. Draws nothing:
+views/watch.py does.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 from tasuki.actions.curves import CurveReader
 from tasuki.actions.queued import Known
 from tasuki.actions.status import describe_run, doing_in, state_of
+from tasuki.clock import Clock
 from tasuki.errors import StoreError
 from tasuki.store.atomic import FORMAT
 from tasuki.store.find import list_runs
@@ -28,6 +30,8 @@ EVERY_S = 1.0
 _SELDOM_S = 5.0
 """How often new runs, runs that stand still, and what takes longer are looked at."""
 _AT_A_TIME = 8
+_SHARE = 0.005
+"""Of the time at most goes into longer looks at one run, however long they take."""
 _FEW_BYTES = 16 << 20
 """Metrics of a run that are read whole; of more than that only the end is drawn."""
 _SPARK_POINTS = 240
@@ -37,36 +41,41 @@ _MOST_EVENTS = 50
 class Watched:
     """One run, followed."""
 
-    def __init__(self, run: RunFolder) -> None:
+    def __init__(self, run: RunFolder, clock: Clock) -> None:
         self.run = run
+        self._clock = clock
         self.events = EventFollower(run)
-        self.curves: CurveReader | None = None
+        self._curves: CurveReader | None = None
+        self._losses: list[float | None] = []
+        self._draw_at = float("-inf")
         self.value: dict[str, Any] = _unknown(run)
         self.is_described = False
-        self._described_at = float("-inf")
+        self._describe_at = float("-inf")
         self._looked_at = float("-inf")
         self._is_stale = True
         self._machine: dict[str, Any] = {}
 
-    def is_due(self, at: float) -> bool:
+    def is_due(self) -> bool:
         """Runs that work are looked at each time, the others seldom, finished ones once."""
         if not self.is_described:
             return True
         if self.value["state"] == "complete":
             return False
-        return self.value["state"] == "running" or at - self._looked_at >= _SELDOM_S
+        is_time = self._clock.monotonic() - self._looked_at >= _SELDOM_S
+        return self.value["state"] == "running" or is_time
 
-    def look(self, *, at: float, now: float, known: Known | None) -> bool:
-        """`at` is a clock that never jumps. Has anything changed?"""
+    def look(self, known: Known | None) -> bool:
+        """Has anything changed?"""
+        at, now = self._clock.monotonic(), self._clock.wall()
         self._looked_at = at
         before = self.value
         has_grown = self.events.look()
         is_another = self.is_described and before["state"] != self._state(now)
         self._is_stale |= has_grown or is_another
-        is_time = not self.is_described or at - self._described_at >= _SELDOM_S
-        if self._is_stale and (is_time or is_another):
+        if self._is_stale and (at >= self._describe_at or is_another):
             self._describe(now, known)
-            self._described_at, self._is_stale = at, False
+            took_s = self._clock.monotonic() - at
+            self._describe_at, self._is_stale = at + max(_SELDOM_S, took_s / _SHARE), False
         if has_grown or self.value is not before:
             self.value = {**self.value, **self._lately(now)}
         elif self.value["doing"]:
@@ -114,18 +123,24 @@ class Watched:
 
     def losses(self) -> list[float | None]:
         """For the small curve: of the whole run, or of its end where that is long."""
-        try:
+        at = self._clock.monotonic()
+        if at >= self._draw_at:
+            try:
+                self._losses = self._read_losses()
+            except (StoreError, OSError):  # somebody deletes the run meanwhile
+                self._losses = []
+            self._draw_at = at + max(_SELDOM_S, (self._clock.monotonic() - at) / _SHARE)
+        return self._losses
+
+    def _read_losses(self) -> list[float | None]:
+        if self._curves is None:
             files = list(metric_files(self.run).values())
-            if self.curves is None:
-                size = sum(path.stat().st_size for path in files)
-                if size > _FEW_BYTES:
-                    rows = read_last_lines(files[-1])
-                    return [as_number(row.get("loss")) for row in rows if "loss" in row]
-                self.curves = CurveReader(self.run)
-            self.curves.look()
-        except (StoreError, OSError):
-            return []
-        return self.curves.values("loss", "train", points=_SPARK_POINTS)
+            if sum(path.stat().st_size for path in files) > _FEW_BYTES:
+                rows = read_last_lines(files[-1])
+                return [as_number(row.get("loss")) for row in rows if "loss" in row]
+            self._curves = CurveReader(self.run)
+        self._curves.look()
+        return self._curves.values("loss", "train", points=_SPARK_POINTS)
 
 
 _FRESH = ("stage", "epoch", "step", "total_steps", "samples", "loss")
@@ -165,22 +180,24 @@ class Watch:
         chosen: Sequence[RunFolder],
         runs: Path,
         *,
+        clock: Clock,
         ask_queue: Callable[[], Known | None] = lambda: None,
     ) -> None:
-        self.watched = [Watched(run) for run in chosen]
+        self._clock = clock
+        self.watched = [Watched(run, clock) for run in chosen]
         self._runs = None if chosen else runs
         self._ask_queue = ask_queue
         self._known: Known | None = None
         self._listed_at = float("-inf")
 
-    def look(self, *, at: float, now: float, first: Sequence[str] = ()) -> bool:
+    def look(self, *, first: Sequence[str] = ()) -> bool:
         """Look at what is due; those named `first` before others. Has anything changed?"""
-        has_changed = self._list(at)
-        due = [one for one in self.watched if one.is_due(at)]
+        has_changed = self._list()
+        due = [one for one in self.watched if one.is_due()]
         due.sort(key=lambda one: (one.is_described, one.run.name not in first))
         new = [one for one in due if not one.is_described][:_AT_A_TIME]
         for one in [*new, *(one for one in due if one.is_described)]:
-            has_changed |= one.look(at=at, now=now, known=self._known)
+            has_changed |= one.look(self._known)
         return has_changed
 
     @property
@@ -188,7 +205,8 @@ class Watch:
         """Has every run been looked at?"""
         return all(one.is_described for one in self.watched)
 
-    def _list(self, at: float) -> bool:
+    def _list(self) -> bool:
+        at = self._clock.monotonic()
         if at - self._listed_at < _SELDOM_S:
             return False
         self._listed_at = at
@@ -198,7 +216,7 @@ class Watch:
         names = {one.run.name for one in self.watched}
         found = list_runs(self._runs)
         there = {run.name for run in found}
-        new = [Watched(run) for run in found if run.name not in names]
+        new = [Watched(run, self._clock) for run in found if run.name not in names]
         kept = [one for one in self.watched if one.run.name in there]
         has_changed = bool(new) or len(kept) != len(self.watched)
         self.watched = sorted([*kept, *new], key=lambda one: one.run.name)
@@ -206,12 +224,12 @@ class Watch:
 
 
 def snapshot(
-    chosen: Sequence[RunFolder], runs: Path, *, now: float, known: Known | None = None
+    chosen: Sequence[RunFolder], runs: Path, *, clock: Clock, known: Known | None = None
 ) -> dict[str, Any]:
     """One look at all of them, as values."""
-    watch = Watch(chosen, runs, ask_queue=lambda: known)
-    watch.look(at=0.0, now=now)
+    watch = Watch(chosen, runs, clock=clock, ask_queue=lambda: known)
+    watch.look()
     while not watch.is_complete:
-        watch.look(at=0.0, now=now)
+        watch.look()
     values = [{**one.value, "losses": one.losses()} for one in watch.watched]
     return {"format": FORMAT, "runs": values}

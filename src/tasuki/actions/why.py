@@ -132,7 +132,8 @@ def _holding(run: RunFolder, claim: int, notes: list[str], *, is_running: bool) 
     end = _or_note(lambda: read_attempt_end(run, claim), notes)
     if holder is None:
         return Holding(end=end, is_running=is_running and end is None)
-    job = job_folder(run.path.parent, holder.job)
+    is_name = not {"/", "\0"} & set(holder.job)  # else somebody else wrote it
+    job = job_folder(run.path.parent, holder.job if is_name else "")
     origin = _or_note(lambda: read_json_or_none(job.origin(holder.start)), notes) or {}
     order = _or_note(lambda: read_json_or_none(job.order), notes) or {}
     return Holding(

@@ -134,7 +134,7 @@ def why(run: str, *, runs: str | Path = "runs") -> dict[str, Any]:
 
 def watch(*names: str, runs: str | Path = "runs") -> dict[str, Any]:
     """What `tasuki watch` shows, once; all runs without names."""
-    return snapshot([find_run(name, Path(runs)) for name in names], Path(runs), now=CLOCK.wall())
+    return snapshot([find_run(name, Path(runs)) for name in names], Path(runs), clock=CLOCK)
 
 
 def cancel(run: str, *, runs: str | Path = "runs") -> dict[str, Any]:

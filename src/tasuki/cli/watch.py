@@ -33,7 +33,7 @@ def command(run: tuple[str, ...], once: bool, every: str, runs: Path | None, as_
     every_s = max(0.1, Duration.parse(every).seconds)
     if as_json:
         known = look_at_queue(folder)
-        print_json(snapshot(chosen, folder, now=SystemClock.wall(), known=known))
+        print_json(snapshot(chosen, folder, clock=SystemClock(), known=known))
         return
     from rich.console import Console
 
@@ -42,25 +42,23 @@ def command(run: tuple[str, ...], once: bool, every: str, runs: Path | None, as_
         from tasuki.views.watch_once import show_once
 
         known = look_at_queue(folder)
-        show_once(snapshot(chosen, folder, now=SystemClock.wall(), known=known), console)
+        show_once(snapshot(chosen, folder, clock=SystemClock(), known=known), console)
         return
     from tasuki.views.watch_screen import watch_screen
 
-    watch = Watch(chosen, folder, ask_queue=lambda: look_at_queue(folder))
+    clock = SystemClock()
+    watch = Watch(chosen, folder, clock=clock, ask_queue=lambda: look_at_queue(folder))
     watch_screen(_Source(watch), console, every_s=every_s)
 
 
 class _Source:
-    """The runs that are watched, by the system's clocks."""
+    """The runs that are watched, as the screen wants them."""
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
 
     def look(self, *, first: Sequence[str]) -> bool:
-        from tasuki.clock import SystemClock
-
-        clock = SystemClock()
-        return self._watch.look(at=clock.monotonic(), now=clock.wall(), first=first)
+        return self._watch.look(first=first)
 
     def runs(self) -> Sequence[dict[str, Any]]:
         return [one.value for one in self._watch.watched]

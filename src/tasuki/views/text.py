@@ -14,6 +14,12 @@ if TYPE_CHECKING:
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?", re.DOTALL)
 
+_HARMFUL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters but for line breaks and tabs
+    "\u2028\u2029\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # break lines, turn text around
+    "\ud800-\udfff]"  # halves of characters, which no stream takes
+)
+
 _IN_ASCII = str.maketrans(
     {"–": "-", "×": "x", "…": ".", "±": "~", "→": ">", "�": "?", "↑": "^", "↓": "v"}
 )
@@ -22,8 +28,7 @@ _IN_ASCII = str.maketrans(
 
 def neutral(text: str) -> str:
     """Terminal escapes and control characters made harmless: logs are not to be trusted."""
-    text = _ESCAPES.sub("�", text)
-    return "".join(c if c in "\n\t" or unicodedata.category(c) != "Cc" else "�" for c in text)
+    return _HARMFUL.sub("�", _ESCAPES.sub("�", text))
 
 
 def wrap(text: str, width: int | None) -> str:
