@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import time
 
@@ -66,6 +67,22 @@ def test_while_a_run_trains_its_curve_grows_and_an_interruption_is_marked(projec
         finish(again)
         steps = page.page.evaluate("performance.getEntriesByName('ready').length")
         assert steps == 1, "the page was loaded again"
+        page.close()
+
+
+def test_the_list_alone_is_live_too_and_follows_runs_that_come_change_and_go(runs, look, tmp_path):
+    shown = tmp_path / "runs"
+    shown.mkdir()
+    with board_on(shown, folder=tmp_path) as board:
+        page = look(board.at())
+        page.until("() => document.querySelector('#count').textContent === 'no runs here yet'")
+        page.until("() => document.querySelector('#live').className === 'live'")
+        shutil.copytree(runs / "exp", shown / "exp")
+        page.wait(".row .state.complete")
+        (shown / "exp" / "training_complete.marker").unlink()
+        page.wait(".row .state:not(.complete)")
+        shutil.rmtree(shown / "exp")
+        page.until("() => document.querySelectorAll('.row').length === 0")
         page.close()
 
 

@@ -17,6 +17,7 @@ from tasuki.views.board.source import Source, Values
 _LEAST_REST_S = 1.0
 _RESTS = 20
 """Times as long as a pass took: at most a twentieth of a core."""
+_MOST_REST_S = 15.0
 _LOOKED_AT_S = 20.0
 """A stream asks every second; after this long nobody looks any more."""
 
@@ -83,7 +84,7 @@ class Summaries:
             if time.monotonic() - self._asked_at > _LOOKED_AT_S:
                 self._wake.wait()  # nobody looks
             else:
-                self._wake.wait(max(_LEAST_REST_S, _RESTS * took))
+                self._wake.wait(min(_MOST_REST_S, max(_LEAST_REST_S, _RESTS * took)))
 
     def _pass(self) -> None:
         names = self._names()

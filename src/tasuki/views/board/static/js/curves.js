@@ -24,11 +24,10 @@ const once = (xs, ys) => {
 };
 
 export class Curves {
-  constructor({ onChange }) {
+  constructor() {
     this.state = { x: "step", isLog: null, range: null }; // isLog null: as each metric asks for
     this.runs = new Map(); // name → {whole, near, hue}
     this.plots = new Map();
-    this.onChange = onChange;
     this.grid = h("div", { class: "plots" });
     this.empty = h("p", { class: "empty" }, "No numbers yet: they come with the first steps.");
     const choice = (label, key, value) => h("button", { type: "button", "data-x": value, "aria-pressed": "false", onclick: () => this.set({ [key]: value, range: null }) }, label);
@@ -196,7 +195,7 @@ export class Curves {
       const lines = this.lines(key);
       this.plots.get(key).show({ lines, marks, stages, axis: this.axis(), isLog: this.isLog(key), range: this.bounds(range, marks), note: this.note(lines) });
     });
-    this.onChange?.();
+    if (keys.length) performance.mark("curves-drawn");
   }
 
   tellKinds(marks) {

@@ -21,11 +21,11 @@ export const run = (name, what = "", parameters = {}, signal) =>
 
 // Reopened whenever something else is looked at; a page that nobody sees has none.
 export class News {
-  constructor({ wants, on, onState }) { Object.assign(this, { wants, on, onState, source: null, key: "" }); }
+  constructor({ wants, on, onState }) { Object.assign(this, { wants, on, onState, source: null, key: null }); }
 
   look(isForced = false) {
     const query = this.wants();
-    const key = document.hidden ? "" : query.toString();
+    const key = document.hidden ? null : query.toString();
     if (key === this.key && !isForced) return;
     this.close();
     this.key = key;
@@ -44,5 +44,5 @@ export class News {
     this.source = source;
   }
 
-  close() { clearTimeout(this.retry); this.source?.close(); this.source = null; this.key = ""; }
+  close() { clearTimeout(this.retry); this.source?.close(); this.source = null; this.key = null; }
 }

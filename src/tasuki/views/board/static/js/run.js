@@ -21,7 +21,7 @@ const fact = (what, value, more = "") => h("div", {}, h("dt", {}, what), h("dd",
 export class RunView {
   constructor(root, { onCompare, onLook }) {
     Object.assign(this, { root, onCompare, onLook, names: [], part: "overview", details: new Map() });
-    this.curves = new Curves({});
+    this.curves = new Curves();
     this.machine = new Machine();
     this.logs = new LogView({ onLook });
   }
