@@ -77,7 +77,7 @@ def _long(browser: Any, runs: Path) -> Rows:
         cold_paint, cold_drawn = _painted(browser, url + address, "curves-drawn")
         found = [_painted(browser, url + address, "curves-drawn") for _ in range(_ROUNDS)]
         page = _open(browser, url + address)
-        page.wait_for_function("performance.getEntriesByName('curves-drawn').length > 0")
+        page.wait_for_function("() => performance.getEntriesByName('curves-drawn').length > 0")
         zoom_ms = _zoom(page)
         share = _cpu(pid, fake)
         page.context.close()
@@ -118,10 +118,11 @@ def _open(browser: Any, url: str) -> Any:
 def _painted(browser: Any, url: str, mark: str) -> tuple[float, float]:
     """(first contentful paint, when `mark` was set), in ms."""
     page = _open(browser, url)
-    page.wait_for_function(f"performance.getEntriesByName('{mark}').length > 0")
-    entry = "performance.getEntriesByName('{}')[0].startTime"
-    page.wait_for_function("performance.getEntriesByName('first-contentful-paint').length > 0")
-    found = [page.evaluate(entry.format(name)) for name in ("first-contentful-paint", mark)]
+    entry = "(name) => performance.getEntriesByName(name)[0]?.startTime"
+    found = []
+    for name in ("first-contentful-paint", mark):
+        page.wait_for_function(entry, arg=name)
+        found.append(float(page.evaluate(entry, name)))
     page.context.close()
     return found[0], found[1]
 
@@ -131,7 +132,7 @@ def _until_read(page: Any) -> float:
     page.wait_for_function(
         "(n) => document.querySelector('#count').textContent.includes(`${n} complete`)", arg=_RUNS
     )
-    return float(page.evaluate("performance.now()")) / 1e3
+    return float(page.evaluate("() => performance.now()")) / 1e3
 
 
 def _scroll(page: Any) -> float:
