@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 
@@ -226,6 +228,79 @@ def test_logs_follow_a_run_over_a_preemption(tmp_path):
             run.marker.touch()
 
     assert [text for _, text in follow_logs(run, clock=RequeueClock())] == ["first", "second"]
+
+
+def test_logs_follow_a_run_over_attempts_and_jobs_to_its_end(project):
+    made = project(params={"pause": 0.05}, stages=STAGES)
+    first = made.start("run", "--preempt-at", "1500ms")
+    until(lambda: made.step() >= 1, made.logs)
+    follower = made.start("logs", "exp", "-f")
+    until(lambda: len(list_claims(made.run())) >= 2 and made.step() >= 30, made.logs)
+    first.send_signal(signal.SIGINT)
+    assert finish(first).code == 75
+    second = made.start("run")  # another job, before the follower has given up
+    assert finish(second).code == 0
+    said = finish(follower)
+    assert said.code == 0 and said.out.count("Resuming from epoch") == 2, said
+    assert "Finished stage one: 48 steps" in said.out
+    attempts = re.findall(r"==> (\S+)\.(\d+)\.log", said.err)
+    assert [number for _, number in attempts] == ["1", "2", "3"], said.err
+    assert len({job for job, _ in attempts}) == 2
+
+
+def test_logs_of_a_run_that_nobody_goes_on_with_end(project, here):
+    """Some stages were asked for: the run waits, but for nobody."""
+    stages = [{"name": name, "data": "d", "epochs": 1} for name in "ab"]
+    made = project(stages=stages)
+    assert here(made.folder, "run", "--stages", "a").code == 0
+    assert here(made.folder, "status", "--json").run["state"] == "waiting"
+    said = made.type("logs", "exp", "-f")
+    assert said.code == 0 and "Finished stage a" in said.out, said
+
+
+def test_logs_of_one_attempt_end_with_it_and_the_run_may_go_on(tmp_path):
+    run = RunFolder(tmp_path / "exp")
+    run.logs.mkdir(parents=True)
+    facts = {"ending": "handed-over", "cause": "preempted", "has_progressed": True}
+    for number in (1, 2):
+        claim = take_claim(run)
+        (run.logs / f"j.{number}.log").write_text(f"of {number}")
+        if number == 1:
+            write_attempt_end(run, claim, facts)
+    assert [text for _, text in follow_logs(run, clock=SystemClock(), attempt=1)] == ["of 1"]
+
+
+def test_a_character_that_is_written_in_two_parts_is_followed_whole(tmp_path):
+    run = RunFolder(tmp_path / "exp")
+    run.logs.mkdir(parents=True)
+    run.spec.write_text('{"stages": []}')
+    path = run.logs / "j.1.log"
+    path.write_bytes("né".encode()[:2])
+
+    class Writing(SystemClock):
+        """The other half comes, and the run is complete."""
+
+        @staticmethod
+        def sleep(seconds: float) -> None:
+            path.write_bytes("né".encode())
+            run.marker.touch()
+
+    assert "".join(text for _, text in follow_logs(run, clock=Writing())) == "né"
+
+
+def test_logs_that_are_deleted_while_they_are_followed_end_nothing(tmp_path):
+    run = RunFolder(tmp_path / "exp")
+    run.logs.mkdir(parents=True)
+    run.spec.write_text('{"stages": []}')
+    (run.logs / "j.1.log").write_text("first")
+
+    class Deleting(SystemClock):
+        @staticmethod
+        def sleep(seconds: float) -> None:
+            shutil.rmtree(run.logs, ignore_errors=True)
+            run.marker.touch()
+
+    assert [text for _, text in follow_logs(run, clock=Deleting())] == ["first"]
 
 
 # -- with fresh interpreters: a KILL must reach what it is meant for ------------------------------

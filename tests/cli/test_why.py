@@ -14,6 +14,7 @@ import pytest
 import tasuki
 from tests.cli.person import Project, finish, processes_about, until
 from tests.cli.test_going_on import wait_for_holder
+from tests.cli.test_terminal import COLOUR, on_terminal
 
 STAGES = [{"name": "one", "data": "d", "epochs": 8}]  # 48 steps
 SLOW = {"pause": 0.05}
@@ -177,6 +178,14 @@ def test_a_run_that_goes_on_says_so_and_the_function_gives_what_the_verb_prints(
     finish(process)
     assert sentences(told) == ["still running"] and told["attempts"][0]["ended_at"] is None
     assert tasuki.why("exp", runs=made.runs) == why(made, here)
+
+
+def test_it_fits_a_terminal_of_40_columns_without_colour_and_without_utf_8(finished):
+    shown = on_terminal(finished, "why", "exp", COLUMNS="40", NO_COLOR="1")
+    assert "complete after" in shown and not COLOUR.search(shown)
+    assert max(len(line.rstrip("\r")) for line in shown.split("\n")) <= 40, shown
+    plain = on_terminal(finished, "why", "exp", PYTHONIOENCODING="ascii", PYTHONUTF8="0")
+    assert plain.isascii() and re.search(r"start +[\d.]+m?s +\d+% +#+", plain), plain
 
 
 # -- bad input --------------------------------------------------------------------------------

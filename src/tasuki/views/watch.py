@@ -131,8 +131,8 @@ def _row(run: dict[str, Any], name_width: int, window: Window) -> Text:
 
 def _head(run: dict[str, Any], window: Window) -> Iterator[Text]:
     state = run["state"] or "unknown"
-    line = Text(_name(run), style="bold")
-    line.append("  ")
+    line = Text()
+    line.append(f"{_name(run)}  ", style="bold")
     line.append(state, style=COLOURS.get(state, ""))
     line.append(f"  attempt {run['attempts']}" if run["attempts"] else "")
     line.append(f" ({run['preemptions']} preempted)" if run["preemptions"] else "")

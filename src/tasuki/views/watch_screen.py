@@ -162,7 +162,10 @@ def window_of(console: Console) -> Window:
 
 def _read_keys(fd: int) -> list[str] | None:
     """None: the terminal is gone."""
-    text = os.read(fd, 512)
+    try:
+        text = os.read(fd, 512)
+    except OSError:
+        return None
     if not text:
         return None
     if text.endswith(b"\x1b") and select.select([fd], [], [], _ESCAPE_WITHIN_S)[0]:

@@ -41,7 +41,8 @@ def show_why(why: dict[str, Any], console: Console | None = None) -> None:
 
 def _show_head(why: dict[str, Any], console: Console) -> None:
     state, num = why["state"] or "unknown", len(why["attempts"])
-    head = Text(_line(why["experiment"]), style="bold")
+    head = Text()
+    head.append(_line(why["experiment"]), style="bold")
     head.append(": ")
     head.append(state, style=_COLOURS.get(state, ""))
     head.append(f", {num} attempt{'s' if num != 1 else ''}")
