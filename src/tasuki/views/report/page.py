@@ -127,6 +127,8 @@ def _marks_in_words(runs: Sequence[_Values]) -> str:
     kinds = kinds_of_marks(runs)
     if not kinds:
         return ""
+    if len(runs) > 1:
+        return f" ▼ An attempt of the run ended: {marked(', '.join(words for _, words in kinds))}."
     told = ", ".join(
         f'<span class="key-mark {marked(kind)}">▼</span> {marked(words)}' for kind, words in kinds
     )
