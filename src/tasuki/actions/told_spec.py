@@ -13,6 +13,7 @@ from typing import Any
 
 from tasuki.store.atomic import read_json, read_json_or_none, shaped
 from tasuki.store.runs import RunFolder
+from tasuki.units import format_bytes, format_seconds
 
 _CLUSTER = ("backend", "time_limit_s", "grace_s", "nodes", "gpus", "gpu", "cpus", "memory_bytes",
             "partition", "qos", "requeue", "price_per_gpu_hour")  # fmt: skip
@@ -27,11 +28,10 @@ def read_told_spec(run: RunFolder) -> dict[str, Any]:
     value = read_json(run.spec)
     with shaped(run.spec):
         stages = [_without_secrets(_plain(stage)) for stage in value["spec"]["stages"]]
-        cluster = {key: value["cluster"].get(key) for key in _CLUSTER}
         shared = _shared(stages)
         return {
             "project": value.get("project"),
-            "cluster": {key: entry for key, entry in cluster.items() if entry is not None},
+            "cluster": _told_cluster(value["cluster"]),
             "sinks": [str(name) for name in value.get("sinks") or ()],
             "all": shared,
             "stages": [{k: v for k, v in stage.items() if k not in shared} for stage in stages],
@@ -44,9 +44,34 @@ def read_environment(run: RunFolder) -> dict[str, Any]:
     return {key: value[key] for key in _ENVIRONMENT if value.get(key) is not None}
 
 
-def _plain(stage: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what says nothing."""
-    return {key: value for key, value in stage.items() if value not in (None, {}, [])}
+def _plain(value: Any) -> Any:
+    """As one would write it, without what says nothing."""
+    if not isinstance(value, dict):
+        return value
+    if set(value) == {"unit", "count"}:
+        return "auto" if value["unit"] == "auto" else f"{value['count']:g} {value['unit']}"
+    if set(value) == {"values", "low", "high"}:
+        if value["low"] is not None or value["high"] is not None:
+            return f"{value['low']}..{value['high']}"
+        return value["values"][0] if len(value["values"]) == 1 else value["values"]
+    plain = {key: _plain(entry) for key, entry in value.items()}
+    return {key: entry for key, entry in plain.items() if entry not in (None, {}, [])}
+
+
+def _told_cluster(cluster: Mapping[str, Any]) -> dict[str, Any]:
+    """Seconds and bytes as people write them."""
+    told: dict[str, Any] = {}
+    for key in _CLUSTER:
+        value = cluster.get(key)
+        if value is None:
+            continue
+        if key.endswith("_s"):
+            told[key.removesuffix("_s")] = format_seconds(value)
+        elif key.endswith("_bytes"):
+            told[key.removesuffix("_bytes")] = format_bytes(value)
+        else:
+            told[key] = value
+    return told
 
 
 def _shared(stages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

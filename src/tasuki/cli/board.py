@@ -46,4 +46,5 @@ def command(runs: Path | None, port: int | None, is_opened: bool) -> None:
         if is_opened:
             click.launch(address.url)
 
-    serve(source, title=folder.parent.name, port=port, on_ready=tell)
+    title = folder.parent.name if folder.name == "runs" else folder.name
+    serve(source, title=title, port=port, on_ready=tell)

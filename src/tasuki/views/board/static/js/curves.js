@@ -29,7 +29,7 @@ export class Curves {
     this.runs = new Map(); // name → {whole, near, hue}
     this.plots = new Map();
     this.grid = h("div", { class: "plots" });
-    this.empty = h("p", { class: "empty" }, "No numbers yet: they come with the first steps.");
+    this.empty = h("p", { class: "empty" });
     const choice = (label, key, value) => h("button", { type: "button", "data-x": value, "aria-pressed": "false", onclick: () => this.set({ [key]: value, range: null }) }, label);
     this.byStep = choice("step", "x", "step");
     this.byTime = choice("time", "x", "time");
@@ -182,6 +182,7 @@ export class Curves {
     this.log.setAttribute("aria-pressed", this.isLog(keys[0]));
     this.whole.hidden = !range;
     for (const [key, plot] of this.plots) if (!keys.includes(key)) { plot.destroy(); plot.element.remove(); this.plots.delete(key); }
+    this.empty.textContent = this.runs.size ? "No numbers yet: they come with the first steps." : "reading …";
     if (keys.length) this.empty.remove(); else this.grid.append(this.empty);
     const marks = this.marks(), stages = this.stages();
     this.tellKinds(marks);
@@ -232,18 +233,20 @@ export class Machine {
 
   show(curves) {
     const figures = curves?.machine ?? [];
-    if (!figures.length) { this.grid.replaceChildren(h("p", { class: "empty" }, "No figures yet: a line every 30 seconds tells memory and use.")); return; }
+    if (!figures.length) { this.grid.replaceChildren(h("p", { class: "empty" }, curves ? "No figures yet: a line every 30 seconds tells memory and use." : "reading …")); return; }
     if (!this.plots.size) this.grid.replaceChildren();
     for (const one of figures) {
+      const isBytes = one.unit === "bytes", unit = isBytes ? "GB" : one.unit;
       if (!this.plots.has(one.key)) {
-        const plot = new Plot({ title: one.unit ? `${one.key} (${one.unit})` : one.key, height: 180, syncKey: "machine" });
+        const name = one.key.replace(/_(bytes|percent)$/, "").replaceAll("_", " ");
+        const plot = new Plot({ title: unit ? `${name} (${unit})` : name, height: 180, syncKey: "machine" });
         this.plots.set(one.key, plot);
         this.grid.append(plot.element);
       }
       let high = -Infinity;
       const xs = one.t.map((t) => { high = Math.max(high, t); return high; });
       const marks = (curves.marks ?? []).map((mark) => ({ x: mark.t, kind: kindOf(mark.cause), words: `attempt ${mark.attempt} ended: ${mark.cause ?? "without a word"}` }));
-      this.plots.get(one.key).show({ lines: [{ label: one.key, hue: 5, isDashed: false, xs, ys: one.values }], marks, stages: [], axis: "clock", isLog: false, range: null, note: "" });
+      this.plots.get(one.key).show({ lines: [{ label: one.key, hue: 5, isDashed: false, xs, ys: isBytes ? one.values.map((y) => (y === null ? null : y / 1e9)) : one.values }], marks, stages: [], axis: "clock", isLog: false, range: null, note: "" });
     }
   }
 }

@@ -16,6 +16,7 @@ const table = (caption, heads, rows, kinds = {}) => h("div", { class: "wide", ta
     h("tbody", {}, rows.map((cells) => h("tr", {}, cells.map((cell, at) => (at ? h("td", { class: kinds[at] }, cell ?? NONE) : h("th", { scope: "row", class: kinds[at] }, cell ?? NONE))))))));
 
 const card = (title, ...inside) => h("section", { class: "card", "aria-label": title }, h("div", { class: "head" }, h("h2", {}, title)), ...inside);
+const NO_CURVES = { series: [], marks: [], machine: [], stages: [] };
 const fact = (what, value, more = "") => h("div", {}, h("dt", {}, what), h("dd", {}, value, more && h("small", {}, more)));
 
 export class RunView {
@@ -43,15 +44,19 @@ export class RunView {
     if (this.names === names) { this.show(); this.curves.draw(); this.onLook(); }
   }
 
+  // Curves and the rest come apart: whichever is read first is shown first.
   async fetch(name) {
+    const isShown = () => this.names.includes(name);
+    const curves = net.run(name, "curves").catch((error) => { if (error.status === 409) return NO_CURVES; throw error; }).then((found) => {
+      if (!isShown()) return;
+      this.curves.take(name, found, this.hue(name));
+      if (name === this.name) this.machine.show(found);
+    });
+    const detail = net.run(name).then((found) => { if (isShown()) { this.details.set(name, found); this.show(); } });
     try {
-      const [detail, curves] = await Promise.all([net.run(name), net.run(name, "curves").catch((error) => { if (error.status === 409) return { series: [], marks: [], machine: [], stages: [] }; throw error; })]);
-      if (!this.names.includes(name)) return;
-      this.details.set(name, detail);
-      this.curves.take(name, curves, this.hue(name));
-      if (name === this.name) this.machine.show(curves);
+      await Promise.all([curves, detail]);
     } catch (error) {
-      if (this.names.includes(name)) { this.details.set(name, { problem: error.message, hint: error.hint }); if (name === this.name) this.fail(error); }
+      if (isShown()) { this.details.set(name, { problem: error.message, hint: error.hint }); if (name === this.name) this.fail(error); }
     }
   }
 

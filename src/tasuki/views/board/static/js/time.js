@@ -20,7 +20,7 @@ export const ledger = (told) => {
     h("tbody", {}, rows), h("tfoot", {}, h("tr", {}, h("th", { scope: "row" }, "wall clock"), h("td", {}, `goodput ${share(told.goodput)}`), h("td", { class: "number" }, seconds(told.wall_s)), h("td", {}))));
 };
 
-const ROW = 40, TOP = 30;
+const ROW = 56, TOP = 30;
 
 // Runs of other days would be specks beside each other: then each is drawn from its own beginning.
 const areFarApart = (spans) => {
@@ -66,22 +66,21 @@ export const gantt = (timelines, now) => {
   const bar = (kind, begin, end, y, tall, words, extra = {}) => s("rect", { class: kind, x: `${at(begin)}%`, y, width: `${Math.max(0.25, at(end) - at(begin))}%`, height: tall, rx: 3, ...extra }, s("title", {}, words));
   rows.forEach((row, index) => {
     const y = TOP + index * ROW;
-    if (index % 2) parts.push(s("rect", { class: "band", x: 0, y, width: "100%", height: ROW }));
+    parts.push(s("text", { class: "job", x: 0, y: y + 13 }, row.name));
     for (const piece of row.planned) {
-      parts.push(bar(`planned c${row.hue % 8}`, piece.begin, piece.end, y + 6, 9, `planned: ${piece.kind} ${piece.stage}, ${seconds(piece.end - piece.begin)}`));
+      parts.push(bar(`planned c${row.hue % 8}`, piece.begin, piece.end, y + 20, 9, `planned: ${piece.kind} ${piece.stage}, ${seconds(piece.end - piece.begin)}`));
     }
     for (const piece of row.actual) {
       const how = piece.is_running ? "running" : `${piece.ending ?? "ended without a word"}${piece.cause && piece.cause !== "none" ? `: ${piece.cause}` : ""}`;
       const bad = !piece.is_running && !["done", "complete"].includes(piece.ending);
-      parts.push(bar(`actual c${row.hue % 8} ${piece.kind} ${piece.is_running ? "running" : ""}`, piece.begin, piece.end, y + 18, 15, `attempt ${piece.attempt}: ${piece.kind} ${piece.stage}, ${seconds(piece.end - piece.begin)}, ${how}`));
-      if (bad) parts.push(s("rect", { class: `stop ${piece.cause ?? "other"}`, x: `${at(piece.end)}%`, y: y + 15, width: 3, height: 21, rx: 1.5 }, s("title", {}, how)));
+      parts.push(bar(`actual c${row.hue % 8} ${piece.kind} ${piece.is_running ? "running" : ""}`, piece.begin, piece.end, y + 32, 15, `attempt ${piece.attempt}: ${piece.kind} ${piece.stage}, ${seconds(piece.end - piece.begin)}, ${how}`));
+      if (bad) parts.push(s("rect", { class: `stop ${piece.cause ?? "other"}`, x: `${at(piece.end)}%`, y: y + 29, width: 3, height: 21, rx: 1.5 }, s("title", {}, how)));
     }
   });
   const line = (time, kind, word) => parts.push(s("line", { class: kind, x1: `${at(time)}%`, x2: `${at(time)}%`, y1: TOP - 8, y2: height }, s("title", {}, word)));
   if (!isApart && timelines.some(({ timeline }) => timeline.actual.some((piece) => piece.is_running)) && now <= high) line(now, "now", "now");
   for (const { timeline } of timelines) if (timeline.deadline_at && !isApart) line(timeline.deadline_at, "deadline", `deadline ${moment(timeline.deadline_at)}`);
   const said = rows.map((row) => `${row.name}: ${row.actual.length} attempt${row.actual.length === 1 ? "" : "s"}`).join("; ");
-  return h("div", { class: "gantt" }, h("ul", { class: "names", "aria-hidden": "true" }, rows.map((row) => h("li", { title: row.name }, row.name))),
-    s("svg", { height, width: "100%", role: "img", "aria-label": `Planned and real times. ${said}` }, parts),
+  return h("div", { class: "gantt" }, s("svg", { height, width: "100%", role: "img", "aria-label": `Planned and real times. ${said}` }, parts),
     h("p", { class: "key" }, h("i", { class: "planned" }), "planned", h("i", { class: "actual" }), "real", h("i", { class: "stop" }), "cut short", isApart && h("span", { class: "apart" }, "each run from its own beginning")));
 };
