@@ -125,6 +125,14 @@ def test_steps_that_the_next_attempt_did_again_are_lost() -> None:
     assert (first.to_step, first.saved_step, first.steps_lost) == (40, 28, 12)
 
 
+def test_where_the_next_attempt_fell_back_to_an_older_checkpoint_more_is_lost() -> None:
+    story = stepped(last=40, saved=28)
+    story.attempt(200).worker(200)
+    story.add(205, "restored", who="rank0", stage="one", step=14, checkpoint="step-000000014.c1")
+    first = tell(story, ended("handed-over", "limit"), Holding(is_running=True))[0]
+    assert (first.saved_step, first.steps_lost) == (28, 26)
+
+
 def test_a_killed_attempt_came_as_far_as_its_metrics_tell_not_only_its_last_event() -> None:
     holding = Holding(taken_at=0.0, reached=("one", 47))
     first = tell(stepped(last=40, saved=40), holding)[0]

@@ -20,15 +20,22 @@ from tasuki.telemetry.follow import EventFollower
 from tasuki.telemetry.series import as_number
 
 
-def read_timeline(runs: Path, chosen: Sequence[RunFolder], *, now: float) -> dict[str, Any]:
-    """Of some runs in one folder; what cannot be read is left out."""
+def read_timeline(
+    runs: Path,
+    chosen: Sequence[RunFolder],
+    *,
+    now: float,
+    followers: Mapping[str, EventFollower] | None = None,
+) -> dict[str, Any]:
+    """Of some runs in one folder; what cannot be read is left out. Who looks again and again has
+    `followers` of their events, by run."""
     plans: dict[str, float] = {}
     """When each was first given out."""
     wanted: dict[str, dict[str, str]] = {}
     """Plan → experiment → run."""
     actual: list[dict[str, Any]] = []
     for run in chosen:
-        follower = EventFollower(run)
+        follower = (followers or {}).get(run.name) or EventFollower(run)
         follower.look()
         actual += _actual(run, follower.events, now=now)
         newest = _newest_plan(follower.events)
@@ -120,9 +127,11 @@ def _actual(
         is_live = state_of(run, now=now)[0] == "running"
     except StoreError:
         is_live = False
-    newest = max((int(event["claim"]) for event in events), default=0)
-    for claim in sorted({int(event["claim"]) for event in events}):
-        own = [event for event in events if event["claim"] == claim]
+    by_claim: dict[int, list[Mapping[str, Any]]] = {}
+    for event in events:
+        by_claim.setdefault(int(event["claim"]), []).append(event)
+    newest = max(by_claim, default=0)
+    for claim, own in sorted(by_claim.items()):
         job, lane = _place(run, claim)
         for piece in _pieces(own):
             is_running = piece.pop("is_open") and is_live and claim == newest

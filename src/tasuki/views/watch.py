@@ -261,9 +261,13 @@ def _metrics(stage: dict[str, Any]) -> str:
 
 
 def _left(run: dict[str, Any], before: str) -> str:
+    """Of the run; where nobody knows how long later stages take, of the one that runs."""
     eta, slow = as_number(run.get("eta_s")), as_number(run.get("eta_s_p90"))
-    if run["state"] != "running" or eta is None:
+    stage = as_number(run.get("stage_eta_s"))
+    if run["state"] != "running":
         return ""
+    if eta is None:
+        return "" if stage is None else f"{before}left {format_seconds(round(stage))} of this stage"
     ninety = f" (90%: {format_seconds(round(slow))})" if slow is not None else ""
     return f"{before}left {format_seconds(round(eta))}{ninety}"
 
