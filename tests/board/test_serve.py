@@ -263,6 +263,25 @@ def test_looking_closer_brings_only_what_lies_between(board):
     assert near["steps"] == [step for step in loss["steps"] if 20 <= step <= 40] != []
 
 
+def test_who_asked_for_the_rest_of_a_run_takes_nothing_from_its_curves(runs, tmp_path):
+    import json
+
+    from tasuki.actions.board import RunsSource
+    from tasuki.clock import SystemClock
+
+    copy = tmp_path / "runs"
+    shutil.copytree(runs / "exp", copy / "exp")
+    source = RunsSource(copy, SystemClock())
+    source.curves("exp", points=100)
+    figure = {"t": 2e9, "claim": 2, "who": "machine", "kind": "machine", "cpu_percent": 77.0}
+    with (copy / "exp" / "events" / "2.0.more.jsonl").open("a") as file:
+        file.write(json.dumps(figure) + "\n")
+    source.detail("exp")
+    source.events("exp", most=5)
+    machine = {one["key"]: one["values"] for one in source.curves("exp", points=100)["machine"]}
+    assert machine["cpu_percent"][-1] == 77.0
+
+
 def test_a_long_log_comes_in_pieces_that_join_without_a_gap(runs, tmp_path):
     from tasuki.actions.board import RunsSource
     from tasuki.clock import SystemClock

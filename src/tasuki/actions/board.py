@@ -28,12 +28,13 @@ from tasuki.clock import Clock
 from tasuki.errors import StoreError, TasukiError, UsageError
 from tasuki.store.find import list_runs
 from tasuki.store.runs import RunFolder
+from tasuki.telemetry.follow import EventFollower
 from tasuki.telemetry.glimpse import glimpse
 from tasuki.telemetry.metrics import metric_files
 
 Values = dict[str, Any]
 _SLICE = 65_536
-_MOST_READERS = 24
+_MOST_KEPT = 24
 """Runs whose curves stay in memory: 24 bytes for each value of a row."""
 _MOST_FACTS = 200
 _ALIVE_S = 3.0
@@ -54,6 +55,30 @@ class _Row:
     took_s: float
 
 
+class _Kept:
+    """What is known of a run that is looked at. Two followers of its events: who reads long curves
+    for the first time keeps nobody waiting who asks for the rest."""
+
+    def __init__(self, run: RunFolder) -> None:
+        self._curves = CurveReader(run)
+        self._events = EventFollower(run)
+        self._reading, self._following = threading.Lock(), threading.Lock()
+
+    @contextmanager
+    def curves(self) -> Iterator[CurveReader]:
+        """As they are now; one at a time."""
+        with self._reading:
+            self._curves.look()
+            yield self._curves
+
+    @contextmanager
+    def events(self) -> Iterator[EventFollower]:
+        with self._following:
+            self._events.look()
+            self._events.machine.clear()  # the curves have them
+            yield self._events
+
+
 @dataclass(slots=True)
 class RunsSource:
     """The runs of one folder."""
@@ -62,9 +87,7 @@ class RunsSource:
     clock: Clock
     ask_queue: Callable[[], Known] = lambda: NOTHING
     _rows: dict[str, _Row] = field(default_factory=dict)
-    _readers: OrderedDict[str, tuple[CurveReader, threading.Lock]] = field(
-        default_factory=OrderedDict
-    )
+    _kept: OrderedDict[str, _Kept] = field(default_factory=OrderedDict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _known: Known = NOTHING
     _asked_at: float = float("-inf")
@@ -122,9 +145,12 @@ class RunsSource:
     def detail(self, name: str) -> Values:
         run, now = self._run(name), self.clock.wall()
         problems: list[str] = []
-        with self._reader(run) as reader:
-            reader.events.look()
-            why = _or_problem(problems, lambda: tell_story(run, reader.events, now=now))
+        with self._keep(run).events() as events:
+            own = {run.name: events}
+            why = _or_problem(problems, lambda: tell_story(run, events, now=now))
+            timeline = _or_problem(
+                problems, lambda: read_timeline(self.runs, [run], now=now, followers=own)
+            )
         problems += (why or {}).get("notes", [])
         found = _or_problem(
             problems, lambda: show_checkpoints(str(run.path), runs=self.runs, now=now)
@@ -136,7 +162,7 @@ class RunsSource:
                 problems, lambda: describe_run(run, now=now, known=self._queue())
             ),
             "why": why,
-            "timeline": _or_problem(problems, lambda: read_timeline(self.runs, [run], now=now)),
+            "timeline": timeline,
             "checkpoints": found["runs"][0] if found else None,
             "spec": _or_problem(problems, lambda: read_told_spec(run)),
             "environment": _or_problem(problems, lambda: read_environment(run)),
@@ -146,17 +172,15 @@ class RunsSource:
     def curves(
         self, name: str, *, points: int, first: float | None = None, last: float | None = None
     ) -> Values:
-        with self._reader(self._run(name)) as reader:
-            reader.look()
+        with self._keep(self._run(name)).curves() as reader:
             since = None if first is None else int(first) - 1
             return reader.read(
                 points=points, since=since, until=None if last is None else int(last)
             )
 
     def events(self, name: str, *, most: int) -> Values:
-        with self._reader(self._run(name)) as reader:
-            reader.events.look()
-            events = reader.events.events
+        with self._keep(self._run(name)).events() as follower:
+            events = follower.events
         return {"total": len(events), "events": [_short(event) for event in events[-most:]]}
 
     def log(
@@ -180,18 +204,15 @@ class RunsSource:
     def _run(self, name: str) -> RunFolder:
         return RunFolder(self.runs / name)
 
-    @contextmanager
-    def _reader(self, run: RunFolder) -> Iterator[CurveReader]:
-        """One at a time for each run; those that nobody asked for lately are forgotten."""
+    def _keep(self, run: RunFolder) -> _Kept:
+        """Those that nobody asked for lately are forgotten."""
         with self._lock:
-            if run.name not in self._readers:
-                self._readers[run.name] = CurveReader(run), threading.Lock()
-            self._readers.move_to_end(run.name)
-            reader, lock = self._readers[run.name]
-            while len(self._readers) > _MOST_READERS:
-                self._readers.popitem(last=False)
-        with lock:
-            yield reader
+            if run.name not in self._kept:
+                self._kept[run.name] = _Kept(run)
+            self._kept.move_to_end(run.name)
+            while len(self._kept) > _MOST_KEPT:
+                self._kept.popitem(last=False)
+            return self._kept[run.name]
 
 
 def _or_problem(problems: list[str], read: Callable[[], Values]) -> Values | None:
