@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import shutil
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
 
 from tests.board.boards import board_on
+from tests.board.made_up import TOKEN, Told, served
 from tests.board.spoilt import IMAGE, PAYLOADS, SCRIPT
-from tests.cli.person import finish, until
+from tests.cli.person import finish, kill_leftovers, person_environment, until
 
 
 def test_a_run_shows_its_curves_marks_attempts_times_and_plan(board, look):
@@ -83,6 +86,46 @@ def test_the_list_alone_is_live_too_and_follows_runs_that_come_change_and_go(run
         page.wait(".row .state:not(.complete)")
         shutil.rmtree(shown / "exp")
         page.until("() => document.querySelectorAll('.row').length === 0")
+        page.close()
+
+
+@pytest.mark.long
+def test_the_preemption_and_the_limits_of_a_real_demo_are_marked_while_it_runs(look, tmp_path):
+    demo = subprocess.Popen(
+        [sys.executable, "-m", "tasuki", "demo", str(tmp_path / "demo")],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=person_environment(),
+    )
+    runs = tmp_path / "demo" / "runs"
+    try:
+        until((runs / "progressive" / "spec.json").exists)
+        with board_on(runs, folder=tmp_path) as board:
+            page = look(board.at("progressive"))
+            page.drawn()
+            page.page.wait_for_selector(".plot.first .mark.preempted", timeout=100_000)
+            page.page.wait_for_selector(".title .state.complete", timeout=100_000)
+            assert page.page.evaluate("performance.getEntriesByName('ready').length") == 1
+            assert page.count(".attempt") >= 3
+            page.close()
+    finally:
+        demo.kill()
+        demo.wait()
+        kill_leftovers(tmp_path)
+
+
+def test_of_a_thousand_runs_only_those_that_are_seen_are_on_the_page(look):
+    with served(Told(1000)) as port:
+        page = look(f"http://127.0.0.1:{port}/?token={TOKEN}#/")
+        page.until("() => document.querySelector('#count').textContent.includes('1000 running')")
+        assert 5 < page.count(".row") < 40
+        page.page.evaluate("document.querySelector('#scroll').scrollTop = 1e9")
+        page.until("() => document.querySelector('#rows').textContent.includes('run-0999')")
+        assert page.count(".row") < 40
+        assert page.page.get_attribute(".row", "aria-setsize") == "1000"
+        page.press("/")
+        page.page.keyboard.type("0123")
+        page.until("() => document.querySelectorAll('.row').length === 1")
         page.close()
 
 

@@ -9,76 +9,20 @@ import shutil
 import socket
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
-from typing import Any
 
-import uvicorn
-
-from tasuki.views.board.app import build_app
 from tasuki.views.board.files import page_files
 from tasuki.views.board.serve import open_listener
 from tasuki.views.board.stream import MOST_STREAMS
 from tasuki.views.board.summaries import Summaries
 from tests.board.boards import board_on
+from tests.board.made_up import TOKEN, Told, served
 from tests.cli.person import until
 
-TOKEN = "the-key"
 KEY = (
     f"GET /api/stream HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode()
 )
-
-
-class Told:
-    """A source of runs that are made up: as many, and as talkative, as a test needs."""
-
-    def __init__(self, num: int = 1, *, padding: int = 0) -> None:
-        self.rows = {
-            f"run-{n:04d}": {"experiment": f"run-{n:04d}", "state": "running"} for n in range(num)
-        }
-        self.padding = padding
-        self.asked = 0
-
-    def names(self) -> list[str]:
-        return list(self.rows)
-
-    def summary(self, name: str) -> dict[str, Any]:
-        self.asked += 1
-        return {
-            **self.rows[name],
-            **({"x": "y" * self.padding, "n": self.asked} if self.padding else {}),
-        }
-
-    def detail(self, name: str) -> dict[str, Any]:
-        return {"experiment": name, "spec": None}
-
-    def curves(
-        self, name: str, *, points: int, first: Any = None, last: Any = None
-    ) -> dict[str, Any]:
-        return {"series": [], "machine": [], "marks": []}
-
-    def events(self, name: str, *, most: int) -> dict[str, Any]:
-        return {"total": 0, "events": []}
-
-    def log(self, name: str, *, file: Any, start: Any, end: Any) -> dict[str, Any]:
-        return {"files": [], "file": None, "start": 0, "end": 0, "size": 0, "text": ""}
-
-
-@contextlib.contextmanager
-def served(source: Told, *, patience_s: float = 10.0):
-    app = build_app(source, title="t", token=TOKEN, patience_s=patience_s)
-    listener = open_listener(None)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    until(lambda: server.started)
-    try:
-        yield listener.getsockname()[1]
-    finally:
-        server.should_exit = True
-        thread.join(timeout=10)
-        listener.close()
 
 
 def open_stream(port: int, *, small_buffer: bool = False) -> socket.socket:
