@@ -90,6 +90,7 @@ def test_the_list_alone_is_live_too_and_follows_runs_that_come_change_and_go(run
 
 
 @pytest.mark.long
+@pytest.mark.timeout(400)
 def test_the_preemption_and_the_limits_of_a_real_demo_are_marked_while_it_runs(look, tmp_path):
     demo = subprocess.Popen(
         [sys.executable, "-m", "tasuki", "demo", str(tmp_path / "demo")],
@@ -103,8 +104,8 @@ def test_the_preemption_and_the_limits_of_a_real_demo_are_marked_while_it_runs(l
         with board_on(runs, folder=tmp_path) as board:
             page = look(board.at("progressive"))
             page.drawn()
-            page.page.wait_for_selector(".plot.first .mark.preempted", timeout=100_000)
-            page.page.wait_for_selector(".title .state.complete", timeout=100_000)
+            page.page.wait_for_selector(".plot.first .mark.preempted", timeout=180_000)
+            page.page.wait_for_selector(".title .state.complete", timeout=180_000)
             assert page.page.evaluate("performance.getEntriesByName('ready').length") == 1
             assert page.count(".attempt") >= 3
             page.close()
