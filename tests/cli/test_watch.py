@@ -321,6 +321,24 @@ def test_a_run_in_a_list_is_seen_when_it_comes(finished, tmp_path):
     assert [one.value["state"] for one in watch.watched] == ["complete"]
 
 
+def test_a_run_that_cannot_be_read_ends_no_watching_of_the_others(finished, tmp_path, here):
+    shutil.copytree(finished.runs, tmp_path / "runs")
+    for name in ("bad", "worse"):
+        shutil.copytree(finished.runs / "exp", tmp_path / "runs" / name)
+    (tmp_path / "runs" / "bad" / "spec.json").write_text('{"format": 99, "stages": []}')
+    shutil.rmtree(tmp_path / "runs" / "worse" / "events")
+    (tmp_path / "runs" / "worse" / "events").touch()
+    (tmp_path / "runs" / "worse" / "metrics" / "7.jsonl").mkdir()
+    (tmp_path / "runs" / "worse" / "training_complete.marker").unlink()
+    said = here(tmp_path, "watch", "--json")
+    assert said.code == 0, said
+    states = {run["experiment"]: run["state"] for run in said.json()["runs"]}
+    assert states["exp"] == "complete" and set(states) == {"exp", "bad", "worse"}
+    bad = next(run for run in said.json()["runs"] if run["experiment"] == "bad")
+    assert bad["state"] is None and "format 99" in bad["reason"]
+    assert "cannot be read" in here(tmp_path, "watch").out
+
+
 def test_watching_imports_neither_torch_nor_numpy(finished: Project):
     code = (
         "import sys; sys.argv = ['tasuki', 'watch']\n"

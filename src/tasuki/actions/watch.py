@@ -29,7 +29,10 @@ from tasuki.telemetry.words import event_words
 EVERY_S = 1.0
 _SELDOM_S = 5.0
 """How often new runs, runs that stand still, and what takes longer are looked at."""
-_AT_A_TIME = 8
+_QUEUE_EVERY_S = 15.0
+"""What Slurm said is kept for as long anyway."""
+_AT_A_TIME_S = 0.3
+"""So long new runs are looked at before keys are heard again: there may be a thousand."""
 _SHARE = 0.005
 """Of the time at most goes into longer looks at one run, however long they take."""
 _FEW_BYTES = 16 << 20
@@ -69,7 +72,12 @@ class Watched:
         at, now = self._clock.monotonic(), self._clock.wall()
         self._looked_at = at
         before = self.value
-        has_grown = self.events.look()
+        try:
+            has_grown = self.events.look()
+        except StoreError as error:  # one that cannot be read ends no watching of the others
+            self.is_described = True
+            self.value = {**_unknown(self.run), "reason": f"cannot be read: {error.message}"}
+            return self.value != before
         is_another = self.is_described and before["state"] != self._state(now)
         self._is_stale |= has_grown or is_another
         if self._is_stale and (at >= self._describe_at or is_another):
@@ -188,20 +196,21 @@ class Watch:
         self._runs = None if chosen else runs
         self._ask_queue = ask_queue
         self._known: Known | None = None
-        self._listed_at = float("-inf")
+        self._listed_at = self._asked_at = float("-inf")
 
     def look(self, *, first: Sequence[str] = ()) -> bool:
         """Look at what is due; those named `first` before others. Has anything changed?"""
         has_changed = self._list()
         due = [one for one in self.watched if one.is_due()]
-        due.sort(key=lambda one: (one.is_described, one.run.name not in first))
-        new = [one for one in due if not one.is_described][:_AT_A_TIME]
-        for one in [*new, *(one for one in due if one.is_described)]:
-            has_changed |= one.look(self._known)
+        due.sort(key=lambda one: one.run.name not in first)
+        until = self._clock.monotonic() + _AT_A_TIME_S
+        for number, one in enumerate(due):
+            if one.is_described or number == 0 or self._clock.monotonic() < until:
+                has_changed |= one.look(self._known)
         return has_changed
 
     @property
-    def is_complete(self) -> bool:
+    def is_settled(self) -> bool:
         """Has every run been looked at?"""
         return all(one.is_described for one in self.watched)
 
@@ -210,11 +219,15 @@ class Watch:
         if at - self._listed_at < _SELDOM_S:
             return False
         self._listed_at = at
-        self._known = self._ask_queue()
+        if at - self._asked_at >= _QUEUE_EVERY_S:
+            self._asked_at, self._known = at, self._ask_queue()
         if self._runs is None:
             return False
         names = {one.run.name for one in self.watched}
-        found = list_runs(self._runs)
+        try:
+            found = list_runs(self._runs)
+        except OSError:  # the folder is moved away just now
+            return False
         there = {run.name for run in found}
         new = [Watched(run, self._clock) for run in found if run.name not in names]
         kept = [one for one in self.watched if one.run.name in there]
@@ -229,7 +242,7 @@ def snapshot(
     """One look at all of them, as values."""
     watch = Watch(chosen, runs, clock=clock, ask_queue=lambda: known)
     watch.look()
-    while not watch.is_complete:
+    while not watch.is_settled:
         watch.look()
     values = [{**one.value, "losses": one.losses()} for one in watch.watched]
     return {"format": FORMAT, "runs": values}

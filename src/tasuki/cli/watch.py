@@ -60,6 +60,10 @@ class _Source:
     def look(self, *, first: Sequence[str]) -> bool:
         return self._watch.look(first=first)
 
+    @property
+    def is_settled(self) -> bool:
+        return self._watch.is_settled
+
     def runs(self) -> Sequence[dict[str, Any]]:
         return [one.value for one in self._watch.watched]
 

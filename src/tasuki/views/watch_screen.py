@@ -58,6 +58,11 @@ class Source(Protocol):
         """Has anything changed? Of the runs named `first` more is shown."""
         ...
 
+    @property
+    def is_settled(self) -> bool:
+        """Else it looks again at once: some runs were never looked at."""
+        ...
+
     def runs(self) -> Sequence[dict[str, Any]]:
         """The values of all of them."""
         ...
@@ -137,7 +142,7 @@ def watch_screen(
             while True:
                 if clock() >= next_look:
                     has_changed |= source.look(first=screen.first)
-                    next_look = clock() + every_s
+                    next_look = clock() + (every_s if source.is_settled else 0.0)
                 if has_changed:
                     screen.show(live)
                 has_changed = False
