@@ -192,6 +192,7 @@ def test_answers_of_a_run_are_bounded_and_always_json(board):
         found = board.get(f"/api/runs/{name}/curves?points=20").json()
         assert all(len(one["steps"]) <= 20 for one in found["series"])
         assert len(board.get(f"/api/runs/{name}/events").json()["events"]) <= 500
+    assert board.get("/api/runs/half").json()["why"]["ledger"]["wall_s"] == 0  # not since 1970
     assert board.get("/api/runs/newer").status == 200
     assert "newer" in " ".join(board.get("/api/runs/newer").json()["problems"])
     rows = {row["experiment"]: row for row in board.get("/api/runs").json()["rows"]}
