@@ -31,6 +31,8 @@ VERBS = [
         "evaluate",
         "export",
         "history",
+        "report",
+        "board",
         "drill",
         "checkpoint",
         "audit",

@@ -34,6 +34,7 @@ VERBS = {
     "new",
     "plan",
     "rehearse",
+    "report",
     "resume",
     "run",
     "status",

@@ -179,13 +179,16 @@ class CurveReader:
             self._story = read_stories(self.run, self.events.events)
         return self._story
 
-    def read(self, *, points: int = POINTS, since: int | None = None) -> dict[str, Any]:
+    def read(
+        self, *, points: int = POINTS, since: int | None = None, until: int | None = None
+    ) -> dict[str, Any]:
+        """`since` and `until`: only what lies beyond this step, up to that one."""
         stages, attempts = self.story()
         return {
             "format": FORMAT,
             "experiment": self.run.name,
             "stages": [stage.as_json() for stage in stages],
-            "series": self._series(self._firsts(stages), points, since),
+            "series": self._series(self._firsts(stages), points, since, until),
             "machine": [
                 _machine_json(name, unit, own, points)
                 for (name, unit), own in sorted(self._machine.items())
@@ -218,7 +221,7 @@ class CurveReader:
         return firsts
 
     def _series(
-        self, firsts: dict[str, int], points: int, since: int | None
+        self, firsts: dict[str, int], points: int, since: int | None, until: int | None
     ) -> list[dict[str, Any]]:
         parts: dict[tuple[str, str], list[tuple[int, Series]]] = {}
         for stage, splits in self._stages.items():
@@ -230,16 +233,26 @@ class CurveReader:
             if all(own.is_empty for _, own in pieces):
                 continue
             told: dict[str, Any] = {"key": name, "split": split, "steps": [], "t": [], "values": []}
-            total = sum(len(own) for _, own in pieces)
-            for first, own in pieces:
-                share = points if total <= points else points * len(own) // total
-                after = None if since is None else since - first
-                places = own.thin(share, since=after)
+            bounds = [_shifted(first, since, until) for first, _ in pieces]
+            lengths = [
+                last - begin
+                for (_, own), bound in zip(pieces, bounds, strict=True)
+                for begin, last in [own.between(*bound)]
+            ]
+            total = sum(lengths)
+            for (first, own), (after, to), long in zip(pieces, bounds, lengths, strict=True):
+                share = points if total <= points else points * long // total
+                places = own.thin(share, since=after, until=to)
                 told["steps"] += [first + own.steps[at] for at in places]
                 told["t"] += spelled(own.t, places)
                 told["values"] += spelled(own.values, places)
             found.append(told)
         return found
+
+
+def _shifted(first: int, since: int | None, until: int | None) -> tuple[int | None, int | None]:
+    """Steps of the run as steps of a stage."""
+    return None if since is None else since - first, None if until is None else until - first
 
 
 def _parse(part: bytes) -> Iterator[dict[str, Any]]:

@@ -6,7 +6,7 @@ are taken from here (`tasuki/__init__.py` does, when one is used).
 
 from __future__ import annotations
 
-from tasuki.api.after import evaluate, export, history
+from tasuki.api.after import evaluate, export, history, report
 from tasuki.api.before import doctor, estimate, inspect, plan, rehearse, tune
 from tasuki.api.data import data_check, data_merge, data_split, data_tokenize
 from tasuki.api.everyday import (
@@ -55,6 +55,7 @@ __all__ = [
     "new",
     "plan",
     "rehearse",
+    "report",
     "resume",
     "run",
     "status",

@@ -1,4 +1,4 @@
-"""Verbs after a run: evaluate, export, and what past stages took."""
+"""Verbs after a run: evaluate, export, report, and what past stages took."""
 
 from __future__ import annotations
 
@@ -11,8 +11,13 @@ from typing import Any
 from tasuki.actions.evaluate import Asked, evaluate_weights, of_run, of_spec
 from tasuki.actions.export import Wanted, export_run
 from tasuki.actions.history import Filter, list_history
+from tasuki.actions.report import gather_report
+from tasuki.actions.runs import find_run
 from tasuki.api.inputs import CLOCK, read_spec
+from tasuki.errors import UsageError
 from tasuki.spec.export import FileFormat
+from tasuki.store.atomic import write_bytes
+from tasuki.store.find import list_runs
 
 
 def evaluate(
@@ -80,3 +85,21 @@ def history(
     """What past stages took, newest first; `since` is a span (`7d`) or a day (`2026-11-17`)."""
     wanted = Filter.read(experiments, recipe=recipe, gpu=gpu, since=since, now=CLOCK.wall())
     return list_history(Path(runs), wanted)
+
+
+def report(
+    *names: str, to: str | Path | None = None, runs: str | Path = "runs", points: int = 600
+) -> dict[str, Any]:
+    """All there is to tell of some runs (without names: of all), and written to `to` as its ending
+    says: .html, .md or .csv. Each curve has at most so many points."""
+    folder = Path(runs).absolute()
+    form = None if to is None else Path(to).suffix.lower().removeprefix(".")
+    if form not in (None, "html", "md", "csv"):
+        raise UsageError(f"a report cannot be a .{form} file", hint="name one .html, .md or .csv")
+    chosen = [find_run(name, folder) for name in dict.fromkeys(names)] or list_runs(folder)
+    found = gather_report(folder, chosen, now=CLOCK.wall(), points=points)
+    if to is not None and form is not None:
+        from tasuki.views.report import render
+
+        write_bytes(Path(to), render(found, form).encode("utf-8"))
+    return found

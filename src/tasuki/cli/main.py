@@ -36,6 +36,8 @@ GROUPS: dict[str, dict[str, str]] = {
     "After": {
         "evaluate": "Evaluate any weights on any data; benchmark the model.",
         "export": "Write a stage's weights to a file.",
+        "report": "One file to mail: results, curves, plan and reality, where the time went.",
+        "board": "A web page of all runs, live, on this machine alone.",
         "history": "What past stages took: steps, memory, waits; estimates learn from it.",
     },
     "Proof": {

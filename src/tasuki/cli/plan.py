@@ -114,31 +114,20 @@ def command(
 
 
 def _refuse_page(page: Path, knobs: tuple[str, ...]) -> None:
-    """Before anything is measured. A page of before is replaced, anything else is not."""
+    """Before anything is measured."""
+    from tasuki.cli.pages import refuse_place
     from tasuki.errors import UsageError
 
     if knobs:
         raise UsageError("--html shows one plan, --what-if compares several", hint="leave one out")
-    if not page.parent.is_dir():
-        raise UsageError(f"there is no folder {page.parent} for {page.name}", hint="make it first")
-    if page.exists() and not (page.is_file() and _is_page(page)):
-        raise UsageError(
-            f"{page} is there and is no HTML page: it is not replaced", hint="give another name"
-        )
-
-
-def _is_page(path: Path) -> bool:
-    with path.open("rb") as file:
-        start = file.read(512).lstrip().lower()
-    return not start or start.startswith((b"<!doctype html", b"<html"))
+    refuse_place(page)
 
 
 def _write_page(page: Path, plan: dict[str, Any], unit: str) -> None:
-    from tasuki.store.atomic import write_bytes
+    from tasuki.cli.pages import write_page
     from tasuki.views.plan_page import page_of
 
-    write_bytes(page, page_of(plan, unit=unit).encode("utf-8"))
-    click.echo(f"wrote {page}", err=True)
+    write_page(page, page_of(plan, unit=unit))
 
 
 def _compare(

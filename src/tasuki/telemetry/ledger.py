@@ -77,7 +77,9 @@ def make_ledger(events: Sequence[dict[str, Any]], *, now: float | None = None) -
         now = None
     attempts = read_attempts(events, now)
     begins = [e["t"] for e in events if e.get("kind") == "submitted"]
-    first = min([*begins, *(a.begin for a in attempts)], default=0.0)
+    if not begins and not attempts:  # never begun, or its events are gone: not since 1970
+        return Ledger(dict.fromkeys(PARTS, 0.0), 0.0)
+    first = min([*begins, *(a.begin for a in attempts)])
     last = max([first, *(a.end for a in attempts), *([] if now is None else [now])])
     mark_recomputed([w for a in attempts for w in a.workers if w.phase == "train"])
     parts = dict.fromkeys(PARTS, 0.0)

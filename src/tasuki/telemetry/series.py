@@ -88,11 +88,17 @@ class Series:
         for step in sorted(rows):
             self.add(step, *rows[step])
 
-    def thin(self, points: int, *, since: int | None = None) -> list[int]:
-        """Places of at most so many rows beyond a step: all, or the first, the last, and of each
-        bucket the lowest, the highest and the first gap."""
+    def between(self, since: int | None, until: int | None) -> tuple[int, int]:
+        """The places of the rows beyond a step, up to another."""
         self._sort()
-        first, last = 0 if since is None else bisect_right(self.steps, since), len(self.steps)
+        first = 0 if since is None else bisect_right(self.steps, since)
+        last = len(self.steps) if until is None else bisect_right(self.steps, until)
+        return first, max(first, last)
+
+    def thin(self, points: int, *, since: int | None = None, until: int | None = None) -> list[int]:
+        """Places of at most so many rows between two steps: all, or the first, the last, and of
+        each bucket the lowest, the highest and the first gap."""
+        first, last = self.between(since, until)
         if last - first <= points:
             return list(range(first, last))
         of_bucket = 3 if self._gaps else 2

@@ -6,43 +6,30 @@ own style and nothing more. It holds no paths of this machine. Called by `tasuki
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from importlib import resources
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tasuki.units import format_bytes, format_seconds
 from tasuki.views.chart import is_packed, number_of
 from tasuki.views.gantt import whole_name
-from tasuki.views.marks import marked, without_paths
+from tasuki.views.marks import marked
+from tasuki.views.page import page_around, table_of, text_in
 from tasuki.views.pieces import batch_of, steps_of, time_of
 from tasuki.views.plan_facts import facts_of, gpus_in_words, share
 from tasuki.views.plan_picture import picture_of
 from tasuki.views.text import money, number
 
 _NUMBERS = ("starts", "limit", "time", "reserve", "useful time", "cost", "CPUs", "memory", "peak")
+_KINDS = dict.fromkeys(_NUMBERS, "number") | dict.fromkeys(
+    ("steps", "batch", "known from"), "plain"
+)
 _Values = Mapping[str, Any]
 
 
 def page_of(plan: _Values, *, unit: str = "GPU") -> str:
     """The whole file."""
-    return "\n".join([*_head(plan), *_body(plan, unit), "</body>", "</html>", ""])
-
-
-def _head(plan: _Values) -> Iterator[str]:
-    style = resources.files("tasuki.views").joinpath("plan_page.css").read_text("utf-8")
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    yield '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">'
-    yield (
-        '<meta http-equiv="Content-Security-Policy" '
-        f"content=\"default-src 'none'; style-src 'sha256-{digest}'\">"
-    )
-    yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
-    yield '<meta name="generator" content="tasuki">'
-    yield f"<title>plan {marked(plan['id'])}</title>"
-    yield f"<style>{style}</style>\n</head>\n<body>"
+    return page_around(f"plan {plan['id']}", _body(plan, unit), styles=("plan_page.css",))
 
 
 def _body(plan: _Values, unit: str) -> Iterator[str]:
@@ -64,7 +51,7 @@ def _facts(plan: _Values, unit: str) -> Iterator[str]:
     yield '<dl class="facts">'
     for what, told in facts_of(plan, unit=unit):
         if what != "packing" or is_packed(plan):
-            yield f"<div><dt>{marked(what)}</dt><dd>{_text(told)}</dd></div>"
+            yield f"<div><dt>{marked(what)}</dt><dd>{text_in(told)}</dd></div>"
     yield "</dl>"
 
 
@@ -130,7 +117,7 @@ def _jobs(plan: _Values, unit: str) -> Iterator[str]:
 def _list(title: str, texts: Sequence[str]) -> Iterator[str]:
     if texts:
         yield f"<h2>{title}</h2>\n<ul>"
-        yield from (f"<li>{_text(text)}</li>" for text in texts)
+        yield from (f"<li>{text_in(text)}</li>" for text in texts)
         yield "</ul>"
 
 
@@ -142,12 +129,12 @@ def _fits(fits: Mapping[str, _Values]) -> Iterator[str]:
     if fits:
         yield "<h2>Batches that were weighed</h2>"
     for name, fit in fits.items():
-        yield f"<h3>{_text(name)}</h3>"
+        yield f"<h3>{text_in(name)}</h3>"
         rows = list(_choices(fit))
         plain = {key: value for key, value in fit.items() if not isinstance(value, list | dict)}
         if plain:
             told = "; ".join(f"{_words(key)}: {_value(key, value)}" for key, value in plain.items())
-            yield f"<p>{_text(told)}</p>"
+            yield f"<p>{text_in(told)}</p>"
         if rows:
             columns = dict.fromkeys(key for row in rows for key in row)
             yield from _rows(f"Of {name}", [{k: row.get(k, "") for k in columns} for row in rows])
@@ -190,36 +177,11 @@ def _table(title: str, caption: str, rows: Sequence[Mapping[str, str]]) -> Itera
 
 
 def _rows(caption: str, rows: Sequence[Mapping[str, str]]) -> Iterator[str]:
-    """The first column names each row."""
-    yield f'<div class="scroll" tabindex="0" role="region" aria-label="{_text(caption)}">'
-    yield f"<table>\n<caption>{_text(caption)}</caption>\n<thead><tr>"
-    yield "".join(f'<th scope="col"{_kind(name)}>{marked(name)}</th>' for name in rows[0])
-    yield "</tr></thead>\n<tbody>"
-    for row in rows:
-        yield f"<tr{_chosen(row)}>{''.join(_cells(row.items()))}</tr>"
-    yield "</tbody>\n</table>\n</div>"
+    yield from table_of(caption, rows, kinds=_KINDS, is_chosen=_is_chosen)
 
 
-def _cells(cells: Iterable[tuple[str, str]]) -> Iterator[str]:
-    for at, (name, text) in enumerate(cells):
-        if at:
-            yield f"<td{_kind(name)}>{_text(text)}</td>"
-        else:
-            yield f'<th scope="row">{_text(text)}</th>'
-
-
-def _kind(name: str) -> str:
-    if name in _NUMBERS:
-        return ' class="number"'
-    return ' class="plain"' if name in ("steps", "batch", "known from") else ""
-
-
-def _chosen(row: Mapping[str, str]) -> str:
-    return ' class="chosen"' if row.get("") == "chosen" else ""
-
-
-def _text(value: str) -> str:
-    return marked(without_paths(value))
+def _is_chosen(row: Mapping[str, str]) -> bool:
+    return row.get("") == "chosen"
 
 
 def _seconds(value: float | None) -> str:

@@ -1,4 +1,7 @@
-"""A short report of a run: stages, attempts, where the time went, and the proof."""
+"""The end of `tasuki demo` in the terminal: stages, attempts, where the time went, the proof.
+
+The report of any run, as a page to mail, is views/report/.
+"""
 
 from __future__ import annotations
 

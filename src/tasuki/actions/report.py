@@ -1,0 +1,82 @@
+"""`tasuki report`: everything there is to tell of some runs, as values.
+
+Reads only; a run of which a part cannot be read tells the rest, and what is wrong. Nothing of the
+environment goes into it but versions and devices (actions/told_spec.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tasuki.actions.curves import read_curves
+from tasuki.actions.status import describe_run
+from tasuki.actions.timeline import read_timeline
+from tasuki.actions.told_spec import read_environment, read_told_spec
+from tasuki.actions.why import tell_why
+from tasuki.clock import utc
+from tasuki.errors import StoreError
+from tasuki.store.atomic import FORMAT, read_json_or_none
+from tasuki.store.runs import RunFolder
+
+Values = dict[str, Any]
+_POINTS = 600
+"""Of each curve: as many as a page is wide."""
+
+
+def gather_report(
+    runs: Path, chosen: Sequence[RunFolder], *, now: float, points: int = _POINTS
+) -> Values:
+    return {
+        "format": FORMAT,
+        "made_at": utc(now),
+        "now": now,
+        "runs": [_gather(run, now=now, points=points) for run in chosen],
+        "timeline": read_timeline(runs, chosen, now=now),
+    }
+
+
+def _gather(run: RunFolder, *, now: float, points: int) -> Values:
+    problems: list[str] = []
+
+    def part(read: Callable[[], Values]) -> Values:
+        try:
+            return read()
+        except StoreError as error:
+            problems.append(error.message)
+            return {}
+
+    status = part(lambda: describe_run(run, now=now))
+    why = part(lambda: tell_why(run, now=now))
+    told = ("state", "reason", "attempts", "preemptions", "goodput", "gpu_hours", "cost")
+    return {
+        "experiment": run.name,
+        **{key: status.get(key) for key in told},
+        "wall_s": why.get("ledger", {}).get("wall_s"),
+        "results": [_result(run, stage, part) for stage in status.get("stages", ())],
+        "story": why.get("attempts", []),
+        "ledger": why.get("ledger", {}),
+        "curves": part(lambda: read_curves(run, points=points)),
+        "environment": part(lambda: read_environment(run)),
+        "spec": part(lambda: read_told_spec(run)),
+        "problems": list(dict.fromkeys([*problems, *why.get("notes", [])])),
+    }
+
+
+def _result(
+    run: RunFolder, stage: Mapping[str, Any], part: Callable[[Callable[[], Values]], Values]
+) -> Values:
+    """What a stage came to; unknown before its end."""
+    trained = part(lambda: read_json_or_none(run.stage(stage["name"]).metrics) or {})
+    best = trained.get("best") if isinstance(trained.get("best"), dict) else None
+    return {
+        "stage": stage["name"],
+        "steps": stage["steps"],
+        "epochs": trained.get("epochs"),
+        "samples": trained.get("samples"),
+        "loss": stage["loss"],
+        "best": best,
+        "evaluation": stage["metrics"] or {},
+        "wall_s": stage["wall_s"],
+    }

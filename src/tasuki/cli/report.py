@@ -1,0 +1,83 @@
+"""`tasuki report`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from tasuki.cli.options import json_option, print_json, runs_folder, runs_option
+from tasuki.errors import UsageError
+
+_ENDINGS = {"md": ".md", "csv": ".csv", "html": ".html"}
+
+
+@click.command(
+    epilog="""\b
+Example:  tasuki report progressive -o report.html
+          tasuki report baseline wide --md -o results.md
+          tasuki report --csv -o -
+"""
+)
+@click.argument("run", nargs=-1)
+@click.option("-o", "--output", "to", metavar="FILE", help="Where to; `-` is stdout.")
+@click.option("--md", "form", flag_value="md", help="Markdown, for a wiki or a paper.")
+@click.option("--csv", "form", flag_value="csv", help="The table of results alone.")
+@runs_option
+@json_option
+def command(
+    run: tuple[str, ...], to: str | None, form: str | None, runs: Path | None, as_json: bool
+) -> None:
+    """Write one page about runs, to keep or to mail: results, curves over all attempts with
+    preemptions marked, plan and reality, where the time went, attempts, environment and spec.
+
+    It needs no script and nothing from elsewhere, and names no path of this machine. Without RUN:
+    all of them. Without -o: report.html; Markdown and CSV go to stdout.
+    """
+    from tasuki.actions.report import gather_report
+    from tasuki.actions.runs import find_run
+    from tasuki.clock import SystemClock
+    from tasuki.store.find import list_runs
+    from tasuki.views.report import render
+
+    form, place = _form_and_place(form, to)
+    folder = runs_folder(runs)
+    chosen = [find_run(name, folder) for name in dict.fromkeys(run)] or list_runs(folder)
+    if not chosen:
+        raise UsageError(f"there are no runs in {folder}", hint="`--runs FOLDER` names another")
+    report = gather_report(folder, chosen, now=SystemClock.wall())
+    if as_json:
+        print_json(report)
+        return
+    _write(render(report, form), place)
+
+
+def _form_and_place(form: str | None, to: str | None) -> tuple[str, Path | None]:
+    """(what, where); None: stdout. Before anything is read."""
+    if form is None:
+        ending = Path(to).suffix.lower() if to else ""
+        form = next((one for one, known in _ENDINGS.items() if known == ending), "html")
+    if to == "-" or (to is None and form != "html"):
+        return form, None
+    place = Path(to or "report.html")
+    if form == "html":
+        from tasuki.cli.pages import refuse_place
+
+        refuse_place(place)
+    elif not place.parent.is_dir() or place.is_dir():
+        raise UsageError(f"{place} cannot be written", hint="name a file in a folder that is there")
+    elif place.exists() and place.suffix != _ENDINGS[form]:
+        raise UsageError(
+            f"{place} is there and is no {_ENDINGS[form]} file: it is not replaced",
+            hint="give another name",
+        )
+    return form, place
+
+
+def _write(text: str, place: Path | None) -> None:
+    if place is None:
+        click.echo(text, nl=False)
+        return
+    from tasuki.cli.pages import write_page
+
+    write_page(place, text)

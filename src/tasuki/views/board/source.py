@@ -1,0 +1,42 @@
+"""What the board needs to know about runs: a port, filled by `cli/board.py` from actions."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from tasuki.views.text import neutral
+
+Values = dict[str, Any]
+"""As `--json` would print it; what is unknown is None."""
+
+
+class Source(Protocol):
+    """Runs of one folder. Every method reads files and may take a while; any thread may call."""
+
+    def names(self) -> list[str]:
+        """All runs there are: only these names are ever asked for."""
+
+    def summary(self, name: str) -> Values:
+        """One line of the list: cheap when nothing changed since the last call."""
+
+    def detail(self, name: str) -> Values:
+        """Everything about a run that is not a curve, an event or a log."""
+
+    def curves(
+        self, name: str, *, points: int, first: float | None = None, last: float | None = None
+    ) -> Values:
+        """Numbers by step, at most `points` of each series, between two steps."""
+
+    def events(self, name: str, *, most: int) -> Values:
+        """The newest events, and how many there are: {total, events}."""
+
+    def log(self, name: str, *, file: str | None, start: int | None, end: int | None) -> Values:
+        """A bounded piece of a log, in bytes from `start` on or up to `end`: {files, file, start,
+        end, size, text}; its last lines without either, of the newest file without a `file`."""
+
+
+def shown(piece: Values) -> Values:
+    """A piece of a log without what only a terminal understands: escapes, carriage returns of
+    progress bars."""
+    text = str(piece["text"]).replace("\r\n", "\n").replace("\r", "\n")
+    return {**piece, "text": neutral(text)}

@@ -1,0 +1,272 @@
+"""How a board begins and ends, what it costs to look, and that no page can stop another."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tasuki.views.board.files import page_files
+from tasuki.views.board.serve import open_listener
+from tasuki.views.board.stream import MOST_STREAMS
+from tasuki.views.board.summaries import Summaries
+from tests.board.boards import board_on
+from tests.board.made_up import TOKEN, Told, served
+from tests.cli.person import until
+
+KEY = (
+    f"GET /api/stream HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode()
+)
+
+
+def open_stream(port: int, *, small_buffer: bool = False) -> socket.socket:
+    wire = socket.socket()
+    if small_buffer:
+        wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    wire.connect(("127.0.0.1", port))
+    wire.sendall(KEY)
+    return wire
+
+
+def test_the_address_and_the_tunnel_are_printed_and_the_key_is_new_each_time(runs, tmp_path):
+    tokens = set()
+    for _ in range(2):
+        with board_on(runs, folder=tmp_path) as board:
+            assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?token=[\w-]{43}", board.url)
+            host = socket.gethostname()
+            assert re.search(
+                rf"ssh -N -L {board.port}:127\.0\.0\.1:{board.port} \S+@{host}", board.said
+            )
+            tokens.add(board.token)
+    assert len(tokens) == 2
+
+
+def test_it_listens_on_this_machine_alone(board):
+    import psutil
+
+    listening = [
+        c for c in psutil.Process(board.process.pid).net_connections() if c.status == "LISTEN"
+    ]
+    assert [c.laddr.ip for c in listening] == ["127.0.0.1"]
+
+
+def test_a_port_that_is_taken_is_told_and_without_one_the_next_is_used(here, runs, tmp_path):
+    with open_listener(None) as taken:
+        port = taken.getsockname()[1]
+        said = here(tmp_path, "board", "--runs", str(runs), "--port", str(port))
+        assert said.code == 2 and said.out == ""
+        assert f"error: port {port} is taken on this machine" in said.err and "--port" in said.err
+        with board_on(runs, folder=tmp_path) as board:
+            assert board.port != port
+
+
+def test_without_its_packages_the_board_names_the_extra(here, runs, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    said = here(tmp_path, "board", "--runs", str(runs))
+    assert said.code == 2 and 'pip install "tasuki[board]"' in said.err
+
+
+def test_the_board_and_the_report_import_no_torch_and_no_numpy(runs, tmp_path):
+    script = (
+        "import sys, tasuki.cli.main, tasuki.views.board.app, tasuki.actions.board;"
+        "import tasuki.actions.report, tasuki.views.report.page;"
+        "sys.exit(bool({'torch', 'numpy', 'safetensors'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", script], check=False, timeout=60).returncode == 0
+
+
+def test_what_was_vendored_is_what_its_readme_says_and_nothing_comes_from_elsewhere():
+    folder = Path(__file__).parents[2] / "src/tasuki/views/board/static"
+    told = (folder / "uplot/README.md").read_text()
+    sums = dict(re.findall(r"^\| (\S+) \| ([0-9a-f]{64}) \|$", told, re.MULTILINE))
+    assert set(sums) == {"uPlot.iife.min.js", "uPlot.min.css", "LICENSE"}
+    for name, digest in sums.items():
+        assert hashlib.sha256((folder / "uplot" / name).read_bytes()).hexdigest() == digest
+    assert "1.6.32" in told and b"v1.6.32" in (folder / "uplot/uPlot.iife.min.js").read_bytes()
+    own = {name: file.data.decode() for name, file in page_files().items() if "uplot" not in name}
+    for name, text in own.items():
+        addresses = set(re.findall(r"https?://[^\s\"'`)]+", text))
+        assert addresses <= {"http://www.w3.org/2000/svg"}, name
+        assert not re.search(
+            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function", text
+        ), name
+    assert not re.search(r"<script(?![^>]*src=)|\son\w+=|style=", own["index.html"])
+
+
+def test_pages_that_look_have_an_end_to_their_number_and_going_makes_room():
+    with served(Told()) as port:
+        wires = [open_stream(port) for _ in range(MOST_STREAMS)]
+        for wire in wires:
+            assert b"200 OK" in wire.recv(4096)
+        refused = open_stream(port)
+        assert b" 503 " in refused.recv(4096)
+        for wire in [refused, *wires[:3]]:
+            wire.close()
+
+        def is_let_in() -> bool:
+            with open_stream(port) as wire:
+                return b"200 OK" in wire.recv(4096)
+
+        until(is_let_in)
+        for wire in wires[3:]:
+            wire.close()
+
+
+def test_a_page_that_does_not_read_is_dropped_and_others_go_on():
+    with served(Told(20, padding=200_000), patience_s=0.5) as port:
+        slow, good = open_stream(port, small_buffer=True), open_stream(port)
+        got = 0
+        end = time.monotonic() + 20
+        while got < 12_000_000 and time.monotonic() < end:
+            got += len(good.recv(1 << 20))
+        assert got >= 12_000_000
+        slow.settimeout(10)
+        left = 0
+        with contextlib.suppress(ConnectionError):
+            while piece := slow.recv(1 << 20):
+                left += len(piece)
+        assert left < 12_000_000, "it was kept for the slow one"
+        good.close()
+
+
+def test_nobody_reads_runs_while_nobody_looks(monkeypatch):
+    from tasuki.views.board import summaries
+
+    monkeypatch.setattr(summaries, "_LOOKED_AT_S", 0.2)
+    monkeypatch.setattr(summaries, "_LEAST_REST_S", 0.02)
+    source = Told(3)
+    looked = Summaries(source)
+    looked.start()
+    until(lambda: looked.since(-1).is_whole)
+    time.sleep(0.3)
+    until(lambda: _rests(source))
+    before = source.asked
+    looked.since(-1)
+    until(lambda: source.asked > before)
+    looked.stop()
+
+
+def _rests(source: Told) -> bool:
+    before = source.asked
+    time.sleep(0.15)
+    return source.asked == before
+
+
+def test_a_list_that_is_known_is_told_by_its_changes_alone():
+    source = Told(1000)
+    looked = Summaries(source)
+    looked._pass()
+    first = looked.since(-1)
+    assert len(first.rows) == 1000 and first.is_whole
+    source.rows["run-0007"]["state"] = "complete"
+    del source.rows["run-0009"]
+    looked._pass()
+    news = looked.since(first.number)
+    assert [row["experiment"] for row in news.rows] == ["run-0007"] and news.gone == ["run-0009"]
+    assert looked.since(news.number).rows == []
+
+
+def test_a_run_that_is_deleted_leaves_the_list_and_a_folder_that_is_away_takes_none(runs, tmp_path):
+    copy = tmp_path / "runs"
+    shutil.copytree(runs / "exp", copy / "exp")
+    from tasuki.actions.board import RunsSource
+    from tasuki.clock import SystemClock
+
+    looked = Summaries(RunsSource(copy, SystemClock()))
+    looked._pass()
+    assert [row["state"] for row in looked.since(-1).rows] == ["complete"]
+    shutil.rmtree(copy / "exp")
+    looked._pass()
+    assert looked.since(-1).rows == [] and looked.since(-1).gone == ["exp"]
+
+
+def test_answers_of_a_run_are_bounded_and_always_json(board):
+    for name in ("exp", "half", "newer-events", "strange", "hostile"):
+        assert board.get(f"/api/runs/{name}").json()["experiment"] == name
+        found = board.get(f"/api/runs/{name}/curves?points=20").json()
+        assert all(len(one["steps"]) <= 20 for one in found["series"])
+        assert len(board.get(f"/api/runs/{name}/events").json()["events"]) <= 500
+    assert board.get("/api/runs/half").json()["why"]["ledger"]["wall_s"] == 0  # not since 1970
+    assert board.get("/api/runs/newer").status == 200
+    assert "newer" in " ".join(board.get("/api/runs/newer").json()["problems"])
+    rows = {row["experiment"]: row for row in board.get("/api/runs").json()["rows"]}
+    assert rows["newer"]["state"] is None and "cannot be read" in rows["newer"]["reason"]
+    assert rows["exp"]["state"] == "complete" and len(rows["exp"]["spark"]) > 5
+
+
+def test_looking_closer_brings_only_what_lies_between(board):
+    whole = board.get("/api/runs/exp/curves").json()
+    part = board.get("/api/runs/exp/curves?first=20&last=40").json()
+    [loss] = [o for o in whole["series"] if (o["key"], o["split"]) == ("loss", "train")]
+    [near] = [o for o in part["series"] if (o["key"], o["split"]) == ("loss", "train")]
+    assert near["steps"] == [step for step in loss["steps"] if 20 <= step <= 40] != []
+
+
+def test_who_asked_for_the_rest_of_a_run_takes_nothing_from_its_curves(runs, tmp_path):
+    import json
+
+    from tasuki.actions.board import RunsSource
+    from tasuki.clock import SystemClock
+
+    copy = tmp_path / "runs"
+    shutil.copytree(runs / "exp", copy / "exp")
+    source = RunsSource(copy, SystemClock())
+    source.curves("exp", points=100)
+    figure = {"t": 2e9, "claim": 2, "who": "machine", "kind": "machine", "cpu_percent": 77.0}
+    with (copy / "exp" / "events" / "2.0.more.jsonl").open("a") as file:
+        file.write(json.dumps(figure) + "\n")
+    source.detail("exp")
+    source.events("exp", most=5)
+    machine = {one["key"]: one["values"] for one in source.curves("exp", points=100)["machine"]}
+    assert machine["cpu_percent"][-1] == 77.0
+
+
+def test_a_long_log_comes_in_pieces_that_join_without_a_gap(runs, tmp_path):
+    from tasuki.actions.board import RunsSource
+    from tasuki.clock import SystemClock
+
+    copy = tmp_path / "runs"
+    shutil.copytree(runs / "exp", copy / "exp")
+    log = copy / "exp/logs/job.7.log"
+    whole = "".join(f"line {n} € ä\n" for n in range(30_000))
+    log.write_text(whole)
+    source = RunsSource(copy, SystemClock())
+    piece = source.log("exp", file=None, start=None, end=None)
+    assert piece["file"] == "job.7.log" and piece["size"] == len(whole.encode())
+    text = piece["text"]
+    assert len(text.encode()) <= 65_536
+    while piece["start"] > 0:
+        piece = source.log("exp", file="job.7.log", start=None, end=piece["start"])
+        text = piece["text"] + text
+    assert text == whole
+
+
+def test_values_named_like_secrets_are_not_shown_in_a_spec(runs, tmp_path):
+    import json
+
+    from tasuki.actions.told_spec import HIDDEN, read_told_spec
+    from tasuki.store.runs import RunFolder
+
+    copy = tmp_path / "exp"
+    shutil.copytree(runs / "exp", copy)
+    value = json.loads((copy / "spec.json").read_text())
+    for stage in value["spec"]["stages"]:
+        stage["params"] = {"api_key": "s3", "hf_token": "s3", "num_tokens": 7, "tokenizer": "bpe"}
+        stage["command"] = ["python", "t.py", "--token", "s3", "--password=s3", "--lr", "3e-4"]
+    value["sinks"] = {"mine:Sink": {"key": "s3"}}
+    (copy / "spec.json").write_text(json.dumps(value))
+    told = read_told_spec(RunFolder(copy))
+    assert "s3" not in json.dumps(told)
+    assert told["all"]["params"] == {
+        "api_key": HIDDEN,
+        "hf_token": HIDDEN,
+        "num_tokens": 7,
+        "tokenizer": "bpe",
+    }
+    assert told["all"]["command"][-2:] == ["--lr", "3e-4"] and told["sinks"] == ["mine:Sink"]
