@@ -33,13 +33,13 @@ from tasuki.store.claims import highest_claim, take_claim
 from tasuki.store.control import Word, say
 from tasuki.supervisor.commanded import begin_state, read_command
 from tasuki.supervisor.figures import Figures, lane_figures
-from tasuki.supervisor.finish import finish_run
 from tasuki.supervisor.job import JobOrder, LaneItem, LaneOrder, share_of_cpus
 from tasuki.supervisor.phase import Launcher, Phase
 from tasuki.supervisor.place import Place
 from tasuki.supervisor.ranks import PhaseOrder, publish_order, start_ranks
 from tasuki.supervisor.sinks import AT_END_S, AT_HANDOVER_S, SinkProcesses
 from tasuki.telemetry.events import EventLog
+from tasuki.telemetry.finish import finish_run
 from tasuki.telemetry.view import count_preemptions, read_end, read_view
 
 _REPORTS_WITHIN_S = 3.0

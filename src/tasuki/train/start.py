@@ -23,6 +23,9 @@ from tasuki.data.used import NONE, Used, UsedSamples
 from tasuki.errors import CheckpointError, StoreError
 from tasuki.estimate.intervals import SaveCost
 from tasuki.failpoints import failpoint
+from tasuki.runtime.exact import describe, freeze, what_differs
+from tasuki.runtime.latest import Loaded, agree_on_checkpoint
+from tasuki.runtime.ranks import wrap_module
 from tasuki.runtime.room import when_there_is_room
 from tasuki.runtime.saver import Saved, Saver
 from tasuki.runtime.state import State
@@ -30,13 +33,10 @@ from tasuki.store.atomic import free_bytes, read_json
 from tasuki.telemetry.view import count_preemptions, last_save_s
 from tasuki.train.drilled import rehearsal
 from tasuki.train.engine import StepEngine
-from tasuki.train.exact import describe, freeze, what_differs
 from tasuki.train.exchange import measure_exchange
 from tasuki.train.fingerprints import fingerprint_data, refuse_changed_data
 from tasuki.train.fitting import Fitting
-from tasuki.train.latest import Loaded, agree_on_checkpoint
 from tasuki.train.prepare import Setup, load_initial_weights, start_seed
-from tasuki.train.ranks import wrap_module
 from tasuki.train.rehearsed import reached
 from tasuki.train.snapshot import Progress, capture_all, restore_rank, restore_shared
 from tasuki.train.task import Task
@@ -88,7 +88,7 @@ def begin_or_resume(
     """Find the checkpoint to go on from, or commit the stage's first; then restore it."""
     with task.stopwatch.part("restore"):
         task.doing("looking for a checkpoint")
-        newest, is_resumed, loaded = agree_on_checkpoint(task)
+        newest, is_resumed, loaded = agree_on_checkpoint(task, from_weights=_from_weights(task))
         failpoint("start.found")
         begin = _make_begin(task, setup)
         name, cost = (newest, _cost_before(task)) if is_resumed else (None, None)
@@ -364,6 +364,13 @@ def _say_differences(task: Task, facts: dict[str, Any], *, world: int) -> None:
             "numbers only close, not bit for bit"
         )
         task.event("inexact", changed=changed)
+
+
+def _from_weights(task: Task) -> str:
+    start = task.stage.init_from
+    if start == "previous":
+        start = task.experiment.stages[task.stage_number - 2].name
+    return "" if start == "none" else f" from the weights of `{start}`"
 
 
 def _say_resuming(task: Task, manifest: Manifest) -> None:

@@ -112,12 +112,12 @@ def _make_task(orders: Orders, watch: Watch, stopwatch: Stopwatch, clock: Clock)
     run, job = RunFolder(orders.run), JobFolder(orders.job)
     note = _set_variables(orders, run, job)  # torch reads them when it is imported
     with importing():
+        from tasuki.runtime.exact import apply_settings
+        from tasuki.runtime.ranks import join_ranks
         from tasuki.spec.export import parse_export
         from tasuki.train.drilled import read_order
-        from tasuki.train.exact import apply_settings
         from tasuki.train.fingerprints import refuse_edited_code
         from tasuki.train.precision import apply_precision
-        from tasuki.train.ranks import join_ranks
         from tasuki.train.rehearsed import begin_rehearsal
         from tasuki.train.switches import without_gain
         from tasuki.train.task import Task, choose_device, cpus_of_rank, read_experiment
@@ -147,6 +147,8 @@ def _make_task(orders: Orders, watch: Watch, stopwatch: Stopwatch, clock: Clock)
     task = Task(
         orders=orders,
         run=run,
+        claim=orders.claim,
+        job_name=job.name,
         job=job,
         experiment=experiment,
         stage=stage,
@@ -171,7 +173,7 @@ def _make_task(orders: Orders, watch: Watch, stopwatch: Stopwatch, clock: Clock)
 def _share(stage: ResolvedStage, run: RunFolder, cpus: int, *, is_gpu: bool) -> tuple[int, int]:
     """Threads of this rank, and CPUs left for its loader workers."""
     from tasuki.data.tempo import share_cpus
-    from tasuki.train.exact import frozen_threads
+    from tasuki.runtime.exact import frozen_threads
 
     workers = stage.loader.workers if isinstance(stage.loader.workers, int) else None
     if stage.exact and (frozen := frozen_threads(run)):
