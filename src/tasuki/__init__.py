@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from tasuki.data.hdf5.dataset import Hdf5Dataset
     from tasuki.data.tokens.reader import TokenDataset
     from tasuki.errors import TasukiError
+    from tasuki.integrations.open import open_run
+    from tasuki.integrations.run import Run
     from tasuki.sinks.sink import Sink, SinkRow, SinkRun
     from tasuki.spec.written import (
         Cluster,
@@ -69,6 +71,7 @@ __all__ = [
     "Experiment",
     "Hdf5Dataset",
     "Loader",
+    "Run",
     "Save",
     "Sink",
     "SinkRow",
@@ -99,6 +102,7 @@ __all__ = [
     "inspect",
     "logs",
     "new",
+    "open_run",
     "pad_collate",
     "plan",
     "rehearse",
@@ -142,11 +146,13 @@ _VERBS = (
 
 _HOMES = {
     "Hdf5Dataset": "tasuki.data.hdf5.dataset",
+    "Run": "tasuki.integrations.run",
     "Sink": "tasuki.sinks.sink",
     "SinkRow": "tasuki.sinks.sink",
     "SinkRun": "tasuki.sinks.sink",
     "TasukiError": "tasuki.errors",
     "TokenDataset": "tasuki.data.tokens.reader",
+    "open_run": "tasuki.integrations.open",
     "pad_collate": "tasuki.data.collate",
 }
 

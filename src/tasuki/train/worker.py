@@ -17,16 +17,12 @@ from tasuki.clock import Clock, SystemClock
 from tasuki.errors import (
     EXIT_DONE,
     EXIT_FAILED,
-    CheckpointError,
-    ClaimLost,
-    RunError,
-    StateNotStorable,
-    StoreError,
     TasukiError,
     place_of,
 )
 from tasuki.failpoints import arm, failpoint
 from tasuki.relay.values import Ending
+from tasuki.runtime.ending import ending_of
 from tasuki.runtime.limits import SILENCE_S
 from tasuki.runtime.stopwatch import Stopwatch, process_age_s
 from tasuki.runtime.watch import Watch, leave
@@ -209,7 +205,7 @@ def _set_variables(orders: Orders, run: RunFolder, job: JobFolder) -> str:
 def _fail(watch: Watch, error: BaseException, *, world: int) -> None:
     """Translate an exception into an ending; a traceback goes to the .err log for our eyes only."""
     watch.begin_handover()  # where a held state is being published, that is the end
-    ending = _ending_of(error)
+    ending = ending_of(error)
     if (rehearsed := sys.modules.get("tasuki.train.rehearsed")) and rehearsed.failed(error):
         ending = Ending.MISTAKE  # nothing is tried twice
     if isinstance(error, TasukiError):
@@ -229,24 +225,6 @@ def _fail(watch: Watch, error: BaseException, *, world: int) -> None:
     words = f"{type(error).__name__}: {error}{place_of(error)}"
     is_peer = world > 1 and any(word in str(error) for word in _LOST_PEER)
     leave(watch, ending=ending, status=EXIT_FAILED, message=words[:2000], is_peer=is_peer)
-
-
-def _ending_of(error: BaseException) -> Ending:
-    match error:
-        case ClaimLost():
-            return Ending.SUPERSEDED
-        case StateNotStorable():
-            return Ending.MISTAKE
-        case StoreError() | CheckpointError():
-            return Ending.STUCK
-        case RunError() if not getattr(error, "is_mistake", False):
-            return Ending.FAILED
-        case TasukiError():
-            return Ending.MISTAKE
-        case NameError() | AttributeError() | TypeError() | ImportError() | SyntaxError():
-            return Ending.MISTAKE  # code that cannot work: trying again changes nothing
-        case _:
-            return Ending.FAILED
 
 
 def _parse(arguments: list[str]) -> Orders:

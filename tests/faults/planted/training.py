@@ -148,7 +148,7 @@ BUGS = [
     Planted(
         "buffers that `state_dict` leaves out are not saved",
         "runtime/state.py",
-        '        "buffers": _unsaved_buffers(tracked.model),\n',
+        '        "buffers": unsaved_buffers(tracked.model),\n',
         '        "buffers": {},\n',
         (STATE,),
     ),
