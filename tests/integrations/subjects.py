@@ -186,6 +186,8 @@ class Subject:
     workers: tuple[int, ...] = (0,)
     """With how many loader workers it may be started: it makes no difference."""
     environment: dict[str, str] = field(default_factory=dict)
+    is_slow: bool = False
+    """Only in the full tests."""
 
     def __str__(self) -> str:
         return self.name
@@ -198,6 +200,8 @@ SUBJECTS = [
     Subject("own-loop-stream", STREAM, 24),
     Subject("own-loop-stateful-loader", STATEFUL, 24),
     Subject("own-loop-2-ranks", RANKS, 30, ranks=2, workers=(0, 1)),
+    # Two numbers have one sum: what hangs on the order of ranks shows from three on.
+    Subject("own-loop-4-ranks", RANKS, 15, ranks=4, is_slow=True),
 ]
 
 

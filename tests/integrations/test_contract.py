@@ -9,7 +9,6 @@ import signal
 import time
 
 import pytest
-from tests.harness.warm import warm_server
 from tests.integrations.subjects import SUBJECTS, Script, Subject, make_script
 
 from tasuki.checkpoint.lineage import list_checkpoints
@@ -18,13 +17,7 @@ from tasuki.store.attempts import read_attempt_ends
 from tasuki.store.claims import list_claims
 
 pytestmark = pytest.mark.timeout(180)
-
-
-@pytest.fixture(scope="module")
-def warm(tmp_path_factory):
-    modules = ("tasuki.integrations.open", "tasuki.spec.load", "torch.distributed")
-    with warm_server(tmp_path_factory.mktemp("warm"), *modules) as server:
-        yield server
+EVERY = [pytest.param(s, marks=[pytest.mark.long] if s.is_slow else []) for s in SUBJECTS]
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +55,7 @@ def disturb(warm, script: Script, chance: random.Random, *, kinds: tuple[str, ..
     return interrupted
 
 
-@pytest.mark.parametrize("subject", SUBJECTS, ids=str)
+@pytest.mark.parametrize("subject", EVERY, ids=str)
 def test_preempted_again_and_again_it_ends_bit_for_bit_as_if_undisturbed(
     warm, tmp_path, undisturbed, subject
 ):
@@ -86,7 +79,7 @@ def test_killed_and_preempted_by_turns_it_ends_bit_for_bit_as_if_undisturbed(
     assert script.differences(undisturbed(subject)) == [], script.said()
 
 
-@pytest.mark.parametrize("subject", SUBJECTS, ids=str)
+@pytest.mark.parametrize("subject", EVERY, ids=str)
 def test_a_notice_commits_the_step_that_was_done_and_exits_75(warm, tmp_path, subject):
     script = make_script(tmp_path / "p", subject)
     strike = {"at": "step.done", "do": "term", "count": 5, "rank": 0}
@@ -97,7 +90,7 @@ def test_a_notice_commits_the_step_that_was_done_and_exits_75(warm, tmp_path, su
     assert end is not None and end["ending"] == "handed-over" and end["has_progressed"]
 
 
-@pytest.mark.parametrize("subject", SUBJECTS, ids=str)
+@pytest.mark.parametrize("subject", EVERY, ids=str)
 def test_typed_again_when_it_is_complete_it_ends_at_once(warm, undisturbed, subject):
     script = undisturbed(subject)
     claims = list_claims(script.run)

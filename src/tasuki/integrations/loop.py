@@ -66,6 +66,7 @@ from tasuki.telemetry.view import count_preemptions
 _TELL_OFTEN_S = 1.0
 _TELL_SELDOM_S = 10.0
 _OFTEN_FOR_S = 60.0
+_LOOK_EVERY_S = 0.1
 _FLIGHT_S = 300.0
 _FLIGHT_WITH_OTHERS_S = 3.0
 
@@ -133,6 +134,7 @@ class Loop:
         """All steps are done, and the last checkpoint is durable."""
         self._found: tuple[str | None, bool, Loaded | None] | None = None
         self._saver: Saver | None = None
+        self._agreement: Agreement | None = None
         worker.watch.before_leaving = self._on_leaving
 
     # -- the start ------------------------------------------------------------------------------
@@ -321,6 +323,7 @@ class Loop:
             world=worker.ranks.world,
             watch=worker.watch,
             steps_done=self.progress.step,
+            looks_every_s=_LOOK_EVERY_S,
         )
 
     # -- the steps ------------------------------------------------------------------------------
@@ -332,7 +335,7 @@ class Loop:
             self._is_save_due = False
             self.saving.save()
         self.saving.hold_if_due(self._took_s)
-        while (decision := self._agreement.begin_step(self.progress.step)) is not Decision.GO:
+        while (decision := self.agreement.begin_step(self.progress.step)) is not Decision.GO:
             if decision is Decision.STOP:
                 self.hand_over()
             self.saving.save()
@@ -365,7 +368,7 @@ class Loop:
 
     def save(self) -> None:
         """At the next boundary."""
-        self._agreement.want_save()
+        self.agreement.want_save()
 
     def _set_boundary(self) -> None:
         """The next step count at which something is due; until then a step costs nothing more."""
@@ -384,7 +387,7 @@ class Loop:
             if step % self.saving.rhythm.period == 0:
                 self._is_save_due = True
             elif self.worker.is_first:
-                self.saving.ask_if_due(self._agreement, now)
+                self.saving.ask_if_due(self.agreement, now)
         self._set_boundary()
 
     def _write_rows(self, now: float) -> None:
@@ -440,6 +443,11 @@ class Loop:
     def saver(self) -> Saver:
         assert self._saver is not None, "not begun"
         return self._saver
+
+    @property
+    def agreement(self) -> Agreement:
+        assert self._agreement is not None, "not begun"
+        return self._agreement
 
     def position(self, *, is_end: bool) -> Position:
         worker, step = self.worker, self.progress.step
@@ -501,7 +509,7 @@ class Loop:
         """All steps are done: the last checkpoint is durable when this returns."""
         worker = self.worker
         self._write_rows(worker.clock.monotonic())
-        self._agreement.close()
+        self.agreement.close()
         worker.watch.begin_handover()
         if not self.is_at_end:
             self.saving.commit_end()
@@ -561,6 +569,8 @@ class Loop:
         if self.is_over:
             return
         worker = self.worker
+        if self._agreement is not None:
+            self._agreement.close()
         if self._saver is not None:
             left = worker.watch.notice_remaining_s()
             longest = _FLIGHT_S if worker.ranks.world == 1 else _FLIGHT_WITH_OTHERS_S

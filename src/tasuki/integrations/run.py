@@ -26,6 +26,7 @@ from tasuki.integrations.watch import LoopWatch
 from tasuki.relay.values import Cause
 from tasuki.runtime.best import keep_if_better
 from tasuki.runtime.room import when_there_is_room
+from tasuki.runtime.settled import settle_buckets
 from tasuki.runtime.state import State
 from tasuki.runtime.things import Things
 
@@ -379,6 +380,8 @@ class _Tracked:
         return self._things.capture()
 
     def restore(self, state: Mapping[str, Any]) -> None:
+        for wrapped in self._things.wrapped:
+            settle_buckets(wrapped)
         self._things.restore(state)
 
     def capture_rank(self) -> Any:
