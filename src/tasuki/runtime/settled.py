@@ -1,10 +1,10 @@
 """DDP's gradient buckets, settled before any state is restored.
 
 DDP regroups its gradients after its first step, so that a restarted process would reduce its first
-step in another grouping than an undisturbed one: with three ranks or more other last bits
-(notes on determinism in docs/design.md). A recipe's engine lets it do so with a step of its own; of
-a loop that is not ours nothing can be run, so DDP is shown a step that only touches the parameters.
-The order in which it then groups them is the same at every start.
+step in another grouping than an undisturbed one: with three ranks or more other last bits. A
+recipe's engine lets it do so with a step of its own; of a loop that is not ours nothing can be run,
+so DDP is shown a step that only touches the parameters. The order in which it then groups them is
+the same at every start.
 """
 
 from __future__ import annotations
