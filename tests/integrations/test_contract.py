@@ -85,7 +85,9 @@ def test_a_notice_commits_the_step_that_was_done_and_exits_75(warm, tmp_path, su
     strike = {"at": "step.done", "do": "term", "count": 5, "rank": 0}
     assert script.attempt(warm, strike) == [EXIT_RESUME_ME] * subject.ranks, script.said()
     newest = max(found.step for found in list_checkpoints(script.run))
-    assert newest >= 5 and newest <= 5 + 2, script.said()
+    assert newest >= 5, script.said()
+    if subject.ranks == 1:  # several agree on a step, which takes some
+        assert newest <= 6, script.said()
     (end,) = read_attempt_ends(script.run).values()
     assert end is not None and end["ending"] == "handed-over" and end["has_progressed"]
 
