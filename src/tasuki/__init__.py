@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from tasuki.data.hdf5.dataset import Hdf5Dataset
     from tasuki.data.tokens.reader import TokenDataset
     from tasuki.errors import TasukiError
+    from tasuki.integrations.open import open_run
+    from tasuki.integrations.run import Run
     from tasuki.sinks.sink import Sink, SinkRow, SinkRun
     from tasuki.spec.written import (
         Cluster,
@@ -72,6 +74,7 @@ __all__ = [
     "Experiment",
     "Hdf5Dataset",
     "Loader",
+    "Run",
     "Save",
     "Sink",
     "SinkRow",
@@ -102,6 +105,7 @@ __all__ = [
     "inspect",
     "logs",
     "new",
+    "open_run",
     "pad_collate",
     "plan",
     "rehearse",
@@ -151,11 +155,13 @@ _VERBS = (
 
 _HOMES = {
     "Hdf5Dataset": "tasuki.data.hdf5.dataset",
+    "Run": "tasuki.integrations.run",
     "Sink": "tasuki.sinks.sink",
     "SinkRow": "tasuki.sinks.sink",
     "SinkRun": "tasuki.sinks.sink",
     "TasukiError": "tasuki.errors",
     "TokenDataset": "tasuki.data.tokens.reader",
+    "open_run": "tasuki.integrations.open",
     "pad_collate": "tasuki.data.collate",
 }
 

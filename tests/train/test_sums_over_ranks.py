@@ -20,9 +20,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tasuki.data.loader import MicroBatch
 from tasuki.data.split import micro_batches, resolve_batch, share_of_rank
+from tasuki.runtime.ranks import Ranks, wrap_module
 from tasuki.train.engine import LossModule, LossWindow, StepEngine
 from tasuki.train.equiv.passes import GradientEngine
-from tasuki.train.ranks import Ranks, wrap_module
 
 CPU = torch.device("cpu")
 X = torch.randn(16, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

@@ -19,13 +19,13 @@ from tasuki.answers import Told
 from tasuki.data.loader import MicroBatch
 from tasuki.data.order import Order
 from tasuki.data.shares import share_of_step
+from tasuki.runtime.ranks import ALONE
 from tasuki.spec.resolved import stage_from_plain
 from tasuki.testing.memory import VARIABLE, memory_cap
 from tasuki.train import batch_size
 from tasuki.train.advice import is_out_of_memory
 from tasuki.train.assemble import assemble, make_engine
 from tasuki.train.data import prepare_data
-from tasuki.train.ranks import ALONE
 from tasuki.train.recipe import load_recipe
 
 ROOT = Path(__file__).resolve().parents[2]

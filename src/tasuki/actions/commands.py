@@ -16,7 +16,7 @@ from tasuki.estimate.times import StageTimes
 from tasuki.spec.alerts import DEADLINE_RISK
 from tasuki.spec.resolved import ResolvedExperiment, ResolvedStage
 from tasuki.store.runs import RunFolder
-from tasuki.supervisor.command import PYTHON, find_program
+from tasuki.supervisor.programs import PYTHON, find_program
 from tasuki.telemetry.events import read_events
 from tasuki.telemetry.spent import add_up_command
 

@@ -17,6 +17,7 @@ import msgspec
 from tasuki.checkpoint.lineage import list_checkpoints
 from tasuki.clock import Clock, utc
 from tasuki.errors import RunError
+from tasuki.spec.frozen import fitted, frozen_value, stage_summary
 from tasuki.spec.resolved import (
     Difference,
     ResolvedExperiment,
@@ -82,55 +83,10 @@ def freeze_run(
         run.spec,
         {
             "format": FORMAT,
-            "experiment": experiment.name,
-            "project": spec.project,
-            "file": spec.file,
-            "folder": spec.folder,
-            "spec": to_plain(experiment),
-            "cluster": to_plain(spec.cluster),
-            "sinks": spec.sinks,
-            "on": {key: list(words) for key, words in spec.on.items()},
-            "deadline_at": deadline_at,
-            "stages": [
-                _stage_summary(experiment, index) for index in range(len(experiment.stages))
-            ],
-            "fitted": _fitted(experiment, fits),
-            "fingerprints": {"spec": fingerprint(experiment), "code": code},
+            **frozen_value(experiment, spec, code=code, fits=fits, deadline_at=deadline_at),
             "created_at": utc(clock.wall()),
         },
     )
-
-
-def _stage_summary(experiment: ResolvedExperiment, index: int) -> dict[str, object]:
-    """What a supervisor must know of a stage."""
-    stage = experiment.stages[index]
-    evaluate = stage.evaluate
-    is_last = index == len(experiment.stages) - 1
-    evaluates = evaluate is not None and (is_last or evaluate.after == "each_stage")
-    return {
-        "name": stage.name,
-        "evaluates": evaluates,
-        "reserve_s": evaluate.reserve_s if evaluate else None,
-        "command": stage.command,
-        "evaluate_command": evaluate.command if evaluate else None,
-    }
-
-
-def _fitted(
-    experiment: ResolvedExperiment, fits: Mapping[str, Mapping[str, Any]]
-) -> dict[str, dict[str, Any]]:
-    """By stage: which keys were `auto`, what they are now, from where and why."""
-    own = {stage.name: fits.get(f"{experiment.name}/{stage.name}") for stage in experiment.stages}
-    return {
-        name: {
-            "auto": fit["auto"],
-            "chosen": {key: fit["chosen"][key] for key in fit["auto"]},
-            "source": fit["source"],
-            "reason": fit["chosen"]["reason"],
-        }
-        for name, fit in own.items()
-        if fit is not None and fit["auto"]
-    }
 
 
 def as_begun(run: RunFolder, experiment: ResolvedExperiment) -> ResolvedExperiment:
@@ -217,7 +173,7 @@ def take_over(
         "sinks": spec.sinks,
         "on": {key: list(words) for key, words in spec.on.items()},
         "deadline_at": deadline_at,
-        "stages": [_stage_summary(experiment, i) for i in range(len(experiment.stages))],
+        "stages": [stage_summary(experiment, i) for i in range(len(experiment.stages))],
         "fitted": _still_fitted(frozen, experiment, fits),
         "fingerprints": {"spec": fingerprint(experiment), "code": code},
     }
@@ -238,7 +194,7 @@ def _still_fitted(
         for name, one in (frozen.get("fitted") or {}).items()
         if name in now and all(getattr(now[name], k) == v for k, v in one["chosen"].items())
     }
-    new = _fitted(experiment, fits)
+    new = fitted(experiment, fits)
     taken = {name for name in kept if new.get(name, {}).get("source") == THIS_RUN}
     return kept | {name: one for name, one in new.items() if name not in taken}
 

@@ -187,8 +187,9 @@ class ForeignLoader:
         total_steps: int,
         state: Mapping[str, Any] | None,
         say: Callable[[str], None],
+        count: Callable[[Any], int] = samples_in,
     ) -> None:
-        self._loader, self._order = loader, order
+        self._loader, self._order, self._count = loader, order, count
         self._next_step, self._total_steps = first_step, total_steps
         self._say = say
         self.settings = LoaderSettings()
@@ -209,7 +210,7 @@ class ForeignLoader:
             group = self._take()
             self.wait_s += time.monotonic() - began
             self._next_step += 1
-            counts = [samples_in(batch) for batch in group]
+            counts = [self._count(batch) for batch in group]
             micro = (MicroBatch(b, count) for b, count in zip(group, counts, strict=True))
             yield micro, sum(counts)
 

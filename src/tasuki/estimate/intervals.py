@@ -5,7 +5,7 @@
 measured: `c` is how long training stands still for a save, `m` comes from how attempts of this run
 ended so far.
 
-Called by the training, which keeps to it (train/rhythm.py), and by estimates, which count.
+Called by the training, which keeps to it (runtime/rhythm.py), and by estimates, which count.
 """
 
 from __future__ import annotations

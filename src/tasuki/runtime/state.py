@@ -52,7 +52,7 @@ def capture(tracked: Tracked) -> State:
         )
     state: State = {
         "model": tracked.model.state_dict(),
-        "buffers": _unsaved_buffers(tracked.model),
+        "buffers": unsaved_buffers(tracked.model),
         "optimizer": tracked.optimizer.state_dict(),
     }
     if tracked.schedule is not None:
@@ -62,19 +62,36 @@ def capture(tracked: Tracked) -> State:
 
 def restore(tracked: Tracked, state: State) -> None:
     """Put the shared state back, then capture it again and compare: nothing may be cast or lost."""
-    for name, value in [*state["model"].items(), *state["buffers"].items()]:
-        _fit_buffer(tracked.model, name, value)
-    tracked.model.load_state_dict(state["model"], strict=True)
-    buffers = _unsaved_buffers(tracked.model)
-    for name, value in state["buffers"].items():
-        buffers[name].copy_(value)
-    tracked.optimizer.load_state_dict(state["optimizer"])
-    _undo_casts(tracked.optimizer, state["optimizer"])
+    restore_module(tracked.model, state["model"], state["buffers"])
+    restore_optimizer(tracked.optimizer, state["optimizer"])
     if tracked.schedule is not None:
-        # A copy: CyclicLR takes entries out of what it is given.
-        tracked.schedule.load_state_dict(copy.deepcopy(state["schedule"]))
+        restore_other(tracked.schedule, state["schedule"])
     expected = {key: state[key] for key in capture(tracked)}
-    difference = first_difference(expected, capture(tracked))
+    refuse_difference(expected, capture(tracked))
+
+
+def restore_module(module: nn.Module, state: State, buffers: State) -> None:
+    """`buffers`: those that its `state_dict` leaves out."""
+    for name, value in [*state.items(), *buffers.items()]:
+        _fit_buffer(module, name, value)
+    module.load_state_dict(state, strict=True)
+    held = unsaved_buffers(module)
+    for name, value in buffers.items():
+        held[name].copy_(value)
+
+
+def restore_optimizer(optimizer: Optimizer, state: State) -> None:
+    optimizer.load_state_dict(state)
+    _undo_casts(optimizer, state)
+
+
+def restore_other(thing: Stateful, state: State) -> None:
+    # A copy: CyclicLR takes entries out of what it is given.
+    thing.load_state_dict(copy.deepcopy(state))
+
+
+def refuse_difference(expected: State, captured: State) -> None:
+    difference = first_difference(expected, captured)
     if difference is not None:
         raise CheckpointError(
             f"the state does not come back as it was saved: {difference}",
@@ -113,7 +130,7 @@ def _undo_casts(optimizer: Optimizer, state: State) -> None:
                 optimizer.state[parameter][key] = value.to(held.device)
 
 
-def _unsaved_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
+def unsaved_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
     """Buffers that `state_dict` leaves out (persistent=False) but steps may change."""
     saved = model.state_dict().keys()
     return {name: buffer for name, buffer in model.named_buffers() if name not in saved}

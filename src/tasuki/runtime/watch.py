@@ -69,6 +69,9 @@ class Watch(threading.Thread):
         """Has a step of each been seen? Before that nobody knows how long one may take."""
         self.grace_s = grace_s
         """How long a rank lives after a signal that came to it directly."""
+        self.signalled_as = Cause.INTERRUPTED if wire is None else Cause.PREEMPTED
+        """What such a signal is taken for. Why it came is the supervisor's to say; where that got
+        none itself, it is a preemption."""
         self.leaving = threading.Lock()
         """Taken for good by who says the last word: two threads may want to."""
         self._wire = wire
@@ -221,9 +224,8 @@ class Watch(threading.Thread):
         if self._signals is not None and self._signals.has_notice and not self._has_told_signal:
             self._has_told_signal = True
             end = None if self.grace_s is None else self._clock.monotonic() + self.grace_s
-            # Why it came is the supervisor's to say; where it got none itself, it is a preemption.
             self._is_guessed = self.notice is Cause.NONE
-            self._give(Cause.INTERRUPTED if self._wire is None else Cause.PREEMPTED, ends=end)
+            self._give(self.signalled_as, ends=end)
             self.tell("signalled")  # it may have come to this rank alone
         remaining = self.remaining_s()
         if remaining is not None and remaining <= self.lead_s:

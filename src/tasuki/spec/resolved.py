@@ -66,7 +66,8 @@ class ResolvedStage(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     recipe: str | None = None
     command: tuple[str, ...] | None = None
-    ranks: Literal["tasuki", "own"] = "tasuki"
+    ranks: int | Literal["tasuki", "own"] = "tasuki"
+    """Of a command: a number that the supervisor starts; `own`: the script starts them itself."""
     params: dict[str, Any] = {}
     data: str | list[str] | None = None
     size: Sizes | None = None

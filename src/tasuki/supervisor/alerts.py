@@ -158,7 +158,7 @@ class Alerts:
 
     def _program(self, words: list[str]) -> list[str]:
         """As of a stage's command, but outside of any container: mail and curl are on the node."""
-        from tasuki.supervisor.command import PYTHON, find_program
+        from tasuki.supervisor.programs import PYTHON, find_program
 
         if words[0] == PYTHON:
             return [sys.executable if self.job.container else self.job.python, *words[1:]]

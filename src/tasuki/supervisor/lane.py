@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from tasuki.clock import Clock, utc
+from tasuki.clock import Clock
 from tasuki.errors import TasukiError, UsageError
 from tasuki.relay.decide import next_action
 from tasuki.relay.values import (
@@ -28,21 +28,22 @@ from tasuki.relay.values import (
     Train,
 )
 from tasuki.store.atomic import FORMAT, read_json, read_json_or_none, shaped, write_json
-from tasuki.store.attempts import write_attempt_end, write_holder
-from tasuki.store.claims import highest_claim, take_claim
+from tasuki.store.attempts import write_holder
+from tasuki.store.claims import take_claim
 from tasuki.store.control import Word, say
 from tasuki.store.runs import RunFolder
-from tasuki.supervisor.commanded import begin_state, read_command
+from tasuki.supervisor.commanded import begin_state, read_command, read_ranks
 from tasuki.supervisor.figures import Figures, lane_figures
-from tasuki.supervisor.finish import finish_run
 from tasuki.supervisor.job import JobOrder, LaneItem, LaneOrder, share_of_cpus
 from tasuki.supervisor.phase import Launcher, Phase
 from tasuki.supervisor.place import Place
 from tasuki.supervisor.ranks import PhaseOrder, publish_order, start_ranks
 from tasuki.supervisor.sinks import AT_END_S, AT_HANDOVER_S, SinkProcesses
 from tasuki.telemetry.accounts import keep_accounts
+from tasuki.telemetry.attempt import close_attempt, write_state
 from tasuki.telemetry.events import EventLog
-from tasuki.telemetry.view import count_preemptions, read_end, read_view
+from tasuki.telemetry.finish import finish_run
+from tasuki.telemetry.view import read_end, read_view
 
 _REPORTS_WITHIN_S = 3.0
 """How long the other nodes may take to say why their ranks failed, when ours only lost them."""
@@ -256,7 +257,8 @@ class Lane:
             world=world,
             cpus=self._cpus_of_rank(),
         )
-        attempt.events.add("worker-started", phase=kind, stage=stage, ranks=world, is_command=True)
+        ranks = read_ranks(run, stage) or world if kind == "train" else 1
+        attempt.events.add("worker-started", phase=kind, stage=stage, ranks=ranks, is_command=True)
         if kind == "train":
             self._write_state(attempt, "running", **begin_state(stage))
         order = order_command(phase, words, self.job, gpus=gpus)
@@ -351,33 +353,12 @@ class Lane:
     def _close_attempt(self, end: PhaseEnded, state: str) -> None:
         attempt = self.attempt
         assert attempt is not None
-        facts: dict[str, Any] = {
-            "ending": end.ending,
-            "cause": end.cause,
-            "message": end.message,
-            "hint": end.hint,
-            "has_progressed": end.has_progressed,
-            "has_stepped": end.has_stepped,
-        }
-        attempt.events.add("attempt-ended", **facts)
-        write_attempt_end(attempt.item.run, attempt.claim, {**facts, "at": self.clock.wall()})
-        if highest_claim(attempt.item.run) == attempt.claim:
-            self._write_state(attempt, state)
-        attempt.events.close()
+        run, claim, events = attempt.item.run, attempt.claim, attempt.events
+        close_attempt(run, claim, end, state, events=events, clock=self.clock)
         self._sinks.let_go()
 
     def _write_state(self, attempt: Attempt, state: str, **figures: Any) -> None:
-        """`training_state.json` is derived: the worker's figures, the supervisor's state."""
-        run = attempt.item.run
-        value = read_json_or_none(run.training_state) or {"format": FORMAT, "experiment": run.name}
-        value |= {
-            "state": state,
-            "attempt": attempt.claim,
-            "preemptions": count_preemptions(run),
-            "updated_at": utc(self.clock.wall()),
-            **figures,
-        }
-        write_json(run.training_state, value)
+        write_state(attempt.item.run, attempt.claim, state, clock=self.clock, **figures)
 
     def _note(self, action: Action) -> None:
         """Remember the gravest end: it makes the job's exit code."""

@@ -54,7 +54,7 @@ class Worker:
     is_running: bool = True
     ended_well: bool = False
     is_command: bool = False
-    """Of the user's own, which tells nothing of its parts."""
+    """Of the user's own. It tells nothing of its parts, unless its loop is a `tasuki.open_run`."""
     noticed_at: float | None = None
 
 
@@ -191,7 +191,7 @@ def _add_attempt(parts: dict[str, float], attempt: Attempt) -> None:
     left = attempt.end - attempt.begin
     for worker in attempt.workers:
         lived = max(0.0, worker.end - worker.begin)
-        if worker.is_command:
+        if worker.is_command and worker.told_at is None:
             _add_command(parts, worker, lived)
             left -= lived
             continue

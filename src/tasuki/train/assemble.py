@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from tasuki.data.foreign import ForeignOrder
 from tasuki.data.order import Order
 from tasuki.errors import RecipeError
+from tasuki.runtime.ranks import Ranks, wrap_module
 from tasuki.runtime.state import Stateful, Tracked
 from tasuki.spec.resolved import ResolvedStage
 from tasuki.train.compiled import Compiled, is_timed
@@ -30,7 +31,6 @@ from tasuki.train.optim import (
     use_fused,
     warmup_steps,
 )
-from tasuki.train.ranks import Ranks, wrap_module
 from tasuki.train.recipe import build_model, optional
 from tasuki.train.recompute import find_blocks, recompute
 

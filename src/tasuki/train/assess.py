@@ -16,6 +16,7 @@ import torch
 from tasuki.answers import Told, answer
 from tasuki.data.foreign import is_loader
 from tasuki.errors import RecipeError, TasukiError
+from tasuki.runtime.exact import apply_settings, frozen_threads
 from tasuki.spec.resolved import ResolvedStage, stage_from_plain
 from tasuki.spec.values import Sizes
 from tasuki.store.runs import RunFolder
@@ -23,7 +24,6 @@ from tasuki.telemetry.lines import spelled
 from tasuki.train.advice import evaluation_advice, setup_advice
 from tasuki.train.benchmark import benchmark_model
 from tasuki.train.evaluate import Subject, evaluate_model, set_up
-from tasuki.train.exact import apply_settings, frozen_threads
 from tasuki.train.recipe import build_dataset, where
 from tasuki.train.roomier import NOTHING_LESS, evaluate_in_room
 

@@ -22,13 +22,13 @@ from tasuki.data.fetch import Request
 from tasuki.data.loader import MicroBatch
 from tasuki.data.order import Order
 from tasuki.errors import RunError
+from tasuki.runtime.ranks import ALONE
 from tasuki.spec.resolved import ResolvedStage
 from tasuki.train.advice import is_out_of_memory
 from tasuki.train.assemble import assemble, make_engine
 from tasuki.train.data import StageData, sizes_of
 from tasuki.train.footprint import count_bytes, tensors_in
 from tasuki.train.gauge import Gauge
-from tasuki.train.ranks import ALONE
 
 _STEPS = 2
 _LOOKED_AT = 32

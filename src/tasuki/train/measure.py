@@ -20,16 +20,16 @@ from tasuki.checkpoint.parts import write_part
 from tasuki.clock import SystemClock
 from tasuki.data.fetch import seed_everything
 from tasuki.estimate.works import threads_of
+from tasuki.runtime.exact import apply_settings
+from tasuki.runtime.ranks import ALONE
 from tasuki.runtime.state import capture
 from tasuki.runtime.stopwatch import process_age_s
 from tasuki.spec.resolved import ResolvedStage, experiment_from_plain
 from tasuki.train.assemble import assemble, make_engine, num_shapes
 from tasuki.train.data import StageData, make_loader, prepare_data
-from tasuki.train.exact import apply_settings
 from tasuki.train.made_of import code_of
 from tasuki.train.precision import apply_precision
 from tasuki.train.prepare import start_seed
-from tasuki.train.ranks import ALONE
 from tasuki.train.recipe import load_recipe
 
 _MIN_STEPS = 5

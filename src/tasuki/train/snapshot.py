@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tasuki.checkpoint.manifest import Position
+from tasuki.data.used import Used, UsedSamples
 from tasuki.errors import DataError
+from tasuki.runtime.best import Best
+from tasuki.runtime.progress import Progress as Counted
 from tasuki.runtime.state import State, capture, capture_random, restore, restore_random
-from tasuki.train.best import Best
 from tasuki.train.engine import StepEngine
 from tasuki.train.offload import OffloadedOptimizer
 from tasuki.train.prepare import Setup
 
+if TYPE_CHECKING:  # it imports this
+    from tasuki.train.start import Begin
+
 
 @dataclass(slots=True)
-class Progress:
+class Progress(Counted):
     """Where the stage stands."""
 
-    step: int = 0
-    samples: int = 0
-    best: Best | None = None
-    checkpoint: str | None = None
-    """The last committed one: the parent of the next."""
-    saved_step: int = -1
     validated_step: int = -1
     """Where the last validation was, if one is due there; it may be cut short by the end."""
-    loader: dict[str, Any] | None = None
-    """Where a loader of the user's own stands; ours stands where the step is."""
     skipped: int = 0
     """Steps left out because their gradient was not finite (`on_nan`)."""
 
@@ -56,6 +55,58 @@ def capture_all(
             "validated_step": progress.validated_step,
         }
     return state
+
+
+class StageContents:
+    """What the checkpoints of a recipe's stage hold (runtime/saving.py asks)."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        engine: StepEngine,
+        begin: Begin,
+        *,
+        rank: int,
+        last_row: Callable[[], dict[str, Any]],
+    ) -> None:
+        self._setup, self._engine, self._begin = setup, engine, begin
+        self._rank, self._last_row = rank, last_row
+        self._progress: Progress = begin.progress
+        self.samples: UsedSamples = begin.used
+        self.peak_bytes: Callable[[], int] = int
+        """Of the device, for a resume in the middle of an epoch; 0: nobody asks for it."""
+        self._finite = {f"shared.model.{name}" for name, _ in setup.model.named_parameters()}
+
+    def position(self, *, is_end: bool) -> Position:
+        progress = self._progress
+        return self._begin.position_at(progress.step, samples=progress.samples, is_end=is_end)
+
+    def state(self) -> State:
+        return capture_all(
+            self._setup,
+            self._engine,
+            self._progress,
+            rank=self._rank,
+            last_row=self._last_row(),
+        )
+
+    def facts(self) -> dict[str, Any]:
+        best = self._progress.best
+        return {
+            "total_steps": self._setup.total_steps,
+            "best": best.as_json() if best else None,
+            "data": self._begin.data,
+            **({"peak_bytes": peak} if (peak := self.peak_bytes()) else {}),
+        }
+
+    def used(self) -> Used | None:
+        return self.samples.total() if self._setup.data.knows_samples else None
+
+    def must_be_finite(self, name: str) -> bool:
+        return name in self._finite or name.startswith("rank.window.")
+
+    def loss(self) -> Any:
+        return self._last_row().get("loss")
 
 
 def restore_shared(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,23 +19,24 @@ from tasuki.data.fetch import seed_everything
 from tasuki.data.fingerprint import Fingerprint
 from tasuki.data.order import Order
 from tasuki.data.used import NONE, Used, UsedSamples
-from tasuki.errors import CheckpointError, StoreError
+from tasuki.errors import CheckpointError
 from tasuki.estimate.intervals import SaveCost
 from tasuki.failpoints import failpoint
+from tasuki.runtime.exact import describe, freeze
+from tasuki.runtime.latest import Loaded, agree_on_checkpoint
+from tasuki.runtime.ranks import wrap_module
 from tasuki.runtime.room import when_there_is_room
 from tasuki.runtime.saver import Saved, Saver
+from tasuki.runtime.starting import cost_before, say_differences, say_resuming
 from tasuki.runtime.state import State
 from tasuki.store.atomic import free_bytes, read_json
-from tasuki.telemetry.view import count_preemptions, last_save_s
+from tasuki.telemetry.view import count_preemptions
 from tasuki.train.drilled import rehearsal
 from tasuki.train.engine import StepEngine
-from tasuki.train.exact import describe, freeze, what_differs
 from tasuki.train.exchange import measure_exchange
 from tasuki.train.fingerprints import fingerprint_data, refuse_changed_data
 from tasuki.train.fitting import Fitting
-from tasuki.train.latest import Loaded, agree_on_checkpoint
 from tasuki.train.prepare import Setup, load_initial_weights, start_seed
-from tasuki.train.ranks import wrap_module
 from tasuki.train.rehearsed import reached
 from tasuki.train.snapshot import Progress, capture_all, restore_rank, restore_shared
 from tasuki.train.task import Task
@@ -88,10 +88,10 @@ def begin_or_resume(
     """Find the checkpoint to go on from, or commit the stage's first; then restore it."""
     with task.stopwatch.part("restore"):
         task.doing("looking for a checkpoint")
-        newest, is_resumed, loaded = agree_on_checkpoint(task)
+        newest, is_resumed, loaded = agree_on_checkpoint(task, from_weights=_from_weights(task))
         failpoint("start.found")
         begin = _make_begin(task, setup)
-        name, cost = (newest, _cost_before(task)) if is_resumed else (None, None)
+        name, cost = (newest, cost_before(task)) if is_resumed else (None, None)
         if task.is_first:
             begin = replace(begin, data=fingerprint_data(task, setup))
         if name is None:
@@ -105,7 +105,7 @@ def begin_or_resume(
         task.doing("restoring")
         restored = restore_checkpoint(task, setup, engine, saver, name, loaded=loaded)
     if is_resumed:
-        _say_resuming(task, restored.manifest)
+        say_resuming(task, restored.manifest)
     task.event("restored", checkpoint=name, stage=task.stage.name, step=restored.progress.step)
     task.watch.tell("phase", phase="train", step=restored.progress.step, total=setup.total_steps)
     failpoint("start.restored")
@@ -170,17 +170,6 @@ def _refuse_lost_best(task: Task, progress: Progress) -> None:
             f"the best weights so far are gone: {path}",
             hint="put the file back from a copy, or start anew with `--new`",
         )
-
-
-def _cost_before(task: Task) -> SaveCost | None:
-    """So that a resumed attempt knows how long a save takes before it makes one."""
-    told = None
-    with contextlib.suppress(StoreError):
-        told = last_save_s(task.run, before=task.orders.claim)
-    if told is None:
-        return None
-    task.watch.save_s.append(told[1])
-    return SaveCost(blocked_s=told[0], total_s=told[1])
 
 
 def _refuse_changed_data(task: Task, begin: Begin, name: str) -> None:
@@ -333,7 +322,7 @@ def _restore(
         facts["compiled"] = engine.is_compiled
     if task.is_first:
         freeze(task.run, facts)
-        _say_differences(task, facts, world=manifest.world)
+        say_differences(task, facts, world=manifest.world)
     rank = task.ranks.rank
     if manifest.world == task.ranks.world:
         own: State = (
@@ -352,23 +341,8 @@ def _as_state(value: object) -> State:
     return value
 
 
-def _say_differences(task: Task, facts: dict[str, Any], *, world: int) -> None:
-    """`world`: as it was when the checkpoint was made. Stages of a run may have their own."""
-    if not task.stage.exact:
-        return
-    changed = what_differs(task.run, facts, world=world)
-    if changed:
-        told = "; ".join(changed)
-        task.say(
-            f"WARNING: not as at the first start ({told}): from here on the same samples, but "
-            "numbers only close, not bit for bit"
-        )
-        task.event("inexact", changed=changed)
-
-
-def _say_resuming(task: Task, manifest: Manifest) -> None:
-    at = manifest.position
-    task.say(
-        f"Resuming from epoch {at.epoch} step {at.stage_step} (sample {at.samples}) of stage "
-        f"{at.stage}, attempt {task.orders.claim}"
-    )
+def _from_weights(task: Task) -> str:
+    start = task.stage.init_from
+    if start == "previous":
+        start = task.experiment.stages[task.stage_number - 2].name
+    return "" if start == "none" else f" from the weights of `{start}`"

@@ -2,76 +2,33 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from tasuki.clock import Clock
 from tasuki.errors import UsageError
-from tasuki.runtime.stopwatch import Stopwatch
-from tasuki.runtime.watch import Watch
-from tasuki.spec.resolved import ResolvedExperiment, ResolvedStage, experiment_from_plain
+from tasuki.runtime.worker import Worker
+from tasuki.spec.resolved import ResolvedExperiment, experiment_from_plain
 from tasuki.store.atomic import read_json
 from tasuki.store.jobs import JobFolder
 from tasuki.store.runs import RunFolder
-from tasuki.telemetry.events import EventLog
 from tasuki.train.orders import Orders
-from tasuki.train.ranks import Ranks
-
-_WARNING = "WARNING: "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class Task(Worker):
     """One phase of one run, on one rank."""
 
     orders: Orders
-    run: RunFolder
     job: JobFolder
     experiment: ResolvedExperiment
-    stage: ResolvedStage
-    stage_number: int
-    """1-based."""
     folder: Path
     """The spec's folder."""
-    device: torch.device
-    threads: int
     spare_cpus: int
     """CPUs of this rank beside its threads: as many loader workers at the most."""
-    ranks: Ranks
-    watch: Watch
-    stopwatch: Stopwatch
-    events: EventLog
-    clock: Clock
-    grace_s: float | None = None
-    """How long a notice lasts."""
     is_profiled: bool = False
     """`--profile`: tell where a step's time goes."""
-
-    @property
-    def is_first(self) -> bool:
-        return self.ranks.rank == 0
-
-    def say(self, text: str) -> None:
-        """A line for people, in the attempt's log; from rank 0 alone. A warning is an event too,
-        which `tasuki run` shows."""
-        if self.is_first:
-            if text.startswith(_WARNING):
-                self.events.add("warning", text=text.removeprefix(_WARNING))
-            with contextlib.suppress(OSError):  # a full disk under the log must not end the run
-                os.write(1, f"{text}\n".encode())
-
-    def event(self, kind: str, **facts: Any) -> None:
-        if self.is_first:
-            self.events.add(kind, **facts)
-
-    def doing(self, what: str) -> None:
-        """What the start is at; whoever watches sees it. Not for what happens in every step."""
-        self.event("doing", what=what)
 
 
 def read_experiment(run: RunFolder) -> tuple[ResolvedExperiment, Path]:

@@ -21,6 +21,7 @@ from tasuki.relay.values import Cause, Ending
 from tasuki.runtime.agreement import Agreement, Decision, SoloAgreement, StoreAgreement
 from tasuki.runtime.room import when_there_is_room
 from tasuki.runtime.saver import Saver
+from tasuki.runtime.saving import NAN_HINT, Saving, finishing_saves
 from tasuki.runtime.watch import leave
 from tasuki.telemetry.metrics import MetricLog
 from tasuki.train.advice import memory_advice
@@ -38,8 +39,7 @@ from tasuki.train.prepare import Setup, build_engine, prepare
 from tasuki.train.rehearsed import reached, walk_schedule
 from tasuki.train.remember import Ran
 from tasuki.train.rows import named, numbers
-from tasuki.train.saving import NAN_HINT, Saving, finishing_saves
-from tasuki.train.snapshot import Progress
+from tasuki.train.snapshot import Progress, StageContents
 from tasuki.train.start import Begin, begin_or_resume
 from tasuki.train.task import Task
 from tasuki.train.throughput import MemoryGauge, read_tokens_per_sample, speeds
@@ -122,16 +122,21 @@ class Training:
         self.last_row: dict[str, Any] = begin.last_row
         per_epoch = order.steps_per_epoch
         self._log_period = period_in_steps(stage.log_every, per_epoch)
+        contents = StageContents(
+            setup, engine, begin, rank=task.ranks.rank, last_row=lambda: self.last_row
+        )
+        contents.peak_bytes = fitting.borders.peak_bytes
+        self._used = contents.samples
         self.saving = Saving(
             task,
-            setup,
-            engine,
             saver,
-            begin,
+            self.progress,
+            contents,
             metrics=self.metrics,
-            last_row=lambda: self.last_row,
+            steps_per_epoch=per_epoch,
+            preemptions=begin.preemptions,
+            start_cost=begin.start_cost,
         )
-        self.saving.peak_bytes = fitting.borders.peak_bytes
         self._validation = Validation(
             task,
             setup,
@@ -262,7 +267,7 @@ class Training:
 
     def _begin_again(self) -> float | None:
         """The step was undone: it comes again, in smaller micro-batches of the same samples."""
-        self.saving.used.take_back(self.progress.step)
+        self._used.take_back(self.progress.step)
         for onlooker in self._onlookers:
             onlooker.undo_step()
         self._fitting.rewind(self._loader, self.progress.step)
@@ -272,7 +277,7 @@ class Training:
         """The same micro-batches; which samples they hold is written down, for the audit."""
         for batch in batches:
             if batch.indices:
-                self.saving.used.add(self.progress.step, batch.indices)
+                self._used.add(self.progress.step, batch.indices)
             yield batch
 
     def _skip(self) -> None:

@@ -17,19 +17,20 @@ from torch.distributed import DistStoreError, Store
 
 from tasuki.checkpoint.manifest import parse_name
 from tasuki.data.foreign import is_loader
+from tasuki.errors import RecipeError
 from tasuki.estimate.intervals import period_in_steps
 from tasuki.failpoints import failpoint
 from tasuki.relay.values import Cause
+from tasuki.runtime.best import keep_if_better
 from tasuki.runtime.room import when_there_is_room
+from tasuki.runtime.saving import Saving
 from tasuki.spec.resolved import ResolvedValidate
 from tasuki.train.advice import evaluation_advice
-from tasuki.train.best import keep_best
 from tasuki.train.evaluate import batch_of, evaluate_model
 from tasuki.train.prepare import Setup
 from tasuki.train.recipe import optional
 from tasuki.train.rehearsed import reached
 from tasuki.train.roomier import Decisions, evaluate_in_room
-from tasuki.train.saving import Saving
 from tasuki.train.snapshot import Progress
 from tasuki.train.task import Task
 
@@ -134,8 +135,22 @@ class Validation:
                 decide=lambda halving: decisions.add(halving, step=step),
             )
         self._add_row(found)
+        if validate.metric not in found:
+            raise RecipeError(
+                f"validation gives no `{validate.metric}`",
+                hint=f"choose `validate.metric` among {', '.join(found)}, or let the recipe's "
+                f"`evaluate` give it too",
+            )
         self._progress.best = when_there_is_room(
-            lambda: keep_best(task, setup.model, found, validate, self._progress.best, step=step),
+            lambda: keep_if_better(
+                task,
+                setup.model.state_dict(),
+                self._progress.best,
+                metric=validate.metric,
+                value=found[validate.metric],
+                mode=validate.mode,
+                step=step,
+            ),
             say=task.say,
             clock=task.clock,
             should_stop=lambda: task.watch.notice is not Cause.NONE,

@@ -17,16 +17,12 @@ from tasuki.clock import Clock, SystemClock
 from tasuki.errors import (
     EXIT_DONE,
     EXIT_FAILED,
-    CheckpointError,
-    ClaimLost,
-    RunError,
-    StateNotStorable,
-    StoreError,
     TasukiError,
     place_of,
 )
 from tasuki.failpoints import arm, failpoint
 from tasuki.relay.values import Ending
+from tasuki.runtime.ending import ending_of
 from tasuki.runtime.limits import SILENCE_S
 from tasuki.runtime.stopwatch import Stopwatch, process_age_s
 from tasuki.runtime.watch import Watch, leave
@@ -112,12 +108,12 @@ def _make_task(orders: Orders, watch: Watch, stopwatch: Stopwatch, clock: Clock)
     run, job = RunFolder(orders.run), JobFolder(orders.job)
     note = _set_variables(orders, run, job)  # torch reads them when it is imported
     with importing():
+        from tasuki.runtime.exact import apply_settings
+        from tasuki.runtime.ranks import join_ranks
         from tasuki.spec.export import parse_export
         from tasuki.train.drilled import read_order
-        from tasuki.train.exact import apply_settings
         from tasuki.train.fingerprints import refuse_edited_code
         from tasuki.train.precision import apply_precision
-        from tasuki.train.ranks import join_ranks
         from tasuki.train.rehearsed import begin_rehearsal
         from tasuki.train.switches import without_gain
         from tasuki.train.task import Task, choose_device, cpus_of_rank, read_experiment
@@ -147,6 +143,8 @@ def _make_task(orders: Orders, watch: Watch, stopwatch: Stopwatch, clock: Clock)
     task = Task(
         orders=orders,
         run=run,
+        claim=orders.claim,
+        job_name=job.name,
         job=job,
         experiment=experiment,
         stage=stage,
@@ -171,7 +169,7 @@ def _make_task(orders: Orders, watch: Watch, stopwatch: Stopwatch, clock: Clock)
 def _share(stage: ResolvedStage, run: RunFolder, cpus: int, *, is_gpu: bool) -> tuple[int, int]:
     """Threads of this rank, and CPUs left for its loader workers."""
     from tasuki.data.tempo import share_cpus
-    from tasuki.train.exact import frozen_threads
+    from tasuki.runtime.exact import frozen_threads
 
     workers = stage.loader.workers if isinstance(stage.loader.workers, int) else None
     if stage.exact and (frozen := frozen_threads(run)):
@@ -207,7 +205,7 @@ def _set_variables(orders: Orders, run: RunFolder, job: JobFolder) -> str:
 def _fail(watch: Watch, error: BaseException, *, world: int) -> None:
     """Translate an exception into an ending; a traceback goes to the .err log for our eyes only."""
     watch.begin_handover()  # where a held state is being published, that is the end
-    ending = _ending_of(error)
+    ending = ending_of(error)
     if (rehearsed := sys.modules.get("tasuki.train.rehearsed")) and rehearsed.failed(error):
         ending = Ending.MISTAKE  # nothing is tried twice
     if isinstance(error, TasukiError):
@@ -227,24 +225,6 @@ def _fail(watch: Watch, error: BaseException, *, world: int) -> None:
     words = f"{type(error).__name__}: {error}{place_of(error)}"
     is_peer = world > 1 and any(word in str(error) for word in _LOST_PEER)
     leave(watch, ending=ending, status=EXIT_FAILED, message=words[:2000], is_peer=is_peer)
-
-
-def _ending_of(error: BaseException) -> Ending:
-    match error:
-        case ClaimLost():
-            return Ending.SUPERSEDED
-        case StateNotStorable():
-            return Ending.MISTAKE
-        case StoreError() | CheckpointError():
-            return Ending.STUCK
-        case RunError() if not getattr(error, "is_mistake", False):
-            return Ending.FAILED
-        case TasukiError():
-            return Ending.MISTAKE
-        case NameError() | AttributeError() | TypeError() | ImportError() | SyntaxError():
-            return Ending.MISTAKE  # code that cannot work: trying again changes nothing
-        case _:
-            return Ending.FAILED
 
 
 def _parse(arguments: list[str]) -> Orders:

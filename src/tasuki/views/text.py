@@ -107,12 +107,12 @@ def width_of(stream: TextIO) -> int | None:
 
 
 def number(value: object) -> str:
-    """A metric: NaN is written as a word, and who logs a text is shown it."""
+    """A metric. NaN is a word in JSON, and scripts may log texts: shown as they are, and inert."""
     if value is None:
         return "–"
     if isinstance(value, int | float):
         return f"{value:.4g}"
-    return line_of(value)[:12]
+    return line_of(value)[:12].replace("[", r"\[")  # as rich's `escape`
 
 
 def money(value: float | None) -> str:

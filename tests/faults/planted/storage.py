@@ -80,7 +80,7 @@ BUGS = [
     ),
     Planted(
         "the marker comes before the results",
-        "supervisor/finish.py",
+        "telemetry/finish.py",
         "    write_metrics_history(run)\n",
         "    create_exclusive(run.marker, to_json({'format': FORMAT}))\n"
         "    write_metrics_history(run)\n",

@@ -61,7 +61,7 @@ BUGS = [
     ),
     Planted(
         "a handover does not wait for its save",
-        "train/saving.py",
+        "runtime/saving.py",
         "            saved = self._saver.wait()\n        self._hear(saved, is_needed=True)\n",
         "            saved = self._saver.take_news()\n        self._hear(saved, is_needed=True)\n",
         HANDOVER,
@@ -148,7 +148,7 @@ BUGS = [
     Planted(
         "buffers that `state_dict` leaves out are not saved",
         "runtime/state.py",
-        '        "buffers": _unsaved_buffers(tracked.model),\n',
+        '        "buffers": unsaved_buffers(tracked.model),\n',
         '        "buffers": {},\n',
         (STATE,),
     ),
@@ -161,7 +161,7 @@ BUGS = [
     ),
     Planted(
         "drafts of killed attempts stay",
-        "train/latest.py",
+        "runtime/latest.py",
         "    sweep_drafts(run, claim=claim)\n",
         "",
         KILLED,
@@ -196,7 +196,7 @@ BUGS = [
     ),
     Planted(
         "deterministic algorithms are not asked for",
-        "train/exact.py",
+        "runtime/exact.py",
         "        set_deterministic(True)\n",
         "",
         SETTINGS,
@@ -210,7 +210,7 @@ BUGS = [
     ),
     Planted(
         "a full disk ends the training",
-        "train/saving.py",
+        "runtime/saving.py",
         "            if is_needed or not isinstance(saved.error, StoreError):\n",
         "            if True:\n",
         (f"{FULL}::test_a_quota_or_a_sick_disk_in_the_middle_of_a_save_costs_that_save_only",),
@@ -246,7 +246,7 @@ BUGS = [
     Planted(
         "samples of a step that ran out of memory count twice",
         "train/training.py",
-        "        self.saving.used.take_back(self.progress.step)\n",
+        "        self._used.take_back(self.progress.step)\n",
         "",
         ("tests/faults/test_out_of_memory.py::test_a_step_that_was_undone_leaves_nothing_behind",),
     ),

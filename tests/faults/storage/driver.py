@@ -31,7 +31,7 @@ from tasuki.store.attempts import write_attempt_end, write_holder
 from tasuki.store.claims import highest_claim, record_parent, sweep_temps, take_claim
 from tasuki.store.control import Word, say
 from tasuki.store.runs import RunFolder
-from tasuki.supervisor.finish import finish_run
+from tasuki.telemetry.finish import finish_run
 
 KEEP = 2
 torch.set_num_threads(1)  # a forked child would wait for ever for its parent's threads

@@ -24,7 +24,7 @@ from tasuki.store.atomic import read_json
 from tasuki.store.claims import highest_claim, list_claims
 from tasuki.store.control import everything_said
 from tasuki.store.runs import RunFolder
-from tasuki.supervisor.finish import finish_run
+from tasuki.telemetry.finish import finish_run
 
 _ALL = ["step-000000005.c1", "step-000000010.c1", "step-000000015.c2", "step-000000020.c2"]
 _NEWER = ["step-000000020.c2", "step-000000025.c3", "step-000000030.c3"]

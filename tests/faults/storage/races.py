@@ -30,7 +30,7 @@ from tasuki.errors import ClaimLost, TasukiError
 from tasuki.store.atomic import FORMAT, read_json, write_json
 from tasuki.store.claims import highest_claim, parent_of
 from tasuki.store.runs import RunFolder
-from tasuki.supervisor.finish import finish_run
+from tasuki.telemetry.finish import finish_run
 
 _WRITERS = 4
 _SAVES = 2

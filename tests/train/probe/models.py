@@ -11,13 +11,13 @@ from torch import nn
 from torch.nn import functional
 
 from tasuki.data.loader import MicroBatch
+from tasuki.runtime.ranks import ALONE
 from tasuki.spec.resolved import ResolvedStage
 from tasuki.train.assemble import assemble, make_engine
 from tasuki.train.footprint import count_bytes, tensors_in
 from tasuki.train.probe.fit import Fit, fit
 from tasuki.train.probe.steps import opened
 from tasuki.train.probe.trace import Trace
-from tasuki.train.ranks import ALONE
 
 STAGE: dict[str, Any] = {"name": "a", "recipe": "r:R", "fused": False}
 

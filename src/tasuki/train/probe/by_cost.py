@@ -17,9 +17,9 @@ from tasuki.answers import Told
 from tasuki.data.fetch import Request
 from tasuki.data.order import Order
 from tasuki.data.worst import WorstBatches
+from tasuki.runtime.exact import apply_settings
 from tasuki.spec.resolved import ResolvedStage
 from tasuki.train.data import StageData
-from tasuki.train.exact import apply_settings
 from tasuki.train.footprint import count_bytes, tensors_in
 from tasuki.train.probe.bounded import Untraceable
 from tasuki.train.probe.child import MOST_BYTES, Traced, origin, plain_cause, real_steps

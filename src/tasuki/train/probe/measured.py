@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tasuki.answers import Told
 from tasuki.data.loader import MicroBatch
 from tasuki.errors import TasukiError
+from tasuki.runtime.ranks import ALONE
 from tasuki.spec.resolved import ResolvedStage
 from tasuki.train.assemble import assemble, make_engine
 from tasuki.train.footprint import count_bytes, host_available, tensors_in
@@ -33,7 +34,6 @@ from tasuki.train.probe.bounded import Untraceable
 from tasuki.train.probe.fit import Fit, Point, fit, fit_line
 from tasuki.train.probe.steps import Device, opened
 from tasuki.train.probe.trace import Event, Kind, Trace
-from tasuki.train.ranks import ALONE
 from tasuki.train.recipe import where
 
 Wanted = tuple[Point, Callable[[], Any]]

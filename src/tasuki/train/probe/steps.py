@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from tasuki.data.loader import MicroBatch
 from tasuki.errors import RecipeError, TasukiError
+from tasuki.runtime.ranks import ALONE
 from tasuki.spec.resolved import ResolvedStage
 from tasuki.train.assemble import Assembled, assemble, make_engine
 from tasuki.train.engine import StepEngine
@@ -31,7 +32,6 @@ from tasuki.train.probe.fake_ways import fake_ways, library_ways
 from tasuki.train.probe.stand_ins import drawn_edges, packed
 from tasuki.train.probe.trace import Kind, Trace
 from tasuki.train.probe.tracker import Tracker
-from tasuki.train.ranks import ALONE
 from tasuki.train.recipe import build_model, where
 
 Device = Literal["cuda", "cpu"]

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
-from torch import nn
+from torch import Tensor
 
 from tasuki.checkpoint.lineage import lineage
 from tasuki.checkpoint.verify import read_manifest
 from tasuki.checkpoint.weights import write_weights
-from tasuki.errors import CheckpointError, RecipeError
+from tasuki.errors import CheckpointError
 from tasuki.failpoints import failpoint
-from tasuki.spec.resolved import ResolvedValidate
+from tasuki.runtime.worker import Worker
 from tasuki.store.atomic import fsync_folder, list_folder, make_folder, translated
 from tasuki.store.claims import ensure_claim_holds
 from tasuki.store.runs import RunFolder
-from tasuki.train.task import Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,41 +38,35 @@ class Best:
         return cls(**value)
 
 
-def keep_best(
-    task: Task,
-    model: nn.Module,
-    metrics: dict[str, float],
-    validate: ResolvedValidate,
+def keep_if_better(
+    worker: Worker,
+    weights: Mapping[str, Tensor],
     best: Best | None,
     *,
+    metric: str,
+    value: float,
+    mode: Literal["min", "max"],
     step: int,
 ) -> Best | None:
-    """Write the weights down if these metrics are the best yet."""
-    if validate.metric not in metrics:
-        raise RecipeError(
-            f"validation gives no `{validate.metric}`",
-            hint=f"choose `validate.metric` among {', '.join(metrics)}, or let the recipe's "
-            f"`evaluate` give it too",
-        )
-    value = metrics[validate.metric]
+    """Write the weights down if this value is the best yet."""
     if not math.isfinite(value):
         return best
-    if best is not None and not _is_better(value, best.value, validate.mode):
+    if best is not None and not _is_better(value, best.value, mode):
         return best
-    folder = task.run.stage(task.stage.name)
+    folder = worker.run.stage(worker.stage.name)
     make_folder(folder.path)
-    draft = folder.best(f"draft.c{task.orders.claim}")
-    sha256 = write_weights(draft, model.state_dict(), {"stage": task.stage.name, "step": str(step)})
+    draft = folder.best(f"draft.c{worker.claim}")
+    sha256 = write_weights(draft, weights, {"stage": worker.stage.name, "step": str(step)})
     # Named by content, not by claim: the state of an interrupted run must equal an undisturbed one.
     path = folder.best(f"{step:09d}-{sha256[:12]}")
     failpoint("loop.best")
     with translated(path):
         draft.replace(path)
         fsync_folder(folder.path)
-    return Best(validate.metric, value, step, path.name, sha256)
+    return Best(metric, value, step, path.name, sha256)
 
 
-def _is_better(value: float, than: float, mode: str) -> bool:
+def _is_better(value: float, than: float, mode: Literal["min", "max"]) -> bool:
     return value < than if mode == "min" else value > than
 
 

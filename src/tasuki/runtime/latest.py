@@ -1,4 +1,4 @@
-"""Which checkpoint a stage goes on from: the newest good one, found by rank 0. Called by start."""
+"""Which checkpoint a stage goes on from: the newest good one, found by rank 0. Called by starts."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tasuki.checkpoint.retention import prune, quarantine
 from tasuki.checkpoint.verify import check_shape, verify
 from tasuki.clock import utc
 from tasuki.errors import CheckpointError, DamagedCheckpoint, StoreError
+from tasuki.runtime.worker import Worker
 from tasuki.store.atomic import read_json_or_none
 from tasuki.store.claims import parent_of, record_parent, sweep_temps
 from tasuki.store.runs import RunFolder
 from tasuki.telemetry.events import read_events
-from tasuki.train.task import Task
 
 _DECIDE_WITHIN = timedelta(minutes=30)
 
@@ -47,36 +47,40 @@ class Loaded:
         }
 
 
-def agree_on_checkpoint(task: Task) -> tuple[str | None, bool, Loaded | None]:
+def agree_on_checkpoint(
+    worker: Worker, *, from_weights: str = ""
+) -> tuple[str | None, bool, Loaded | None]:
     """(the newest good one, is it of this stage, its state where it was read on the way).
 
-    Rank 0 looks; the others take its word.
+    Rank 0 looks; the others take its word. `from_weights`: what a stage starts with, in words.
     """
     key = "tasuki/start"
-    if task.is_first:
-        name, is_resumed, loaded = _find_checkpoint(task)
-        if task.ranks.store is not None:
-            task.ranks.store.set(key, json.dumps([name, is_resumed]))
+    if worker.is_first:
+        name, is_resumed, loaded = _find_checkpoint(worker, from_weights)
+        if worker.ranks.store is not None:
+            worker.ranks.store.set(key, json.dumps([name, is_resumed]))
         return name, is_resumed, loaded
-    assert task.ranks.store is not None
-    task.ranks.store.wait([key], _DECIDE_WITHIN)
-    name, is_resumed = json.loads(task.ranks.store.get(key))
+    assert worker.ranks.store is not None
+    worker.ranks.store.wait([key], _DECIDE_WITHIN)
+    name, is_resumed = json.loads(worker.ranks.store.get(key))
     return name, is_resumed, None
 
 
-def _find_checkpoint(task: Task) -> tuple[str | None, bool, Loaded | None]:
+def _find_checkpoint(worker: Worker, from_weights: str) -> tuple[str | None, bool, Loaded | None]:
     """Verifies, falls back aloud, and records what this claim goes on from."""
     damaged: list[str] = []
     states: dict[str, Loaded] = {}
 
     def report(name: str, error: DamagedCheckpoint) -> None:
         damaged.append(name)
-        task.say(f"WARNING: checkpoint {name} is damaged, falling back to the one before: {error}")
-        task.event("fell-back", checkpoint=name, reason=str(error))
+        worker.say(
+            f"WARNING: checkpoint {name} is damaged, falling back to the one before: {error}"
+        )
+        worker.event("fell-back", checkpoint=name, reason=str(error))
 
     def check(path: Path) -> Manifest:
         manifest = check_shape(path)
-        if manifest.position.stage != task.stage.name:
+        if manifest.position.stage != worker.stage.name:
             return verify(path)
         # One pass over the bytes: they are checked while they are read.
         taken: set[int] = set()
@@ -87,47 +91,47 @@ def _find_checkpoint(task: Task) -> tuple[str | None, bool, Loaded | None]:
             check_file(path / record.name, record)
         return manifest
 
-    run, claim = task.run, task.orders.claim
+    run, claim = worker.run, worker.claim
     latest = find_latest(run, report, check=check)
-    _refuse_lost(task, latest)
+    _refuse_lost(worker, latest)
     is_recorded, _ = parent_of(run, claim)
     if not is_recorded:
-        facts = {"at": utc(task.clock.wall()), "job": task.job.name}
+        facts = {"at": utc(worker.clock.wall()), "job": worker.job_name}
         record_parent(run, claim, parent=latest.name if latest else None, facts=facts)
-    _sweep(task, damaged)
-    if latest is not None and latest.manifest.position.stage == task.stage.name:
+    _sweep(worker, damaged)
+    if latest is not None and latest.manifest.position.stage == worker.stage.name:
         return latest.name, True, states.get(latest.name)
-    task.say(_starting_line(task))
+    worker.say(_starting_line(worker, from_weights))
     return (latest.name if latest else None), False, None
 
 
-def _sweep(task: Task, damaged: list[str]) -> None:
+def _sweep(worker: Worker, damaged: list[str]) -> None:
     """What killed attempts left half-written goes; what is damaged is put aside."""
-    run, claim = task.run, task.orders.claim
+    run, claim = worker.run, worker.claim
     sweep_drafts(run, claim=claim)
     sweep_frozen_drafts(run, claim=claim)
     sweep_temps(run, claim=claim)
     for name in damaged:
         with contextlib.suppress(StoreError):  # gone or not to be moved: it is passed over anyway
             aside = quarantine(run, name, claim=claim)
-            task.say(f"WARNING: the damaged checkpoint is kept aside as {aside}")
+            worker.say(f"WARNING: the damaged checkpoint is kept aside as {aside}")
     with contextlib.suppress(StoreError):  # an attempt that was killed before its own prune
-        prune(run, claim=claim, keep=task.stage.save.keep)
+        prune(run, claim=claim, keep=worker.stage.save.keep)
 
 
-def _refuse_lost(task: Task, latest: Checkpoint | None) -> None:
+def _refuse_lost(worker: Worker, latest: Checkpoint | None) -> None:
     """A run that ever committed never starts over by itself."""
-    lost = _last_told(task.run) if latest is None else None
+    lost = _last_told(worker.run) if latest is None else None
     if lost is not None:
         raise CheckpointError(
-            f"checkpoint {lost} of {task.run.path} is gone, and all others too",
+            f"checkpoint {lost} of {worker.run.path} is gone, and all others too",
             hint="put `checkpoints` back, or start anew with `tasuki run --new`",
         )
-    if latest is not None and latest.manifest.position.stage_number > task.stage_number:
+    if latest is not None and latest.manifest.position.stage_number > worker.stage_number:
         raise CheckpointError(
-            f"stage `{task.stage.name}` is not marked as done, but {latest.name} is of the later "
+            f"stage `{worker.stage.name}` is not marked as done, but {latest.name} is of the later "
             f"stage `{latest.manifest.position.stage}`",
-            hint=f"put stages/{task.stage.name}/metrics.json back, or start anew with `--new`",
+            hint=f"put stages/{worker.stage.name}/metrics.json back, or start anew with `--new`",
         )
 
 
@@ -139,12 +143,8 @@ def _last_told(run: RunFolder) -> str | None:
     return told[-1] if told else None
 
 
-def _starting_line(task: Task) -> str:
+def _starting_line(worker: Worker, from_weights: str) -> str:
     """A later attempt that has nothing to go on from says so; a stage's turn is nothing unusual."""
-    if task.stage_number == 1 and task.orders.claim > 1:
-        return f"No checkpoint found: starting stage {task.stage.name} from the beginning"
-    start = task.stage.init_from
-    if start == "previous":
-        start = task.experiment.stages[task.stage_number - 2].name
-    weights = "" if start == "none" else f" from the weights of `{start}`"
-    return f"Starting stage {task.stage.name}{weights}"
+    if worker.stage_number == 1 and worker.claim > 1:
+        return f"No checkpoint found: starting stage {worker.stage.name} from the beginning"
+    return f"Starting stage {worker.stage.name}{from_weights}"

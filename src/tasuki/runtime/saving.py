@@ -9,33 +9,32 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Protocol
 
 from tasuki.checkpoint.commit import Checkpoint
 from tasuki.checkpoint.frozen import sweep_frozen
+from tasuki.checkpoint.manifest import Position
 from tasuki.checkpoint.retention import prune
 from tasuki.clock import utc
-from tasuki.data.used import UsedSamples
+from tasuki.data.used import Used
 from tasuki.errors import EXIT_RESUME_ME, NotFinite, StoreError
 from tasuki.estimate.intervals import Interval, SaveCost, choose_interval
 from tasuki.failpoints import failpoint
 from tasuki.relay.values import Cause, Ending
 from tasuki.runtime.agreement import Agreement
+from tasuki.runtime.best import sweep_best
 from tasuki.runtime.limits import time_for_saving_s
+from tasuki.runtime.progress import Progress
+from tasuki.runtime.rhythm import SaveRhythm
 from tasuki.runtime.room import when_there_is_room
 from tasuki.runtime.saver import Saved, Saver
+from tasuki.runtime.state import State
 from tasuki.runtime.watch import leave
+from tasuki.runtime.worker import Worker
 from tasuki.store.atomic import FORMAT, free_bytes, write_json
 from tasuki.telemetry.metrics import MetricLog
 from tasuki.telemetry.view import read_losses
-from tasuki.train.best import sweep_best
-from tasuki.train.engine import StepEngine
-from tasuki.train.prepare import Setup
-from tasuki.train.rhythm import SaveRhythm
-from tasuki.train.snapshot import Progress, capture_all
-from tasuki.train.start import Begin
-from tasuki.train.task import Task
 
 _FLIGHT_S = 300.0
 _FLIGHT_WITH_OTHERS_S = 3.0
@@ -63,15 +62,37 @@ NAN_HINT = (
 
 
 @contextlib.contextmanager
-def finishing_saves(task: Task, saver: Saver) -> Iterator[None]:
+def finishing_saves(worker: Worker, saver: Saver) -> Iterator[None]:
     """An error does not throw away a save that is in flight."""
     try:
         yield
     except BaseException:
-        left = task.watch.notice_remaining_s()
-        longest = _FLIGHT_S if task.ranks.world == 1 else _FLIGHT_WITH_OTHERS_S
+        left = worker.watch.notice_remaining_s()
+        longest = _FLIGHT_S if worker.ranks.world == 1 else _FLIGHT_WITH_OTHERS_S
         saver.wait_for(longest if left is None else min(longest, left - 1.0))
         raise
+
+
+class Contents(Protocol):
+    """What the checkpoints of a stage hold: asked on every rank, at step boundaries."""
+
+    def position(self, *, is_end: bool) -> Position: ...
+    def state(self) -> State: ...
+    def facts(self) -> dict[str, Any]:
+        """Beside the state, in the manifest: `total_steps`, `best`, `data` …"""
+        ...
+
+    def used(self) -> Used | None:
+        """Which samples this rank has used; None: nobody knows."""
+        ...
+
+    def must_be_finite(self, name: str) -> bool:
+        """Of tensors in the state, by name."""
+        ...
+
+    def loss(self) -> Any:
+        """The last one that was logged."""
+        ...
 
 
 class Saving:
@@ -79,23 +100,23 @@ class Saving:
 
     def __init__(
         self,
-        task: Task,
-        setup: Setup,
-        engine: StepEngine,
+        worker: Worker,
         saver: Saver,
-        begin: Begin,
+        progress: Progress,
+        contents: Contents,
         *,
         metrics: MetricLog,
-        last_row: Callable[[], dict[str, Any]],
+        steps_per_epoch: int,
+        preemptions: int,
+        start_cost: SaveCost | None,
     ) -> None:
-        self._task, self._setup, self._engine = task, setup, engine
-        self._saver, self._begin = saver, begin
-        self._last_row = last_row
-        self._progress: Progress = begin.progress
-        self.used: UsedSamples = begin.used
-        now = task.clock.monotonic()
-        per_epoch = setup.order.steps_per_epoch
-        self.rhythm = SaveRhythm(task.stage.save.every, steps_per_epoch=per_epoch, now=now)
+        self._worker, self._saver = worker, saver
+        self._contents = contents
+        self._progress = progress
+        self._preemptions = preemptions
+        now = worker.clock.monotonic()
+        every = worker.stage.save.every
+        self.rhythm = SaveRhythm(every, steps_per_epoch=steps_per_epoch, now=now)
         self._retry_at = math.inf
         self._retry_s = _RETRY_S
         self._need = self._num_missed = 0
@@ -104,19 +125,16 @@ class Saving:
         """Of the last save."""
         self._hold_period = 0
         """In steps; 0: no states are held."""
-        self.peak_bytes: Callable[[], int] = int
-        """Of the device, for a resume in the middle of an epoch; 0: nobody asks for it."""
         self._is_validating = False
         self._has_published = False
         saver.before = metrics.sync  # a checkpoint counts on the lines of its steps
         saver.after = self._after
-        saver.is_hurried = lambda: task.watch.notice is not Cause.NONE
-        parameters = {f"shared.model.{name}" for name, _ in setup.model.named_parameters()}
-        saver.must_be_finite = lambda n: n in parameters or n.startswith("rank.window.")
+        saver.is_hurried = lambda: worker.watch.notice is not Cause.NONE
+        saver.must_be_finite = contents.must_be_finite
         self._not_finite: NotFinite | None = None
         """Found by a save, and not acted upon yet."""
-        if begin.start_cost is not None:
-            self._measured(begin.start_cost)
+        if start_cost is not None:
+            self._measured(start_cost)
 
     # -- at a step boundary ---------------------------------------------------------------------
 
@@ -125,20 +143,20 @@ class Saving:
         progress = self._progress
         if progress.saved_step == progress.step and not is_end:
             return
-        self._task.watch.enter("save")
-        with self._task.stopwatch.part("save"):
+        self._worker.watch.enter("save")
+        with self._worker.stopwatch.part("save"):
             self._hear(self._saver.wait())
             self._act_on_not_finite()
             self._saver.begin(*self._state(is_end=is_end), **self._facts())
-        self._task.watch.enter("train")
+        self._worker.watch.enter("train")
         progress.saved_step = progress.step
-        self.rhythm.begun(self._task.clock.monotonic())
+        self.rhythm.begun(self._worker.clock.monotonic())
 
     def commit(self, *, is_end: bool = False) -> None:
         """Save and wait until it is durable. Raises if that cannot be."""
         self.save(is_end=is_end)
-        self._task.watch.enter("save")
-        with self._task.stopwatch.part("save"):
+        self._worker.watch.enter("save")
+        with self._worker.stopwatch.part("save"):
             saved = self._saver.wait()
         self._hear(saved, is_needed=True)
         self._act_on_not_finite()
@@ -149,14 +167,14 @@ class Saving:
         def act() -> None:
             self.commit(is_end=True)
 
-        watch = self._task.watch
-        if self._task.ranks.world > 1:
+        watch = self._worker.watch
+        if self._worker.ranks.world > 1:
             act()
             return
         when_there_is_room(
             act,
-            say=self._task.say,
-            clock=self._task.clock,
+            say=self._worker.say,
+            clock=self._worker.clock,
             should_stop=lambda: watch.notice is not Cause.NONE,
         )
 
@@ -196,37 +214,37 @@ class Saving:
         step = self._progress.step
         is_new = step != self._progress.saved_step
         if self._hold_period and step % self._hold_period == 0 and is_new:
-            with self._task.stopwatch.part("save"):
+            with self._worker.stopwatch.part("save"):
                 self._saver.hold(*self._state(is_end=False), **self._facts())
 
     def _begin_holding(self) -> None:
         """Once the last step and a save would not fit the notice, though a save alone would."""
-        watch, cost = self._task.watch, self.cost
-        notice_s = watch.grace_s if watch.grace_s is not None else self._task.grace_s
+        watch, cost = self._worker.watch, self.cost
+        notice_s = watch.grace_s if watch.grace_s is not None else self._worker.grace_s
         if notice_s is None or cost is None:
             return
         step_s = watch.step_s[-1]
         # Whenever rank 0 holds, all must; theirs are small.
-        margin = 1.0 if self._task.is_first else _EARLIER
+        margin = 1.0 if self._worker.is_first else _EARLIER
         if step_s + cost.total_s < margin * notice_s:
             return
         if cost.total_s >= notice_s:
             return
         self._hold_period = 1
-        if self._task.ranks.world == 1:  # several must hold the same steps: all of them
+        if self._worker.ranks.world == 1:  # several must hold the same steps: all of them
             self._hold_period = max(1, math.ceil(cost.blocked_s / (_HOLD_STALL * step_s)))
         self._set_publish(is_wanted=True)
-        self._task.say(
+        self._worker.say(
             f"A step of {step_s:.1f} s and a save of {cost.total_s:.1f} s do not fit a notice of "
             f"{notice_s:.0f} s: a copy of the state is kept in host memory, and saved instead of "
             "the running step when the end comes"
         )
-        self._task.event("holding", step_s=step_s, save_s=cost.total_s, notice_s=notice_s)
+        self._worker.event("holding", step_s=step_s, save_s=cost.total_s, notice_s=notice_s)
 
     def may_outlast(self, seconds: float | None) -> bool:
         """Would what takes so long, or nobody knows how long, be cut off before a save is done?"""
-        watch = self._task.watch
-        grace_s = watch.grace_s if watch.grace_s is not None else self._task.grace_s
+        watch = self._worker.watch
+        grace_s = watch.grace_s if watch.grace_s is not None else self._worker.grace_s
         ends = (grace_s, watch.remaining_s(), watch.notice_remaining_s())
         left = min((end for end in ends if end is not None), default=None)
         if left is None or seconds is None:
@@ -236,7 +254,7 @@ class Saving:
 
     def hold_before_validation(self) -> None:
         """All ranks or none. What is held says that the validation is still to be done."""
-        with self._task.stopwatch.part("save"):
+        with self._worker.stopwatch.part("save"):
             self._saver.hold(*self._state(is_end=False), **self._facts())
         self._is_validating = True
         self._set_publish(is_wanted=True)
@@ -250,12 +268,12 @@ class Saving:
     def _set_publish(self, *, is_wanted: bool) -> None:
         """Once in an attempt: the ranks' words about it are not renewed."""
         is_possible = is_wanted and not self._has_published
-        self._task.watch.publish = self.publish if is_possible else None
+        self._worker.watch.publish = self.publish if is_possible else None
 
     def publish(self, remaining_s: float | None) -> None:
         """In the watch's thread, when the running step will not end in time: commit the state that
         was held last, and leave. Comes back where that cannot be."""
-        task, held = self._task, self._saver.held_step
+        worker, held = self._worker, self._saver.held_step
         self._has_published = True
         saved = self._saver.publish_held(within_s=max(0.0, (remaining_s or 0.0) / 2))
         if saved is None or saved.name is None:
@@ -264,36 +282,20 @@ class Saving:
             return  # nothing newer was held: the boundary may still come
         words = f"Handing over at step {saved.position.stage_step} of stage {saved.position.stage}"
         what = "validation" if self._is_validating else "step"
-        task.say(f"{words} ({task.watch.notice}): the running {what} would not have ended in time")
-        task.event("handed-over", checkpoint=saved.name, held_step=held)
-        task.ranks.say_goodbye()
-        leave(task.watch, ending=Ending.HANDED_OVER, status=EXIT_RESUME_ME)
+        worker.say(
+            f"{words} ({worker.watch.notice}): the running {what} would not have ended in time"
+        )
+        worker.event("handed-over", checkpoint=saved.name, held_step=held)
+        worker.ranks.say_goodbye()
+        leave(worker.watch, ending=Ending.HANDED_OVER, status=EXIT_RESUME_ME)
 
     # -- what a checkpoint holds ----------------------------------------------------------------
 
-    def _state(self, *, is_end: bool) -> tuple[Any, dict[str, Any]]:
-        progress = self._progress
-        position = self._begin.position_at(progress.step, samples=progress.samples, is_end=is_end)
-        state = capture_all(
-            self._setup,
-            self._engine,
-            progress,
-            rank=self._task.ranks.rank,
-            last_row=self._last_row(),
-        )
-        return position, state
+    def _state(self, *, is_end: bool) -> tuple[Position, State]:
+        return self._contents.position(is_end=is_end), self._contents.state()
 
     def _facts(self) -> dict[str, Any]:
-        best = self._progress.best
-        return {
-            "facts": {
-                "total_steps": self._setup.total_steps,
-                "best": best.as_json() if best else None,
-                "data": self._begin.data,
-                **({"peak_bytes": peak} if (peak := self.peak_bytes()) else {}),
-            },
-            "used": self.used.total() if self._setup.data.knows_samples else None,
-        }
+        return {"facts": self._contents.facts(), "used": self._contents.used()}
 
     # -- how it ended ---------------------------------------------------------------------------
 
@@ -304,7 +306,7 @@ class Saving:
             self._progress.saved_step = -1
             if isinstance(saved.error, NotFinite):
                 self._not_finite = self._explained(saved.error)
-                if self._task.ranks.world == 1:
+                if self._worker.ranks.world == 1:
                     self._act_on_not_finite()
                 return
             if is_needed or not isinstance(saved.error, StoreError):
@@ -313,11 +315,11 @@ class Saving:
             return
         self._progress.checkpoint = saved.name
         if self._num_missed:
-            self._task.say(f"Saved again: {saved.name}; {self._num_missed} saves had failed")
+            self._worker.say(f"Saved again: {saved.name}; {self._num_missed} saves had failed")
             self._num_missed = 0
         self._retry_at, self._retry_s = math.inf, _RETRY_S
         self._need = saved.size
-        self._task.watch.save_s.append(saved.total_s)
+        self._worker.watch.save_s.append(saved.total_s)
         self._measured(SaveCost(blocked_s=saved.blocked_s, total_s=saved.total_s))
 
     def _act_on_not_finite(self) -> None:
@@ -333,7 +335,7 @@ class Saving:
 
     def _miss(self, error: StoreError, *, size: int | None = None) -> None:
         """Training goes on. The last checkpoint is untouched."""
-        now = self._task.clock.monotonic()
+        now = self._worker.clock.monotonic()
         self._num_missed += 1
         self._retry_at, self._retry_s = (
             now + self._retry_s,
@@ -342,22 +344,22 @@ class Saving:
         self._need = size or self._need
         words = f"step {self._progress.step} is not saved: {error}"
         if self._num_missed == 1:
-            self._task.say(
+            self._worker.say(
                 f"WARNING: {words}; training goes on, the last checkpoint is "
                 f"{self._progress.checkpoint}, and it is tried again"
             )
-        self._task.event("save-failed", step=self._progress.step, reason=str(error))
+        self._worker.event("save-failed", step=self._progress.step, reason=str(error))
 
     def _has_room(self) -> bool:
         try:
-            return free_bytes(self._task.run.checkpoints) > self._need
+            return free_bytes(self._worker.run.checkpoints) > self._need
         except StoreError:
             return False
 
     def _after(self, checkpoint: Checkpoint, saved: Saved) -> None:
         """In rank 0's saving thread, when a checkpoint is durable."""
-        task = self._task
-        task.event(
+        worker = self._worker
+        worker.event(
             "committed",
             checkpoint=checkpoint.name,
             stage=checkpoint.manifest.position.stage,
@@ -367,19 +369,19 @@ class Saving:
             total_s=round(saved.total_s, 4),
             bytes=saved.size,
         )
-        task.watch.tell("saved", checkpoint=checkpoint.name, is_start=False)
+        worker.watch.tell("saved", checkpoint=checkpoint.name, is_start=False)
         try:
             self._write_state(checkpoint)
             self._sweep(checkpoint)
         except StoreError as error:  # the checkpoint is there: what is left over is swept later
-            task.say(f"WARNING: after {checkpoint.name}: {error}")
+            worker.say(f"WARNING: after {checkpoint.name}: {error}")
 
     def _sweep(self, checkpoint: Checkpoint) -> None:
-        run, claim = self._task.run, self._task.orders.claim
-        pruned = prune(run, claim=claim, keep=self._task.stage.save.keep)
+        run, claim = self._worker.run, self._worker.claim
+        pruned = prune(run, claim=claim, keep=self._worker.stage.save.keep)
         failpoint("save.pruned")
         if pruned:
-            self._task.event("pruned", checkpoints=pruned)
+            self._worker.event("pruned", checkpoints=pruned)
             frozen = self._saver.frozen
             sweep_frozen(run, claim=claim, keep=frozen.record if frozen else None)
         at = checkpoint.manifest.position
@@ -388,22 +390,22 @@ class Saving:
     def _write_state(self, checkpoint: Checkpoint) -> None:
         at, facts = checkpoint.manifest.position, checkpoint.manifest.facts
         write_json(
-            self._task.run.training_state,
+            self._worker.run.training_state,
             {
                 "format": FORMAT,
-                "experiment": self._task.run.name,
+                "experiment": self._worker.run.name,
                 "state": "running",
                 "stage": at.stage,
                 "epoch": at.epoch,
                 "step": at.stage_step,
                 "total_steps": facts["total_steps"],
                 "samples": at.samples,
-                "attempt": self._task.orders.claim,
-                "preemptions": self._begin.preemptions,
+                "attempt": self._worker.claim,
+                "preemptions": self._preemptions,
                 "best": facts["best"],
                 "last_checkpoint": checkpoint.name,
-                "loss": self._last_row().get("loss"),
-                "updated_at": utc(self._task.clock.wall()),
+                "loss": self._contents.loss(),
+                "updated_at": utc(self._worker.clock.wall()),
             },
         )
 
@@ -412,17 +414,17 @@ class Saving:
     def _measured(self, cost: SaveCost) -> None:
         """A save was measured: choose the interval."""
         self.cost = cost
-        if not self.rhythm.is_auto or not self._task.is_first:
+        if not self.rhythm.is_auto or not self._worker.is_first:
             return
         try:
-            losses = read_losses(self._task.run)
+            losses = read_losses(self._worker.run)
         except StoreError:  # how often it saves is not worth an attempt
             return
-        step_s = self._task.watch.p99_step_s
-        chosen = choose_interval(cost, losses, step_s=step_s, notice_s=self._task.grace_s)
+        step_s = self._worker.watch.p99_step_s
+        chosen = choose_interval(cost, losses, step_s=step_s, notice_s=self._worker.grace_s)
         self.rhythm.interval_s = chosen.seconds
         before = self._interval.seconds if self._interval else None
         if before is None or not 1 / _NEWS_WORTH < chosen.seconds / before < _NEWS_WORTH:
             self._interval = chosen
-            self._task.say(f"Saving every {chosen.seconds:.0f} s: {chosen.reason}")
-            self._task.event("interval", seconds=round(chosen.seconds, 1), reason=chosen.reason)
+            self._worker.say(f"Saving every {chosen.seconds:.0f} s: {chosen.reason}")
+            self._worker.event("interval", seconds=round(chosen.seconds, 1), reason=chosen.reason)

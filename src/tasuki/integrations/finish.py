@@ -1,0 +1,70 @@
+"""The end of a stage whose loop is the user's own: weights, metrics, then the stage is done.
+
+The counterpart of train/finish.py. Called by rank 0 when the loop is through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tasuki.checkpoint.weights import read_weights, write_weights
+from tasuki.clock import utc
+from tasuki.errors import CheckpointError, WeightsError
+from tasuki.integrations.rows import read
+from tasuki.runtime.best import Best
+from tasuki.runtime.worker import Worker
+from tasuki.store.atomic import FORMAT, make_folder, write_json
+from tasuki.telemetry.lines import spelled
+
+
+def finish_stage(
+    worker: Worker,
+    weights: Mapping[str, Any] | None,
+    *,
+    best: Best | None,
+    steps: int,
+    steps_per_epoch: int,
+    samples: int,
+    last: Mapping[str, Any],
+    metrics: Mapping[str, Any] | None,
+) -> None:
+    """Idempotent: repeated by the next attempt when this one is killed in here."""
+    stage = worker.stage.name
+    folder = worker.run.stage(stage)
+    make_folder(folder.path)
+    sha256 = None
+    if best is not None:
+        weights = read_weights(folder.path / best.file, sha256=best.sha256 or None)
+    if weights is not None:
+        facts = {"stage": stage, "step": str(best.step if best else steps)}
+        try:
+            sha256 = write_weights(folder.weights, weights, facts)
+        except (WeightsError, CheckpointError) as error:
+            worker.say(f"WARNING: there is no weights.safetensors of stage {stage}: {error}")
+    now = utc(worker.clock.wall())
+    if metrics is not None:
+        told = spelled(read(dict(metrics)))
+        value = {"format": FORMAT, "stage": stage, "data": None, "split": None, "metrics": told}
+        write_json(folder.evaluation, {**value, "sha256": sha256, "evaluated_at": now})
+    write_json(
+        folder.metrics,
+        {
+            "format": FORMAT,
+            "stage": stage,
+            "steps": steps,
+            "epochs": steps / steps_per_epoch,
+            "samples": samples,
+            "last": spelled(dict(last)),
+            "best": {"metric": best.metric, "value": best.value, "step": best.step}
+            if best
+            else None,
+            "scaling": None,
+            "sha256": sha256,
+            "finished_at": now,
+        },
+    )
+    for path in folder.path.glob("best-*.safetensors"):
+        path.unlink(missing_ok=True)
+    worker.say(f"Finished stage {stage}: {steps} steps")
+    worker.event("stage-done", stage=stage, steps=steps, sha256=sha256)

@@ -1,0 +1,655 @@
+"""A loop that somebody else wrote, made resumable: what adapters are built on.
+
+    loop = open_loop(…)                     # open.py: which run, which rank, which attempt
+    state = loop.find()                     # of the checkpoint to go on from; None: a first start
+    loop.begin(holds, course)               # every start is the restore of a checkpoint
+    while loop.progress.step < course.total_steps:
+        loop.boundary()                     # saves; hands over where the end has come
+        …                                   # one step
+        loop.end_step(samples=8)
+    loop.end()                              # the last checkpoint
+    loop.complete()                         # weights, metrics, the marker
+
+`boundary` must stand where nothing is half done, and nothing of the next step is fetched yet. The
+loop decides nothing about what is learnt; Run (run.py) is the face for people.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any, Protocol
+
+from tasuki.checkpoint.manifest import Manifest, Position
+from tasuki.checkpoint.parts import read_part
+from tasuki.checkpoint.retention import make_room
+from tasuki.checkpoint.verify import read_manifest
+from tasuki.data.fetch import seed_everything
+from tasuki.data.order import sample_seed
+from tasuki.data.used import NONE, Used, UsedSamples
+from tasuki.errors import (
+    EXIT_RESUME_ME,
+    DataError,
+    RunError,
+    StoreError,
+    TasukiError,
+    place_of,
+)
+from tasuki.estimate.intervals import SaveCost, next_multiple, period_in_steps
+from tasuki.failpoints import failpoint
+from tasuki.integrations.finish import finish_stage
+from tasuki.integrations.rows import Rows
+from tasuki.relay.values import Cause, Ending, PhaseEnded
+from tasuki.runtime.agreement import Agreement, Decision, SoloAgreement, StoreAgreement
+from tasuki.runtime.best import Best
+from tasuki.runtime.ending import ending_of
+from tasuki.runtime.exact import describe, freeze
+from tasuki.runtime.latest import Loaded, agree_on_checkpoint
+from tasuki.runtime.progress import Progress
+from tasuki.runtime.room import when_there_is_room
+from tasuki.runtime.saver import Saver
+from tasuki.runtime.saving import Saving
+from tasuki.runtime.starting import cost_before, say_differences, say_resuming
+from tasuki.runtime.state import State, capture_random, restore_random
+from tasuki.runtime.watch import leave
+from tasuki.runtime.worker import Worker
+from tasuki.store.atomic import read_json_or_none
+from tasuki.store.control import Word, last_said
+from tasuki.store.runs import CommandFolder
+from tasuki.telemetry.attempt import close_attempt
+from tasuki.telemetry.finish import finish_run
+from tasuki.telemetry.lines import spelled
+from tasuki.telemetry.metrics import MetricLog
+from tasuki.telemetry.view import count_preemptions
+
+_TELL_OFTEN_S = 1.0
+_TELL_SELDOM_S = 10.0
+_OFTEN_FOR_S = 60.0
+_LOOK_EVERY_S = 0.1
+_FLUSH_EVERY_S = 1.0
+_MOST_LINES = 1000
+_FLIGHT_S = 300.0
+_FLIGHT_WITH_OTHERS_S = 3.0
+
+
+class HandedOver(SystemExit):
+    """All is saved, and this process is to leave with exit code 75. Let it through."""
+
+
+class Holds(Protocol):
+    """What a loop's checkpoints hold beside its position and its random numbers."""
+
+    def capture(self) -> State:
+        """What all ranks share; asked on rank 0. Tensors may be live ones."""
+        ...
+
+    def restore(self, state: Mapping[str, Any]) -> None: ...
+    def capture_rank(self) -> Any:
+        """What is this rank's own."""
+        ...
+
+    def restore_rank(self, state: Any) -> None:
+        """None: there is none, as the number of ranks has changed."""
+        ...
+
+    def weights(self) -> Mapping[str, Any] | None:
+        """Of the model, for `weights.safetensors`; None: there is none."""
+        ...
+
+    def must_be_finite(self, name: str) -> bool:
+        """Of tensors in the shared state, by name (`model.weight`)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """How far a loop goes."""
+
+    total_steps: int
+    steps_per_epoch: int
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """What must be the same at every start, by names that people know."""
+    knows_samples: bool = False
+    """Do steps tell which samples they used (`end_step(indices=…)`)? Then they can be audited."""
+    order: Mapping[str, Any] | None = None
+    """From which an audit makes the order of samples again."""
+
+
+class Loop:
+    """One stage of one attempt on one rank, stepped through by somebody else."""
+
+    def __init__(
+        self, worker: Worker, *, is_alone: bool, is_kernel: bool, files: CommandFolder | None
+    ) -> None:
+        self.worker = worker
+        self._is_alone, self._is_kernel, self._files = is_alone, is_kernel, files
+        self.rows = Rows()
+        self._flush_at = 0.0
+        self.progress = Progress()
+        self.before_leaving: Callable[[], None] = lambda: None
+        """Ends what would be in the way, such as loader workers."""
+        self.lr: Callable[[], float | None] = lambda: None
+        """Written into each line."""
+        self.is_over = False
+        """The attempt has ended; nothing is written any more."""
+        self.is_at_end = False
+        """All steps are done, and the last checkpoint is durable."""
+        self._found: tuple[str | None, bool, Loaded | None] | None = None
+        self._saver: Saver | None = None
+        self._agreement: Agreement | None = None
+        self._lines: list[dict[str, Any]] = []
+        """Of metrics, not written yet."""
+        worker.watch.before_leaving = self._on_leaving
+
+    # -- the start ------------------------------------------------------------------------------
+
+    def find(self) -> State | None:
+        """The shared state of the checkpoint that this attempt goes on from; None: a first start.
+        Looked for once."""
+        if self._found is None:
+            with self.worker.stopwatch.part("restore"):
+                self.worker.doing("looking for a checkpoint")
+                self._found = agree_on_checkpoint(self.worker)
+                name, is_resumed, loaded = self._found
+                if is_resumed and loaded is None:  # on a rank that took rank 0's word for it
+                    self._found = name, True, self._load(str(name))
+        loaded = self._found[2]
+        return loaded.state["shared"] if self._found[1] and loaded is not None else None
+
+    def stands_at(self) -> tuple[Course | None, int, bool]:
+        """(the course of the checkpoint that is gone on from, its step, is that the last one)."""
+        self.find()
+        assert self._found is not None
+        name, is_resumed, loaded = self._found
+        if not is_resumed or loaded is None:
+            return None, 0, False
+        told = loaded.state["progress"]
+        facts = dict(told["course"])
+        course = Course(
+            total_steps=facts.pop("total_steps"),
+            steps_per_epoch=facts.pop("steps_per_epoch"),
+            facts=facts,
+            knows_samples=bool(told["knows_samples"]),
+        )
+        at = read_manifest(self.worker.run.checkpoints / str(name)).position
+        return course, at.stage_step, at.is_end
+
+    def begin(self, holds: Holds, course: Course) -> None:
+        """Commit a first checkpoint, or take the newest; then restore it."""
+        self.find()
+        assert self._found is not None
+        worker, (newest, is_resumed, loaded) = self.worker, self._found
+        self._holds, self.course = holds, course
+        self._saver = self._make_saver()
+        self._used = UsedSamples()
+        with worker.stopwatch.part("restore"):
+            if is_resumed:
+                name, cost = str(newest), cost_before(worker)
+            else:
+                worker.doing("saving the first checkpoint")
+                name, cost = self._commit_start(parent=newest)
+            worker.doing("restoring")
+            manifest = self._restore(name, loaded or self._load(name))
+        self._found = (name, True, None)  # a large state is not kept twice
+        if is_resumed:
+            say_resuming(worker, manifest)
+        step = self.progress.step
+        worker.event("restored", checkpoint=name, stage=worker.stage.name, step=step)
+        self._set_out(cost, is_end=manifest.position.is_end)
+
+    def _load(self, name: str) -> Loaded:
+        path = self.worker.run.checkpoints / name
+        manifest, taken = read_manifest(path), set[int]()
+        state = read_part(path, 0, records=manifest.files, frozen=manifest.frozen, taken=taken)
+        return Loaded(state, taken)
+
+    def _make_saver(self) -> Saver:
+        worker = self.worker
+        return Saver(
+            worker.run,
+            claim=worker.claim,
+            rank=worker.ranks.rank,
+            world=worker.ranks.world,
+            connect=worker.ranks.connect,
+            clock=worker.clock,
+            is_pinned=worker.device.type == "cuda",
+        )
+
+    def _commit_start(self, *, parent: str | None) -> tuple[str, SaveCost]:
+        """Step 0, as the script has made it: what cannot be stored is refused now."""
+        worker, saver = self.worker, self.saver
+        saver.parent = parent
+
+        def act() -> tuple[str, SaveCost]:
+            if worker.is_first:
+                make_room(worker.run, claim=worker.claim, need=0)
+            saver.begin(
+                self.position(is_end=False), self.state(), facts=self.facts(), used=self.used()
+            )
+            saved = saver.wait()
+            assert saved is not None
+            if saved.error is not None:
+                raise saved.error
+            assert saved.name is not None
+            worker.watch.save_s.append(saved.total_s)
+            return saved.name, SaveCost(blocked_s=saved.blocked_s, total_s=saved.total_s)
+
+        name, cost = when_there_is_room(
+            act, say=worker.say, clock=worker.clock, should_stop=lambda: worker.ranks.world > 1
+        )
+        facts = {"used": NONE.to_json()} if self.course.knows_samples else {}
+        worker.event("committed", checkpoint=name, stage=worker.stage.name, step=0, **facts)
+        return name, cost
+
+    def _restore(self, name: str, loaded: Loaded) -> Manifest:
+        worker, course = self.worker, self.course
+        manifest = read_manifest(worker.run.checkpoints / name)
+        shared, told = loaded.state["shared"], loaded.state["progress"]
+        self._refuse_changed(told)
+        self._holds.restore(shared)
+        facts = describe(threads=worker.threads, world=worker.ranks.world, device=worker.device)
+        if worker.is_first:
+            freeze(worker.run, facts)
+            say_differences(worker, facts, world=manifest.world)
+        self.rows.restore(told["rows"])
+        best = Best.from_json(told["best"]) if told["best"] else None
+        self.progress = Progress(told["step"], told["samples"], best, name, told["step"])
+        if worker.is_first and course.knows_samples and manifest.facts.get("used"):
+            self._used = UsedSamples(Used.from_json(manifest.facts["used"]))
+        self.saver.parent = name
+        self._restore_rank(name, manifest, loaded)
+        return manifest
+
+    def _restore_rank(self, name: str, manifest: Manifest, loaded: Loaded) -> None:
+        worker, rank = self.worker, self.worker.ranks.rank
+        if manifest.world != worker.ranks.world:
+            # The same samples in the same order, and fresh random streams.
+            purpose = f"resume-{self.progress.step}-{worker.ranks.world}"
+            seed = sample_seed(worker.stage.seed, f"{worker.stage.name}#{purpose}", 0, rank)
+            self._holds.restore_rank(None)
+            seed_everything(seed)
+            return
+        own: Any = loaded.state
+        if rank:
+            own = read_part(worker.run.checkpoints / name, rank, records=manifest.files)
+        self._holds.restore_rank(own["rank"]["own"])
+        restore_random(own["rank"]["random"])  # last: nothing draws after it but the steps
+
+    def _refuse_changed(self, told: Mapping[str, Any]) -> None:
+        for key, value in self._course().items():
+            if told["course"].get(key) != value:
+                raise DataError(
+                    f"`{key}` changed since the last checkpoint: {told['course'].get(key)} before, "
+                    f"{value} now",
+                    hint="put it back as it was, or begin another run",
+                )
+
+    def _course(self) -> dict[str, Any]:
+        """What must be the same at every start."""
+        course = self.course
+        counts = {"total_steps": course.total_steps, "steps_per_epoch": course.steps_per_epoch}
+        return {**course.facts, **counts}
+
+    def _set_out(self, cost: SaveCost | None, *, is_end: bool) -> None:
+        worker, course = self.worker, self.course
+        self._first_step, self.is_at_end = self.progress.step, is_end
+        self._metrics = MetricLog(worker.run, claim=worker.claim, clock=worker.clock)
+        if worker.is_first:
+            self._metrics.resume(stage=worker.stage.name, step=self.progress.step)
+        self.saving = Saving(
+            worker,
+            self.saver,
+            self.progress,
+            self,
+            metrics=self._metrics,
+            steps_per_epoch=course.steps_per_epoch,
+            preemptions=count_preemptions(worker.run),
+            start_cost=cost,
+        )
+        self._log_period = period_in_steps(worker.stage.log_every, course.steps_per_epoch)
+        self._agreement = self._make_agreement()
+        now = worker.clock.monotonic()
+        self._began_at = self._step_began = self._tell_at = self._logged_at = now
+        self._logged_samples = self.progress.samples
+        self._took_s, self._is_save_due = 0.0, False
+        self._flush_at = now
+        self._set_boundary()
+        if not self._is_kernel:
+            worker.watch.hold_on()
+
+    def _make_agreement(self) -> Agreement:
+        worker = self.worker
+        if worker.ranks.world == 1:
+            return SoloAgreement(worker.watch)
+        return StoreAgreement(
+            worker.ranks.connect,
+            name=worker.stage.name,
+            rank=worker.ranks.rank,
+            world=worker.ranks.world,
+            watch=worker.watch,
+            steps_done=self.progress.step,
+            looks_every_s=_LOOK_EVERY_S,
+        )
+
+    # -- the steps ------------------------------------------------------------------------------
+
+    def boundary(self) -> None:
+        """Between two steps, before anything of the next one. Raises HandedOver at the end of an
+        attempt (RunError in a kernel, which lives on)."""
+        if self._is_save_due:
+            self._is_save_due = False
+            self.saving.save()
+        self.saving.hold_if_due(self._took_s)
+        while (decision := self.agreement.begin_step(self.progress.step)) is not Decision.GO:
+            if decision is Decision.STOP:
+                self.hand_over()
+            self.saving.save()
+        self.begin_step()
+
+    def begin_step(self) -> None:
+        """The next step begins, where nothing may be saved: in the middle of an accumulation."""
+        failpoint("step.begin")
+        self._step_began = self.worker.watch.step_began_at = self.worker.clock.monotonic()
+
+    def end_step(self, *, samples: int, indices: Sequence[int] = (), waited_s: float = 0.0) -> None:
+        """A step is done: `samples` over all ranks, `indices` on this one, of which the step waited
+        so long for its data."""
+        watch, progress, now = self.worker.watch, self.progress, self.worker.clock.monotonic()
+        if indices:
+            self._used.add(progress.step, indices)
+        progress.step += 1
+        progress.samples += samples
+        took_s = now - self._step_began
+        parts = self.worker.stopwatch.parts
+        parts["data_wait"] += waited_s
+        parts["step"] += took_s - waited_s
+        watch.step_s.append(took_s)
+        failpoint("step.done")
+        if self.saver.news is not None:
+            self.saving.hear()
+        if progress.step >= self._boundary or now >= self._tell_at:
+            self._at_boundary(now)
+        self._took_s = took_s
+
+    def save(self) -> None:
+        """At the next boundary."""
+        self.agreement.want_save()
+
+    def _set_boundary(self) -> None:
+        """The next step count at which something is due; until then a step costs nothing more."""
+        step = self.progress.step
+        periods = [self._log_period, self.saving.rhythm.period]
+        due = [next_multiple(step, period) for period in periods]
+        self._boundary = min([*due, self.course.total_steps])
+
+    def _at_boundary(self, now: float) -> None:
+        step = self.progress.step
+        if step % self._log_period == 0:
+            self._write_rows(now)
+        if now >= self._tell_at:
+            self._tell(now)
+        if step < self.course.total_steps:
+            if step % self.saving.rhythm.period == 0:
+                self._is_save_due = True
+            elif self.worker.is_first:
+                self.saving.ask_if_due(self.agreement, now)
+        self._set_boundary()
+
+    def _write_rows(self, now: float) -> None:
+        if not self.worker.is_first:
+            self.rows.clear()
+            return
+        failpoint("loop.log")
+        progress = self.progress
+        for split, values in self.rows.take().items():
+            row: dict[str, Any] = {
+                "t": round(self.worker.clock.wall(), 3),
+                "stage": self.worker.stage.name,
+                "epoch": progress.step // self.course.steps_per_epoch,
+                "step": progress.step,
+                "samples": progress.samples,
+                "split": split,
+                **values,
+            }
+            if split == "train":
+                self.rows.last = values
+                lr = self.lr()
+                if lr is not None:
+                    row.setdefault("lr", lr)
+                rate = (progress.samples - self._logged_samples) / max(1e-9, now - self._logged_at)
+                row["samples_per_sec"] = rate
+                self._logged_at, self._logged_samples = now, progress.samples
+            self._lines.append(row)
+        if now >= self._flush_at or len(self._lines) >= _MOST_LINES:
+            self._flush_rows(now)
+
+    def _flush_rows(self, now: float) -> None:
+        """Many at once: code that runs again and again is quicker than code in between steps."""
+        self._flush_at = now + _FLUSH_EVERY_S
+        lines, self._lines = self._lines, []
+        for line in lines:
+            self._metrics.add(line)
+
+    def _tell(self, now: float) -> None:
+        """A sign of life, for `status` and the ledger."""
+        often = now - self._began_at < _OFTEN_FOR_S
+        self._tell_at = now + (_TELL_OFTEN_S if often else _TELL_SELDOM_S)
+        self._event_progress()
+
+    def _event_progress(self) -> None:
+        stopwatch, watch = self.worker.stopwatch, self.worker.watch
+        self.worker.event(
+            "progress",
+            stage=self.worker.stage.name,
+            epoch=self.progress.step // self.course.steps_per_epoch,
+            step=self.progress.step,
+            total_steps=self.course.total_steps,
+            samples=self.progress.samples,
+            from_step=self._first_step,
+            loss=self.loss(),
+            step_s=median(watch.step_s) if watch.step_s else None,
+            lived_s=round(stopwatch.lived_s, 4),
+            parts=stopwatch.rounded(),
+        )
+
+    # -- what a checkpoint holds (runtime/saving.py asks) -----------------------------------------
+
+    @property
+    def saver(self) -> Saver:
+        assert self._saver is not None, "not begun"
+        return self._saver
+
+    @property
+    def agreement(self) -> Agreement:
+        assert self._agreement is not None, "not begun"
+        return self._agreement
+
+    def position(self, *, is_end: bool) -> Position:
+        worker, step = self.worker, self.progress.step
+        return Position(
+            stage=worker.stage.name,
+            stage_number=worker.stage_number,
+            step=self._steps_before() + step,
+            stage_step=step,
+            epoch=step // self.course.steps_per_epoch,
+            samples=self.progress.samples,
+            is_start=step == 0,
+            is_end=is_end,
+        )
+
+    def _steps_before(self) -> int:
+        """Of earlier stages; nobody has counted those of a plain command."""
+        folders = [self.worker.run.stage(name) for name in self.stages_before]
+        told = [read_json_or_none(folder.metrics) or {} for folder in folders]
+        return sum(int(value.get("steps") or 0) for value in told)
+
+    stages_before: Sequence[str] = ()
+
+    def state(self) -> State:
+        self._flush_rows(self.worker.clock.monotonic())  # a checkpoint counts on its steps' lines
+        own = {"random": capture_random(), "own": self._holds.capture_rank()}
+        state: State = {"rank": own}
+        if self.worker.is_first:
+            progress = self.progress
+            state["shared"] = self._holds.capture()
+            state["progress"] = {
+                "course": self._course(),
+                "knows_samples": self.course.knows_samples,
+                "step": progress.step,
+                "samples": progress.samples,
+                "best": progress.best.as_json() if progress.best else None,
+                "rows": self.rows.state(),
+            }
+        return state
+
+    def facts(self) -> dict[str, Any]:
+        best = self.progress.best
+        return {
+            "total_steps": self.course.total_steps,
+            "best": best.as_json() if best else None,
+            **({"order": dict(self.course.order)} if self.course.order is not None else {}),
+        }
+
+    def used(self) -> Used | None:
+        return self._used.total() if self.course.knows_samples else None
+
+    def must_be_finite(self, name: str) -> bool:
+        return name.startswith("shared.") and self._holds.must_be_finite(name[7:])
+
+    def loss(self) -> Any:
+        return spelled(self.rows.last.get("loss"))  # it may be NaN, which JSON has not
+
+    # -- the end --------------------------------------------------------------------------------
+
+    def end(self) -> None:
+        """All steps are done: the last checkpoint is durable when this returns."""
+        worker = self.worker
+        self._write_rows(worker.clock.monotonic())
+        self._flush_rows(worker.clock.monotonic())
+        self.agreement.close()
+        worker.watch.begin_handover()
+        if not self.is_at_end:
+            self.saving.commit_end()
+        self.is_at_end = True
+        self._event_progress()
+        if not self._is_kernel:
+            worker.watch.is_interruptible = True  # what follows can be done again
+
+    def hand_over(self) -> None:
+        """Commit the last finished step, and let the next attempt go on. Does not return."""
+        worker, step = self.worker, self.progress.step
+        watch = worker.watch
+        watch.begin_handover()
+        self.before_leaving()  # first: a dying loader worker must not disturb the save
+        with worker.stopwatch.part("handover"):
+            try:
+                self.saving.commit()
+            except StoreError as error:
+                raise RunError(
+                    f"step {step} could not be saved before the end of this attempt: {error}",
+                    hint=error.hint,
+                ) from error
+        at = f"step {step} of {self.course.total_steps} of stage {worker.stage.name}"
+        worker.say(f"Handing over at {at} ({watch.notice})")
+        self._event_progress()
+        worker.event("handed-over", step=step, cause=watch.notice)
+        self._close(PhaseEnded(ending=Ending.HANDED_OVER, cause=self._cause()))
+        worker.ranks.say_goodbye()
+        if self._is_kernel:
+            raise RunError(f"handed over at {at}", hint="run it again: it goes on from there")
+        raise HandedOver(EXIT_RESUME_ME)
+
+    def complete(self, metrics: Mapping[str, Any] | None = None) -> None:
+        """The stage is done, and without a supervisor the run is."""
+        worker = self.worker
+        if worker.is_first:
+            finish_stage(
+                worker,
+                self._holds.weights(),
+                best=self.progress.best,
+                steps=self.progress.step,
+                steps_per_epoch=self.course.steps_per_epoch,
+                samples=self.progress.samples,
+                last=self.rows.last,
+                metrics=metrics,
+            )
+            if self._files is not None:
+                self._files.done.touch(mode=0o600)
+            if self._is_alone:
+                finish_run(worker.run, claim=worker.claim, clock=worker.clock)
+                worker.event("complete")
+        self._close(PhaseEnded(ending=Ending.DONE), "complete")
+        worker.ranks.say_goodbye()
+
+    def fail(self, error: BaseException) -> None:
+        """An exception ends the attempt. A save that is in flight is still finished."""
+        if self.is_over:
+            return
+        worker = self.worker
+        if self._agreement is not None:  # the steps have begun
+            self._agreement.close()
+            self._flush_rows(worker.clock.monotonic())
+        if self._saver is not None:
+            left = worker.watch.notice_remaining_s()
+            longest = _FLIGHT_S if worker.ranks.world == 1 else _FLIGHT_WITH_OTHERS_S
+            self._saver.wait_for(longest if left is None else min(longest, left - 1.0))
+        if isinstance(error, TasukiError):
+            words, hint = error.message, error.hint
+        else:
+            words, hint = f"{type(error).__name__}: {error}{place_of(error)}"[:2000], ""
+        ending = Ending.FAILED if isinstance(error, KeyboardInterrupt) else ending_of(error)
+        cause = Cause.INTERRUPTED if isinstance(error, KeyboardInterrupt) else Cause.NONE
+        self._close(PhaseEnded(ending=ending, cause=cause, message=words, hint=hint), "failed")
+
+    def leave(self) -> None:
+        """After HandedOver: go, without the interpreter's teardown. Does not return."""
+        leave(self.worker.watch, ending=Ending.HANDED_OVER, status=EXIT_RESUME_ME)
+
+    def _cause(self) -> Cause:
+        said = last_said(self.worker.run) if self._is_alone else None
+        if said is not None and said.word is Word.CANCEL:
+            return Cause.CANCELLED
+        return self.worker.watch.notice
+
+    def _on_leaving(self) -> None:
+        """By whatever thread: the watch leaves before the first step, and after the last."""
+        self.before_leaving()
+        cause = self._cause()
+        self._close(PhaseEnded(ending=Ending.HANDED_OVER, cause=cause))
+
+    def _close(self, end: PhaseEnded, state: str = "handed-over") -> None:
+        """Once. Where a supervisor holds the claim, that writes the attempt's end."""
+        if self.is_over:
+            return
+        self.is_over = True
+        worker = self.worker
+        with contextlib.suppress(StoreError):
+            if self._is_alone and worker.is_first:
+                has_saved = self._saver is not None and self._saver.committed is not None
+                has_stepped = bool(worker.watch.step_s)
+                whole = PhaseEnded(
+                    ending=end.ending,
+                    cause=end.cause,
+                    message=end.message,
+                    hint=end.hint,
+                    has_progressed=(has_saved and has_stepped) or end.ending is Ending.DONE,
+                    has_stepped=has_stepped,
+                )
+                worker.event(
+                    "worker-ended",
+                    phase="train",
+                    stage=worker.stage.name,
+                    ending=end.ending,
+                    cause=end.cause,
+                    message=end.message,
+                )
+                close_attempt(
+                    worker.run,
+                    worker.claim,
+                    whole,
+                    state,
+                    events=worker.events,
+                    clock=worker.clock,
+                )

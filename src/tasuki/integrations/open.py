@@ -1,0 +1,230 @@
+"""`tasuki.open_run`: which run this script works on, as which rank, in which attempt.
+
+Under a job of tasuki all of that is given. Else the script is its own supervisor (alone.py): it
+makes or continues `./runs/<name of the script>`, takes the claim, and ends at once when the run is
+complete.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from tasuki.clock import Clock, SystemClock
+from tasuki.errors import EXIT_DONE, RunError, UsageError
+from tasuki.failpoints import arm
+from tasuki.integrations.alone import ask, is_kernel, open_alone, take
+from tasuki.integrations.loop import Loop
+from tasuki.integrations.meet import Met, meet
+from tasuki.integrations.place import Place, find_place
+from tasuki.integrations.run import Run, show_errors_briefly
+from tasuki.integrations.watch import LoopWatch
+from tasuki.runtime.exact import apply_settings, frozen_threads
+from tasuki.runtime.stopwatch import Stopwatch, process_age_s
+from tasuki.runtime.worker import Worker
+from tasuki.spec.resolved import ResolvedSave, ResolvedStage, stage_from_plain
+from tasuki.spec.values import parse_every, parse_every_steps
+from tasuki.store.atomic import FILE_MODE, make_folder, read_json, shaped
+from tasuki.store.runs import RunFolder
+from tasuki.telemetry.events import EventLog
+
+
+def open_run(
+    run: str | Path | None = None,
+    *,
+    save: str | None = None,
+    keep: int | None = None,
+    seed: int | None = None,
+    log_every: str | int | None = None,
+    exact: bool | None = None,
+) -> Run:
+    """Open the run of this script, or the one of this name or folder. What is given here wins over
+    the spec: `save="10m"`, `keep=3`, `seed=0` (of the order of samples), `log_every=10`."""
+    loop, watch = open_loop(run, save=save, keep=keep, seed=seed, log_every=log_every, exact=exact)
+    return Run(loop, watch, is_kernel=is_kernel())
+
+
+def open_loop(
+    run: str | Path | None = None,
+    *,
+    save: str | None = None,
+    keep: int | None = None,
+    seed: int | None = None,
+    log_every: str | int | None = None,
+    exact: bool | None = None,
+    clock: Clock | None = None,
+) -> tuple[Loop, LoopWatch]:
+    """The same for adapters, which bring a face of their own. Whoever calls it also ends the watch
+    (`watch.end()`)."""
+    clock, in_kernel = clock or SystemClock(), is_kernel()
+    if not in_kernel:
+        show_errors_briefly()
+    wishes = _wishes(save=save, keep=keep, seed=seed, log_every=log_every, exact=exact)
+    place = find_place(os.environ)
+    watch = LoopWatch(clock, place, is_kernel=in_kernel)
+    if threading.current_thread() is threading.main_thread():
+        watch.install_handlers()
+    watch.start()
+    try:
+        loop = _open_loop(run, wishes, place, watch, clock, in_kernel=in_kernel)
+    except BaseException:
+        watch.end()
+        raise
+    return loop, watch
+
+
+def _open_loop(
+    name: str | Path | None,
+    wishes: Mapping[str, Any],
+    place: Place,
+    watch: LoopWatch,
+    clock: Clock,
+    *,
+    in_kernel: bool,
+) -> Loop:
+    age_s = process_age_s()
+    stopwatch = Stopwatch(clock, lived_s=age_s)
+    stopwatch.add("start", 0.0 if in_kernel else age_s)
+    with stopwatch.part("start"):
+        met = _meet(name, place, clock)
+        folder = RunFolder(met.run)
+        if folder.is_complete():
+            _end_at_once(folder, place, in_kernel=in_kernel)
+        arm(os.environ, rank=place.rank, claim=met.claim)
+        stage, before = _read_stage(folder, place, wishes)
+        threads = (frozen_threads(folder) if stage.exact else None) or torch.get_num_threads()
+        _apply(stage, threads)
+        worker = Worker(
+            run=folder,
+            claim=met.claim,
+            job_name="",
+            stage=stage,
+            stage_number=len(before) + 1,
+            device=_device(place),
+            threads=threads,
+            ranks=met.ranks,
+            watch=watch,
+            stopwatch=stopwatch,
+            events=EventLog(folder, claim=met.claim, node=0, who=f"rank{place.rank}", clock=clock),
+            clock=clock,
+            grace_s=_grace_s(folder, place),
+            voices=_voices(folder, place, met.claim),
+        )
+    is_alone = place.job is None
+    files = place.job.files if place.job is not None else None
+    if is_alone:
+        _begin_alone(worker, watch, place)
+    loop = Loop(worker, is_alone=is_alone, is_kernel=in_kernel, files=files)
+    loop.stages_before = before
+    return loop
+
+
+def _meet(name: str | Path | None, place: Place, clock: Clock) -> Met:
+    if place.job is not None:
+        job = place.job
+        return meet(place, lambda: (job.run.path, job.claim), runs=job.run.path.parent, clock=clock)
+    asked = ask(name, world=place.world, environ=os.environ, orig_argv=sys.orig_argv)
+
+    def begin() -> tuple[Path, int]:
+        run = open_alone(asked, clock=clock)
+        return run.path.absolute(), 0 if run.is_complete() else take(run, clock=clock)
+
+    runs = asked.path.parent if asked.path is not None else Path("runs")
+    return meet(place, begin, runs=runs, clock=clock)
+
+
+def _end_at_once(run: RunFolder, place: Place, *, in_kernel: bool) -> None:
+    if in_kernel:
+        raise RunError(
+            f"run `{run.name}` is complete", hint="give another name: tasuki.open_run('other')"
+        )
+    if place.rank == 0:
+        sys.stderr.write(f"run `{run.name}` is complete: {run.path}\n")
+    raise SystemExit(EXIT_DONE)
+
+
+def _read_stage(
+    run: RunFolder, place: Place, wishes: Mapping[str, Any]
+) -> tuple[ResolvedStage, list[str]]:
+    """(the stage that this script is, the names of those before it)."""
+    with shaped(run.spec):
+        stages = [stage_from_plain(plain) for plain in read_json(run.spec)["spec"]["stages"]]
+    names = [stage.name for stage in stages]
+    number = names.index(place.job.stage) if place.job is not None else 0
+    stage = stages[number]
+    own = dict(wishes)
+    every, keep = own.pop("every", None), own.pop("keep", None)
+    saves = ResolvedSave(every=every or stage.save.every, keep=keep or stage.save.keep)
+    return msgspec.structs.replace(stage, save=saves, **own), names[:number]
+
+
+def _wishes(
+    *,
+    save: str | None,
+    keep: int | None,
+    seed: int | None,
+    log_every: str | int | None,
+    exact: bool | None,
+) -> dict[str, Any]:
+    if keep is not None and keep < 1:
+        raise UsageError(f"`keep={keep}` keeps no checkpoint", hint="keep at least 1")
+    if isinstance(log_every, int):
+        log_every = f"{log_every} steps"
+    found = {
+        "every": parse_every(save) if save is not None else None,
+        "keep": keep,
+        "seed": seed,
+        "log_every": parse_every_steps(log_every) if log_every is not None else None,
+        "exact": exact,
+    }
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _apply(stage: ResolvedStage, threads: int) -> None:
+    if stage.exact and torch.cuda.is_available() and not torch.cuda.is_initialized():
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    apply_settings(threads=threads, exact=stage.exact)
+
+
+def _device(place: Place) -> torch.device:
+    """For figures only: which device the script uses is its own business."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", place.local_rank % torch.cuda.device_count())
+
+
+def _voices(run: RunFolder, place: Place, claim: int) -> tuple[int, ...]:
+    """A supervisor gathers what its command prints. Else a person reads it, and what tasuki says is
+    kept for `tasuki logs`; what the script itself prints is not."""
+    if place.job is not None or place.rank:
+        return (1,)
+    make_folder(run.logs)
+    path = run.logs / f"script.{claim}.log"
+    return 2, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, FILE_MODE)
+
+
+def _grace_s(run: RunFolder, place: Place) -> float | None:
+    if place.job is None:
+        return None
+    told = (read_json(run.spec).get("cluster") or {}).get("grace_s")
+    return None if told is None else float(told)
+
+
+def _begin_alone(worker: Worker, watch: LoopWatch, place: Place) -> None:
+    """What a supervisor would tell, and ask."""
+    stage, world = worker.stage.name, worker.ranks.world
+    worker.event("attempt-started", job="", start=0, gpus=world, price_per_gpu_hour=None)
+    worker.event("worker-started", phase="train", stage=stage, ranks=world, is_command=True)
+    if worker.is_first and place.slurm_job is not None:
+        from tasuki.scheduler.slurm.allocation import SlurmAllocation
+        from tasuki.scheduler.slurm.client import Slurm
+
+        slurm = Slurm(environment=dict(os.environ), clock=worker.clock, tries=1, within_s=5.0)
+        watch.allocation = SlurmAllocation(slurm, place.slurm_job, limit_s=None, clock=worker.clock)

@@ -1,0 +1,87 @@
+"""What a loop logs: kept unread, written every so many steps.
+
+`run.log` is called in every step, so it only keeps what it is given. Tensors are read when a line
+is written, or saved: reading one waits for the GPU. A line holds the newest value of each name.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from tasuki.errors import UsageError
+from tasuki.telemetry.metrics import TIMING_KEYS
+
+Value = float | int | str | bool
+_OURS = frozenset({"stage", "epoch", "step", "samples", "split", "resume", *TIMING_KEYS})
+"""Names that a line has already."""
+
+
+class Rows:
+    """Values that were logged since the last line, by split."""
+
+    def __init__(self) -> None:
+        self.pending: dict[str, Any] = {}
+        """Of the split `train`. Always this dict: who logs has it at hand."""
+        self._others: dict[str, dict[str, Any]] = {}
+        self.last: dict[str, Value] = {}
+        """The newest line of `train`."""
+
+    def add(self, values: dict[str, Any], split: str) -> None:
+        self._others.setdefault(split, {}).update(values)
+
+    def take(self) -> dict[str, dict[str, Value]]:
+        """All that is due, read, by split; nothing is left."""
+        found = {"train": read(self.pending)} if self.pending else {}
+        if self._others:
+            found |= {split: read(values) for split, values in self._others.items()}
+        self.clear()
+        return found
+
+    def clear(self) -> None:
+        """Nobody reads them: another rank writes the lines."""
+        self.pending.clear()
+        self._others = {}
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint: what is not written yet is not lost."""
+        return {
+            "train": read(self.pending),
+            "others": {split: read(values) for split, values in self._others.items()},
+            "last": self.last,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.clear()
+        self.pending.update(state["train"])
+        self._others = {split: dict(values) for split, values in state["others"].items()}
+        self.last = dict(state["last"])
+
+
+def read(values: dict[str, Any]) -> dict[str, Value]:
+    """Numbers and texts; a tensor of one element is its number. NaN is one too."""
+    return {_name(name): _read(name, value) for name, value in values.items()}
+
+
+def _name(name: str) -> str:
+    """Users like to log steps and epochs; a line has its own."""
+    return f"own_{name}" if name in _OURS else name
+
+
+def _read(name: str, value: Any) -> Value:
+    if isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Tensor | np.generic | np.ndarray):
+        if value.size == 1 if isinstance(value, np.ndarray | np.generic) else value.numel() == 1:
+            found = value.item()
+            if isinstance(found, bool | int | float | str):
+                return found
+        what = f"a {type(value).__name__} of shape {tuple(value.shape)}"
+    else:
+        what = f"a {type(value).__name__}"
+    raise UsageError(
+        f"`{name}` was logged as {what}, which is no single number or text",
+        hint=f"log one number: `{name}=value.mean()`",
+    )

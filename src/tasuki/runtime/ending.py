@@ -1,0 +1,31 @@
+"""What an exception means for the run: tried again, failed for good, or held."""
+
+from __future__ import annotations
+
+from tasuki.errors import (
+    CheckpointError,
+    ClaimLost,
+    RunError,
+    StateNotStorable,
+    StoreError,
+    TasukiError,
+)
+from tasuki.relay.values import Ending
+
+
+def ending_of(error: BaseException) -> Ending:
+    match error:
+        case ClaimLost():
+            return Ending.SUPERSEDED
+        case StateNotStorable():
+            return Ending.MISTAKE
+        case StoreError() | CheckpointError():
+            return Ending.STUCK
+        case RunError() if not getattr(error, "is_mistake", False):
+            return Ending.FAILED
+        case TasukiError():
+            return Ending.MISTAKE
+        case NameError() | AttributeError() | TypeError() | ImportError() | SyntaxError():
+            return Ending.MISTAKE  # code that cannot work: trying again changes nothing
+        case _:
+            return Ending.FAILED
