@@ -25,6 +25,8 @@ class Told:
         }
         self.padding = padding
         self.asked = 0
+        self.marks: list[dict[str, Any]] = []
+        self.voided = 0
 
     def names(self) -> list[str]:
         return list(self.rows)
@@ -42,7 +44,7 @@ class Told:
     def curves(
         self, name: str, *, points: int, first: Any = None, last: Any = None
     ) -> dict[str, Any]:
-        return {"series": [], "machine": [], "marks": []}
+        return {"series": [], "machine": [], "marks": self.marks, "voided": self.voided}
 
     def events(self, name: str, *, most: int) -> dict[str, Any]:
         return {"total": 0, "events": []}

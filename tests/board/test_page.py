@@ -251,6 +251,7 @@ def test_letters_stand_out_and_everything_has_a_name_in_each_part(board, look, s
     assert page.too_faint() == []
 
 
+@pytest.mark.long
 def test_the_theme_is_switched_by_hand_and_kept(board, look):
     page = look(board.at("exp"), color_scheme="light")
     page.drawn()
@@ -302,6 +303,7 @@ def test_a_log_is_followed_while_it_grows(runs, look, tmp_path):
         page.close()
 
 
+@pytest.mark.long
 def test_a_page_whose_board_ends_says_so(runs, look, tmp_path):
     with board_on(runs, folder=tmp_path) as board:
         page = look(board.at("exp"))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tasuki.views.board.files import page_files
 from tasuki.views.board.serve import open_listener
-from tasuki.views.board.stream import MOST_STREAMS
+from tasuki.views.board.stream import MOST_STREAMS, Looked, Stream
 from tasuki.views.board.summaries import Summaries
 from tests.board.boards import board_on
 from tests.board.made_up import TOKEN, Told, served
@@ -170,6 +170,19 @@ def test_a_list_that_is_known_is_told_by_its_changes_alone():
     news = looked.since(first.number)
     assert [row["experiment"] for row in news.rows] == ["run-0007"] and news.gone == ["run-0009"]
     assert looked.since(news.number).rows == []
+
+
+def test_an_end_is_told_though_no_step_came_with_it_and_numbers_taken_back_are_asked_for_anew():
+    source = Told()
+    looked = [Looked("run-0000", 5.0)]
+    stream = Stream(source=source, summaries=Summaries(source), number=-1, looked=looked)
+    stream.news()
+    assert stream.news() == b""
+    source.marks = [{"step": 5, "t": 1.0, "attempt": 1, "cause": "preempted"}]
+    assert b"event: curves" in (told := stream.news()) and b"preempted" in told
+    assert stream.news() == b""
+    source.voided = 1
+    assert b'"is_anew":true' in stream.news()
 
 
 def test_a_run_that_is_deleted_leaves_the_list_and_a_folder_that_is_away_takes_none(runs, tmp_path):
