@@ -81,7 +81,7 @@ def test_preempted_and_killed_in_turn_a_training_ends_as_if_it_had_not_been(
 @pytest.mark.timeout(600)
 @subjects(OWN, LIGHTNING, HF)
 def test_gradients_are_accumulated_as_if_nothing_had_happened(scripts, subject, tmp_path):
-    strikes = ["2:15", "4:9", "7:15"] if subject != OWN else ["4:15", "9:9", "17:15"]
+    strikes = ["2:15", "4:9", "6:15"] if subject != OWN else ["4:15", "9:9", "17:15"]
     check(scripts, subject, tmp_path, strikes, ACCUMULATION="3", WORKERS="2")
 
 

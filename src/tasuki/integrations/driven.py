@@ -52,6 +52,10 @@ class Driven:
         return self.loop.find()
 
     @property
+    def is_exact(self) -> bool:
+        return self.loop.worker.stage.exact
+
+    @property
     def is_begun(self) -> bool:
         return self._is_begun
 
@@ -179,6 +183,13 @@ class Driven:
         self.loop.fail(error)
         self._stop_batches()
         self._watch.end()
+
+
+def forget_workers(loader: Any) -> None:
+    """Before a validation: workers that stay (`persistent_workers`) have random numbers that go on
+    from one to the next, which a resumed process has not been through."""
+    if getattr(loader, "persistent_workers", False) and hasattr(loader, "_iterator"):
+        loader._iterator = None
 
 
 def settle_buckets(model: nn.Module) -> None:

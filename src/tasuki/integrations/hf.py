@@ -169,6 +169,8 @@ class _Resumable(transformers.Trainer):
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         if self._driven is None or not self._driven.is_begun:
             return super().evaluate(*args, **kwargs)
+        if self._driven.is_exact:
+            getattr(self, "_eval_dataloaders", {}).clear()  # see Driven.validating: made anew
         with self._driven.validating():
             return super().evaluate(*args, **kwargs)
 
@@ -334,7 +336,9 @@ def _switch_off(trainer: transformers.Trainer) -> list[str]:
     needs_best = args.load_best_model_at_end or args.save_strategy == SaveStrategy.BEST
     if needs_best and not args.save_only_model:
         args.save_only_model = True
-        told.append("the Trainer saves only models (`save_only_model`), for the best one at the end")
+        told.append(
+            "the Trainer saves only models (`save_only_model`), for the best one at the end"
+        )
     elif args.save_strategy != SaveStrategy.NO and not needs_best:
         args.save_strategy = SaveStrategy.NO
         told.append("the Trainer's own saves (`save_strategy`) are switched off: tasuki saves")

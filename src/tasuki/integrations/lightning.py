@@ -29,7 +29,7 @@ from lightning.pytorch import LightningModule, Trainer  # noqa: E402 (first: is 
 from lightning.pytorch.callbacks import Callback  # noqa: E402
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy  # noqa: E402
 
-from tasuki.integrations.driven import Driven, settle_buckets  # noqa: E402
+from tasuki.integrations.driven import Driven, forget_workers, settle_buckets  # noqa: E402
 from tasuki.integrations.lightning_state import (  # noqa: E402
     capture,
     capture_logged,
@@ -94,6 +94,9 @@ class TasukiCallback(Callback):
         def run() -> Any:
             if trainer.sanity_checking:
                 return theirs()
+            if loop._combined_loader is not None and driven.is_exact:
+                for loader in loop._combined_loader.flattened:
+                    forget_workers(loader)
             with driven.validating():
                 return theirs()
 
@@ -208,7 +211,9 @@ class _Loader:
             number = self._trainer.fit_loop.epoch_loop.batch_progress.current.ready
             if number >= self._length:
                 return
-            yield self._driven.batch(self._trainer.fit_loop.epoch_progress.current.processed, number)
+            yield self._driven.batch(
+                self._trainer.fit_loop.epoch_progress.current.processed, number
+            )
 
     def _is_at_step(self) -> bool:
         number = self._trainer.fit_loop.epoch_loop.batch_progress.current.ready

@@ -134,9 +134,7 @@ def capture_logged(trainer: Trainer) -> State:
         "is_first": connector._first_loop_iter,
         "results": {name: _results(found) for name, found in _collections(trainer)},
         "metrics": {
-            name: _values(part)
-            for name, part in module.named_modules()
-            if isinstance(part, Metric)
+            name: _values(part) for name, part in module.named_modules() if isinstance(part, Metric)
         },
     }
 

@@ -32,9 +32,7 @@ class Tested:
         return " and ".join(f"{one}.x" for one in self.known)
 
 
-LIGHTNING = Tested(
-    package="lightning", extra="lightning", series="2", least=(2, 6), known=("2.6",)
-)
+LIGHTNING = Tested(package="lightning", extra="lightning", series="2", least=(2, 6), known=("2.6",))
 HF = Tested(package="transformers", extra="hf", series="5", least=(5, 0), known=("5.23",))
 
 

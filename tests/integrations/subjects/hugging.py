@@ -5,7 +5,17 @@ import sys
 
 import torch
 import transformers
-from common import ACCUMULATION, BATCH, EPOCHS, VALIDATE_EVERY, WORKERS, Net, Noisy, remember, strike
+from common import (
+    ACCUMULATION,
+    BATCH,
+    EPOCHS,
+    VALIDATE_EVERY,
+    WORKERS,
+    Net,
+    Noisy,
+    remember,
+    strike,
+)
 from transformers import EarlyStoppingCallback, TrainerCallback, TrainingArguments
 
 from tasuki.integrations.hf import Trainer

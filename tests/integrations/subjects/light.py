@@ -6,7 +6,17 @@ import sys
 import lightning as L
 import torch
 import torchmetrics
-from common import ACCUMULATION, BATCH, EPOCHS, VALIDATE_EVERY, WORKERS, Net, Noisy, remember, strike
+from common import (
+    ACCUMULATION,
+    BATCH,
+    EPOCHS,
+    VALIDATE_EVERY,
+    WORKERS,
+    Net,
+    Noisy,
+    remember,
+    strike,
+)
 from lightning.pytorch.callbacks import EarlyStopping
 from torch.utils.data import DataLoader
 

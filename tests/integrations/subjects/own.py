@@ -1,13 +1,27 @@
 """One's own loop."""
 
+import random
 import sys
 
+import numpy as np
 import torch
-from common import ACCUMULATION, BATCH, EPOCHS, VALIDATE_EVERY, WORKERS, Net, Noisy, remember, strike
+from common import (
+    ACCUMULATION,
+    BATCH,
+    EPOCHS,
+    VALIDATE_EVERY,
+    WORKERS,
+    Net,
+    Noisy,
+    remember,
+    strike,
+)
 from torch.utils.data import DataLoader
 
 import tasuki
 
+random.seed(7)
+np.random.seed(7)
 torch.manual_seed(7)
 model = Net()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
