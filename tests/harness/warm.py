@@ -123,6 +123,8 @@ def _answer(connection: socket.socket, listener: socket.socket) -> None:
             os.dup2(log, 1)
             os.dup2(log, 2)
             os.environ.update(order["environment"])
+            if "script" in order:
+                _run_script(order)
             os._exit(_supervise(order["job"]))
         except BaseException:
             import traceback
@@ -142,6 +144,33 @@ def _supervise(job: str) -> int:
     from tasuki.supervisor.__main__ import main
 
     return main([job], launch=fork_rank, clock=_clock())
+
+
+def _run_script(order: dict) -> None:
+    """Instead of `python train.py`: the same from its first line on."""
+    import faulthandler
+    import runpy
+
+    for number in (*NOTICES, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    if limit := os.environ.get("TASUKI_TEST_STACKS_AFTER"):
+        faulthandler.dump_traceback_later(float(limit))
+    os.chdir(order["folder"])
+    words = [order["script"], *order["arguments"]]
+    sys.argv, sys.orig_argv = words, ["python", *words]
+    sys.path[0] = order["folder"]
+    status: object = 0
+    try:
+        runpy.run_path(words[0], run_name="__main__")
+    except SystemExit as left:
+        status = left.code
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        status = 1
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    # As at the end of an interpreter, but that torch is not torn down.
+    os._exit(status if isinstance(status, int) else 0 if status is None else 1)
 
 
 class Started:
@@ -170,6 +199,20 @@ class Warm:
         connection = socket.socket(socket.AF_UNIX)
         connection.connect(self._path)
         order = {"job": str(job), "log": str(job / "supervisor.log"), "environment": environment}
+        connection.sendall(json.dumps(order).encode() + b"\n")
+        return Started(connection)
+
+    def start_script(self, script: Path, *arguments: str, log: Path, **environment: str) -> Started:
+        """A script of one's own, in its folder; what it says goes to `log`."""
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(self._path)
+        order = {
+            "script": script.name,
+            "folder": str(script.parent),
+            "arguments": arguments,
+            "log": str(log),
+            "environment": environment,
+        }
         connection.sendall(json.dumps(order).encode() + b"\n")
         return Started(connection)
 

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from pathlib import Path
+
 import pytest
 
-from tests.harness.scripts import script_server
+from tests.harness.warm import Warm, warm_server
+
+
+class Servers:
+    """By the module that is imported beforehand; started when first asked for."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self._folder, self._stack = folder, stack
+        self._known: dict[str, Warm] = {}
+
+    def __getitem__(self, framework: str) -> Warm:
+        if framework not in self._known:
+            folder = self._folder / framework
+            folder.mkdir()
+            modules = (framework, "tasuki.spec.load", "torch.distributed")
+            server = self._stack.enter_context(warm_server(folder, *modules))
+            self._known[framework] = server
+        return self._known[framework]
 
 
 @pytest.fixture(scope="session")
-def torch_scripts():
-    with script_server("tasuki.integrations.open") as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def lightning_scripts():
-    with script_server("tasuki.integrations.lightning", "torchmetrics") as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def hf_scripts():
-    with script_server("tasuki.integrations.hf") as server:
-        yield server
+def servers(tmp_path_factory):
+    with ExitStack() as stack:
+        yield Servers(tmp_path_factory.mktemp("servers"), stack)

@@ -15,7 +15,7 @@ from tasuki.errors import UsageError
 from tasuki.estimate.times import StageTimes
 from tasuki.spec.resolved import ResolvedExperiment, ResolvedStage
 from tasuki.store.runs import RunFolder
-from tasuki.supervisor.command import PYTHON, find_program
+from tasuki.supervisor.programs import PYTHON, find_program
 from tasuki.telemetry.events import read_events
 from tasuki.telemetry.spent import add_up_command
 

@@ -278,15 +278,15 @@ def _counted(count: int, wanted: Wanted) -> Feed:
 class Batches:
     """One batch per step, with how long it was waited for and which samples it has."""
 
-    def __init__(self, source: Source, *, steps_left: int) -> None:
+    def __init__(self, source: Source) -> None:
         self._source = source
         self._steps = source.steps()
-        self._left = steps_left
         self.samples = 0
         """Of the last batch, over all ranks."""
         self.indices: list[int] = []
         """Of the last batch, on this rank."""
         self.waited_s = 0.0
+        self._last: Mapping[str, Any] | None = None
 
     def next(self) -> Any:
         began = time.perf_counter()
@@ -303,7 +303,10 @@ class Batches:
 
     def state(self) -> Mapping[str, Any] | None:
         """Of a loader that is not ours, between two steps."""
-        return self._source.state() if isinstance(self._source, ForeignLoader) else None
+        if self._last is not None or not isinstance(self._source, ForeignLoader):
+            return self._last
+        return self._source.state()
 
     def stop(self) -> None:
+        self._last = self.state()  # a loader that was stopped does not know where it stood
         self._source.stop()

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tasuki.errors import UsageError
 from tasuki.integrations.batches import Batches, Feed, Wanted, make_feed
-from tasuki.integrations.loop import Course, Holds, Loop
+from tasuki.integrations.loop import Course, Holds
 from tasuki.integrations.open import open_loop
 from tasuki.runtime.state import State, capture_random, restore_random
 
@@ -96,7 +96,7 @@ class Driven:
         wanted = epoch * feed.steps_per_epoch + number
         if self._batches is None or wanted != self._next:
             self._stop_batches()
-            self._batches = Batches(feed.open(wanted, self.place), steps_left=feed.total_steps)
+            self._batches = Batches(feed.open(wanted, self.place))
             self.loop.before_leaving = self._batches.stop
             self.place = None
         batches = self._batches
@@ -153,8 +153,8 @@ class Driven:
     @contextlib.contextmanager
     def validating(self) -> Iterator[None]:
         """A validation draws what it likes: the training's random numbers stay as they are. A loader
-        whose workers live on draws only when it is first begun, so that a resumed process would draw
-        at other times than one that was never interrupted. Its time is no step's time."""
+        whose workers live on draws only when it is first begun, so a resumed process would draw at
+        other times than one that was never interrupted. Its time is no step's time."""
         kept, clock = capture_random(), self.loop.worker.clock
         began = clock.monotonic()
         try:

@@ -276,7 +276,7 @@ def _plain(trainer: transformers.Trainer, loader: Any) -> Any:
     order we take over where it is a plain one."""
     kind = trainer.args.train_sampling_strategy
     is_plain = isinstance(loader, DataLoader) and kind in ("random", "sequential")
-    if not is_plain or loader.batch_size is None and loader.batch_sampler is None:
+    if not is_plain or (loader.batch_size is None and loader.batch_sampler is None):
         return loader
     if type(trainer)._get_train_sampler is not transformers.Trainer._get_train_sampler:
         return loader  # an order of the user's own

@@ -28,8 +28,10 @@ from tasuki.runtime.state import (
 )
 from tasuki.runtime.things import unwrapped
 
-_SUMS = ("_total_loss_scalar", "_globalstep_last_logged", "current_flos")
-_SUMS += ("_initial_num_input_tokens_seen", "_initial_global_step")
+_SUMS = (
+    *("_total_loss_scalar", "_globalstep_last_logged", "current_flos"),
+    *("_initial_num_input_tokens_seen", "_initial_global_step"),
+)
 _PROCESS = ("is_local_process_zero", "is_world_process_zero", "stateful_callbacks")
 """Of a TrainerState: a matter of the process."""
 

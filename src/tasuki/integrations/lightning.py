@@ -26,7 +26,7 @@ from tasuki.integrations.versions import LIGHTNING, check_version, installed, re
 refuse_absent(LIGHTNING)
 
 from lightning.pytorch import LightningModule, Trainer  # noqa: E402 (first: is it there?)
-from lightning.pytorch.callbacks import Callback  # noqa: E402
+from lightning.pytorch.callbacks import Callback, GradientAccumulationScheduler  # noqa: E402
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy  # noqa: E402
 
 from tasuki.integrations.driven import Driven, forget_workers, settle_buckets  # noqa: E402
@@ -84,7 +84,7 @@ class TasukiCallback(Callback):
         def ours() -> _Loader:
             return _Loader(self, trainer, driven, theirs())
 
-        source.dataloader = ours  # type: ignore[method-assign]
+        source.dataloader = ours
 
     def _keep_validations_apart(self, trainer: Trainer, driven: Driven) -> None:
         loop = trainer.fit_loop.epoch_loop.val_loop
@@ -100,7 +100,7 @@ class TasukiCallback(Callback):
             with driven.validating():
                 return theirs()
 
-        loop.run = run  # type: ignore[method-assign]
+        loop.run = run
 
     # -- the steps ------------------------------------------------------------------------------
 
@@ -145,7 +145,7 @@ class TasukiCallback(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
         driven = self._driven
-        if driven is None or trainer.sanity_checking or not trainer.state.fn == "fit":
+        if driven is None or trainer.sanity_checking or trainer.state.fn != "fit":
             return
         found = trainer.fit_loop.epoch_loop.val_loop._results.metrics(on_step=False)["log"]
         if found:
@@ -197,8 +197,8 @@ class _Loader:
         return self._length
 
     def state_dict(self) -> dict[str, Any]:
-        """Lightning asks whether a loader can be resumed. This one stands where Lightning's counters
-        stand, and keeps nothing."""
+        """Lightning asks whether a loader can be resumed. This one stands where Lightning's
+        counters stand, and keeps nothing."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -243,7 +243,8 @@ class _Holds:
             self._driven.place = state["place"]
 
     def weights(self) -> Mapping[str, Any]:
-        return self._trainer.lightning_module.state_dict()
+        weights: Mapping[str, Any] = self._trainer.lightning_module.state_dict()
+        return weights
 
     def must_be_finite(self, name: str) -> bool:
         kind, _, parameter = name.partition(".")
@@ -282,6 +283,11 @@ def _refuse_others(trainer: Trainer) -> None:
             f"tasuki cannot put back what `{type(strategy).__name__}` shards or hands out",
             hint="it knows one device and DDP: Trainer(strategy='auto') or 'ddp'",
         )
+    if any(isinstance(one, GradientAccumulationScheduler) for one in trainer.callbacks):
+        raise UsageError(
+            "with GradientAccumulationScheduler nobody can tell how many steps an epoch has",
+            hint="give Trainer one number of `accumulate_grad_batches`",
+        )
     if trainer.overfit_batches:
         raise UsageError(
             "`overfit_batches` takes the same batches again and again: nothing to resume",
@@ -292,18 +298,18 @@ def _refuse_others(trainer: Trainer) -> None:
 def _switch_off(trainer: Trainer) -> list[str]:
     """What would act on the same signals, or requeue the same job."""
     connector = trainer._signal_connector
-    connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
+    connector.register_signal_handlers = lambda: None
     environment = trainer._accelerator_connector.cluster_environment
     told = ["Lightning's handlers of signals are switched off: tasuki saves, and exits with 75"]
     if getattr(environment, "auto_requeue", False):
-        environment.auto_requeue = False  # type: ignore[union-attr]
+        environment.auto_requeue = False
         told[0] = (
             "Lightning's handlers of signals and its requeueing (SLURMEnvironment) are switched "
             "off: tasuki saves, and exits with 75"
         )
     if getattr(trainer, "_val_check_time_interval", None) is not None:
         told.append(
-            "WARNING: `val_check_interval` is a time: when validations happen depends on the clock, "
-            "and so does all that depends on them"
+            "WARNING: `val_check_interval` is a time: when validations happen depends on the "
+            "clock, and so does all that depends on them"
         )
     return told

@@ -37,8 +37,10 @@ from tasuki.runtime.state import (
     unsaved_buffers,
 )
 
-_NOT_NEEDED = ("hyper_parameters", "hparams_name", "hparams_type")
-_NOT_NEEDED += tuple(f"datamodule_{key}" for key in _NOT_NEEDED)
+_NOT_NEEDED = (
+    *("hyper_parameters", "hparams_name", "hparams_type"),
+    *("datamodule_hyper_parameters", "datamodule_hparams_name", "datamodule_hparams_type"),
+)
 """Of Lightning's checkpoint: it may hold any object, and nothing is put back from it."""
 _LOOP_KEYS = (
     *("_batches_that_stepped", "_has_run", "_seen_batches_per_dataloader", "_skip_next_val"),

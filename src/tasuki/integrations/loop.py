@@ -150,6 +150,24 @@ class Loop:
         loaded = self._found[2]
         return loaded.state["shared"] if self._found[1] and loaded is not None else None
 
+    def stands_at(self) -> tuple[Course | None, int, bool]:
+        """(the course of the checkpoint that is gone on from, its step, is that the last one)."""
+        self.find()
+        assert self._found is not None
+        name, is_resumed, loaded = self._found
+        if not is_resumed or loaded is None:
+            return None, 0, False
+        told = loaded.state["progress"]
+        facts = dict(told["course"])
+        course = Course(
+            total_steps=facts.pop("total_steps"),
+            steps_per_epoch=facts.pop("steps_per_epoch"),
+            facts=facts,
+            knows_samples=bool(told["knows_samples"]),
+        )
+        at = read_manifest(self.worker.run.checkpoints / str(name)).position
+        return course, at.stage_step, at.is_end
+
     def begin(self, holds: Holds, course: Course) -> None:
         """Commit a first checkpoint, or take the newest; then restore it."""
         self.find()
@@ -252,14 +270,19 @@ class Loop:
         restore_random(own["rank"]["random"])  # last: nothing draws after it but the steps
 
     def _refuse_changed(self, told: Mapping[str, Any]) -> None:
-        now = {**self.course.facts, "total_steps": self.course.total_steps}
-        for key, value in now.items():
+        for key, value in self._course().items():
             if told["course"].get(key) != value:
                 raise DataError(
                     f"`{key}` changed since the last checkpoint: {told['course'].get(key)} before, "
                     f"{value} now",
                     hint="put it back as it was, or begin another run",
                 )
+
+    def _course(self) -> dict[str, Any]:
+        """What must be the same at every start."""
+        course = self.course
+        counts = {"total_steps": course.total_steps, "steps_per_epoch": course.steps_per_epoch}
+        return {**course.facts, **counts}
 
     def _set_out(self, cost: SaveCost | None, *, is_end: bool) -> None:
         worker, course = self.worker, self.course
@@ -447,10 +470,11 @@ class Loop:
         own = {"random": capture_random(), "own": self._holds.capture_rank()}
         state: State = {"rank": own}
         if self.worker.is_first:
-            course, progress = self.course, self.progress
+            progress = self.progress
             state["shared"] = self._holds.capture()
             state["progress"] = {
-                "course": {**course.facts, "total_steps": course.total_steps},
+                "course": self._course(),
+                "knows_samples": self.course.knows_samples,
                 "step": progress.step,
                 "samples": progress.samples,
                 "best": progress.best.as_json() if progress.best else None,

@@ -40,6 +40,10 @@ class Run:
         self._things = Things()
         self._batches: Batches | None = None
         self._feed: Feed | None = None
+        self._loader: Any = None
+        self._accumulation = 1
+        self._num_epochs: int | None = None
+        """Of run.epochs, if the script goes through epochs itself."""
         self._is_in_step = False
         self._is_finished = False
         self._metrics: Mapping[str, Any] | None = None
@@ -74,32 +78,33 @@ class Run:
         """The batches of `loader` from where the run stands, for so many epochs or steps. Saves in
         the background, stops at the notice. With `accumulation` only every so many batches: where
         the gradients of the last ones have been used."""
+        if accumulation < 1:
+            raise UsageError(f"`accumulation={accumulation}` is less than 1", hint=_STEPS_HINT)
+        if self._num_epochs is not None:
+            return self._steps_of_epoch(loader, epochs, steps, accumulation)
         if self._feed is not None:
             raise RunError(
                 "run.steps was called a second time",
-                hint="a run has one loop: give the second one a run of its own "
-                "(tasuki.open_run('second')), or make them stages of a spec",
+                hint="a run has one loop: write `for epoch in run.epochs(10):` around it, give the "
+                "second one a run of its own (tasuki.open_run('second')), or make stages of a spec",
             )
-        if not self._things:
-            raise RunError(
-                "nothing is tracked: a resume could put nothing back",
-                hint="call run.track(model=model, optimizer=optimizer) before run.steps",
-            )
-        worker = self._loop.worker
-        wanted = Wanted(
-            epochs=epochs,
-            steps=steps,
-            seed=worker.stage.seed,
-            stage=worker.stage.name,
-            rank=worker.ranks.rank,
-            world=worker.ranks.world,
-            say=worker.say,
-        )
-        if accumulation < 1:
-            raise UsageError(f"`accumulation={accumulation}` is less than 1", hint=_STEPS_HINT)
-        self._feed = make_feed(loader, wanted)
-        self._begin(self._feed)
-        return self._iterate(self._feed, accumulation)
+        feed = self._begin(loader, epochs=epochs, steps=steps, accumulation=accumulation)
+        return self._iterate(feed)
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """The epochs that are left, where a script does something after each:
+
+        for epoch in run.epochs(10):
+            for batch in run.steps(loader):
+                …
+            validate(model)
+        """
+        if self._feed is not None or self._num_epochs is not None:
+            raise RunError("a run has one loop, which has begun", hint="call run.epochs once")
+        if not isinstance(count, int) or count < 1:
+            raise UsageError(f"`{count}` is no number of epochs", hint="run.epochs(10)")
+        self._num_epochs = count
+        return self._iterate_epochs(count)
 
     def log(self, *, split: str = "train", **values: Any) -> None:
         """Numbers and texts of this step. Tensors are read only when a line is written, every
@@ -165,6 +170,14 @@ class Run:
         return self._loop.progress.step
 
     @property
+    def completes_step(self) -> bool:
+        """With `accumulation`: is this batch the last of its group, after which the optimizer
+        steps? The last batch of an epoch is, and that of the loop."""
+        assert self._feed is not None
+        done, per_epoch = self.step + 1, self._feed.steps_per_epoch
+        return (done % per_epoch) % self._accumulation == 0 or done == self._feed.total_steps
+
+    @property
     def epoch(self) -> int:
         return self.step // self._feed.steps_per_epoch if self._feed is not None else 0
 
@@ -175,34 +188,62 @@ class Run:
 
     # -- the loop -------------------------------------------------------------------------------
 
-    def _begin(self, feed: Feed) -> None:
-        loop, things = self._loop, self._things
+    def _begin(
+        self, loader: Any, *, epochs: int | None, steps: int | None, accumulation: int
+    ) -> Feed:
+        """Every start is a restore; from here on only step boundaries end the attempt."""
+        if not self._things:
+            raise RunError(
+                "nothing is tracked: a resume could put nothing back",
+                hint="call run.track(model=model, optimizer=optimizer) before run.steps",
+            )
+        loop, worker = self._loop, self._loop.worker
+        wanted = Wanted(
+            epochs=epochs,
+            steps=steps,
+            seed=worker.stage.seed,
+            stage=worker.stage.name,
+            rank=worker.ranks.rank,
+            world=worker.ranks.world,
+            say=worker.say,
+        )
+        feed = make_feed(loader, wanted)
+        self._feed, self._loader, self._accumulation = feed, loader, accumulation
         for line in feed.told:
-            loop.worker.say(line)
+            worker.say(line)
+        course = Course(
+            total_steps=feed.total_steps,
+            steps_per_epoch=feed.steps_per_epoch,
+            facts={**feed.facts, "accumulation": accumulation},
+            knows_samples=feed.order is not None,
+            order=feed.order,
+        )
+        holds = self._begin_loop(course)
+        self._batches = Batches(feed.open(loop.progress.step, holds.place))
+        holds.batches = self._batches
+        loop.before_leaving = self._batches.stop
+        return feed
+
+    def _begin_loop(self, course: Course) -> _Tracked:
+        loop, things = self._loop, self._things
         state = loop.find()
         if state is not None:
             things.refuse_others(state)
         loop.lr = self._lr
-        course = Course(
-            total_steps=feed.total_steps,
-            steps_per_epoch=feed.steps_per_epoch,
-            facts=feed.facts,
-            knows_samples=feed.order is not None,
-            order=feed.order,
-        )
         holds = _Tracked(things)
         loop.begin(holds, course)
-        left = feed.total_steps - loop.progress.step
-        self._batches = Batches(feed.open(loop.progress.step, holds.place), steps_left=left)
-        holds.batches = self._batches
-        loop.before_leaving = self._batches.stop
+        return holds
 
-    def _iterate(self, feed: Feed, accumulation: int) -> Iterator[Any]:
-        loop, batches = self._loop, self._batches
+    def _iterate(self, feed: Feed) -> Iterator[Any]:
+        yield from self._take_steps(feed, feed.total_steps)
+        self._stop_batches()
+        self._loop.end()
+
+    def _take_steps(self, feed: Feed, until: int) -> Iterator[Any]:
+        loop, batches, progress = self._loop, self._batches, self._loop.progress
         assert batches is not None
-        progress = loop.progress
-        while progress.step < feed.total_steps:
-            if progress.step % feed.steps_per_epoch % accumulation == 0:
+        while progress.step < until:
+            if progress.step % feed.steps_per_epoch % self._accumulation == 0:
                 loop.boundary()
             else:
                 loop.begin_step()
@@ -213,15 +254,54 @@ class Run:
             loop.end_step(
                 samples=batches.samples, indices=batches.indices, waited_s=batches.waited_s
             )
-        batches.stop()
+
+    def _iterate_epochs(self, count: int) -> Iterator[int]:
+        loop = self._loop
+        course, step, is_end = loop.stands_at()
+        if is_end and course is not None:
+            self._begin_loop(course)  # all is done but for what comes after the loop
+        else:
+            first = step // course.steps_per_epoch if course is not None else 0
+            for epoch in range(first, count):
+                yield epoch
+                if self._feed is None or loop.progress.step < (epoch + 1) * (
+                    self._feed.steps_per_epoch
+                ):
+                    raise RunError(
+                        f"epoch {epoch} was left before its last batch",
+                        hint="go through all of run.steps(loader) in each epoch; a shorter one is "
+                        "run.steps(loader, steps=…) without run.epochs",
+                    )
+        self._stop_batches()
         loop.end()
+
+    def _steps_of_epoch(
+        self, loader: Any, epochs: int | None, steps: int | None, accumulation: int
+    ) -> Iterator[Any]:
+        if epochs is not None or steps is not None:
+            raise UsageError(
+                "inside run.epochs the steps of one epoch are taken",
+                hint="write run.steps(loader), without `epochs` and `steps`",
+            )
+        feed = self._feed
+        if feed is None:
+            count = self._num_epochs
+            feed = self._begin(loader, epochs=count, steps=None, accumulation=accumulation)
+        elif loader is not self._loader or accumulation != self._accumulation:
+            raise RunError(
+                "another loader than in the first epoch",
+                hint="make the loader once, before run.epochs",
+            )
+        epoch = self._loop.progress.step // feed.steps_per_epoch
+        return self._take_steps(feed, (epoch + 1) * feed.steps_per_epoch)
 
     def _lr(self) -> float | None:
         optimizers = self._things.optimizers
         return float(optimizers[0].param_groups[0]["lr"]) if optimizers else None
 
     def _on_optimizer_step(self, *_: Any) -> None:
-        if not self._is_in_step and not self._loop.is_over:
+        may_step = self._is_in_step or (self._num_epochs is not None and self._feed is not None)
+        if not may_step and not self._loop.is_over:
             raise RunError(
                 "the optimizer was stepped outside of `run.steps`: no checkpoint would know of it",
                 hint=f"step it inside the loop only: {_STEPS_HINT}",
@@ -261,7 +341,7 @@ class Run:
         loop = self._loop
         if loop.is_over:
             return
-        if self._batches is None:
+        if self._batches is None and not loop.is_at_end:
             raise RunError(
                 "the script has ended without a step of `run.steps`: nothing can be resumed",
                 hint=f"go through the data with it: {_STEPS_HINT}",

@@ -20,8 +20,9 @@ from tasuki.spec.resolved import ResolvedExperiment, ResolvedStage, start_of
 _COUNTS = {
     *("name", "stages", "each", "recipe", "command", "ranks", "evaluate", "gpus", "init_from"),
     "expect",
+    *("save", "seed", "log_every", "exact"),
 }
-"""Keys that mean something to a stage that is a command."""
+"""Keys that mean something to a stage that is a command; the last ones to its `tasuki.open_run`."""
 _COUNTS_OF_EVALUATE = {"after", "reserve", "command"}
 _OF_SHELLS = re.compile(r"\|{1,2}|&{1,2}|;|\d*[<>]{1,2}(&\d)?")
 _SCRIPTS = (".py", ".sh", ".bash", ".pl", ".jl", ".R")
@@ -86,7 +87,7 @@ class IdleKeys:
                 continue
             if stage.command is None:
                 self._used.add(place)
-            elif key == "ranks" and stage.ranks != "own":
+            elif key == "ranks" and stage.ranks == "tasuki":
                 self._idle.setdefault(place, (f"{key}: tasuki", stage.name))
             elif key not in _COUNTS:
                 self._idle.setdefault(place, (key, stage.name))

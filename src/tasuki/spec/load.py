@@ -231,11 +231,11 @@ class _Work:
                 f"{own.mark}: `command` is one text: it is split into words and no shell reads it, "
                 f"as if it were `[{words}]`",
             )
-        if ranks is not None and stage.command is None and stage.ranks == "own":
+        if ranks is not None and stage.command is None and stage.ranks != "tasuki":
             self.warnings.setdefault(
                 "ranks",
-                f"{ranks.mark}: `ranks: own` has no effect on stage `{stage.name}`: the ranks of a "
-                "recipe are started by tasuki",
+                f"{ranks.mark}: `ranks: {stage.ranks}` has no effect on stage `{stage.name}`: the "
+                "ranks of a recipe are started by tasuki, one for each GPU",
             )
 
     def _note_batch(self, entries: Mapping[str, Node], stage: ResolvedStage) -> None:

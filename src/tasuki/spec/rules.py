@@ -236,7 +236,15 @@ Schedule = Annotated[
 Cut = Annotated[Literal["stage", "fill"], _one_of("stage", "fill")]
 Share = Annotated[Literal["private", "group"], _one_of("group", "private")]
 Backend = Annotated[Literal["auto", "local", "slurm"], _one_of("auto", "local", "slurm")]
-Ranks = Annotated[Literal["tasuki", "own"], _one_of("tasuki", "own")]
+Ranks = Annotated[
+    Annotated[int, Meta(ge=1, le=1024)] | Literal["tasuki", "own"],
+    Rule(
+        "a whole number, `own` or `tasuki`",
+        "between 1 and 1024, `own` or `tasuki`",
+        example="4",
+        choices=("tasuki", "own"),
+    ),
+]
 Mode = Annotated[Literal["min", "max"], _one_of("min", "max")]
 After = Annotated[Literal["end", "each_stage"], _one_of("end", "each_stage")]
 Context = Annotated[Literal["auto", "fork", "spawn"], _one_of("auto", "fork", "spawn")]

@@ -1,9 +1,10 @@
-"""A phase that is a command of the user's own: one process and all it starts, and no wire.
+"""A phase that is a command of the user's own: its processes and all they start, and no wire.
 
 It is told of the end by two files and by SIGTERM, and tells by its exit code: 0 is done, 75 is
 "resume me", everything else failed. 0 after a notice is done only with its done-marker: a script
 that obeys SIGTERM ends well in the middle of its work too. Nobody of it watches our clock, so the
-supervisor gives the notice before a time limit. Called by lane.py, beside phase.py.
+supervisor gives the notice before a time limit. One process, or with `ranks: 4` four of the same
+command, which go down together. Called by lane.py, beside phase.py.
 """
 
 from __future__ import annotations
@@ -11,23 +12,20 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-import shutil
 import signal
-import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
+from tasuki.checkpoint.lineage import list_checkpoints
 from tasuki.clock import Clock
 from tasuki.errors import EXIT_DONE, EXIT_RESUME_ME, StoreError, UsageError
 from tasuki.relay.values import Cause, Ending, PhaseEnded
-from tasuki.store.atomic import FILE_MODE, make_folder, read_json, write_bytes
+from tasuki.store.atomic import make_folder, read_json, write_bytes
 from tasuki.store.runs import CommandFolder
-from tasuki.supervisor.commanded import LEAST_WORK_S
-from tasuki.supervisor.figures import own_gpus
+from tasuki.supervisor.commanded import LEAST_WORK_S, read_ranks
 from tasuki.supervisor.job import JobOrder
-from tasuki.supervisor.kin import MARK, end_leftovers, find_kin, send, tell_kin
+from tasuki.supervisor.kin import end_leftovers, find_kin, send, tell_kin
 from tasuki.supervisor.phase import (
     PEERS_LEAVE_S,
     SILENTLY_KILLED,
@@ -36,11 +34,17 @@ from tasuki.supervisor.phase import (
     make_wires,
     signal_name,
 )
-from tasuki.supervisor.ranks import NEVER_PASSED, PhaseOrder
+from tasuki.supervisor.programs import (
+    Started,
+    environment_of,
+    find_words,
+    forget,
+    of_ranks,
+    start_one,
+)
+from tasuki.supervisor.ranks import PhaseOrder
 from tasuki.units import format_seconds
 
-PYTHON = "python"
-"""As a command's first word: the interpreter that ranks would have."""
 _LAST_WORDS_S = 1.0
 """Between the end of a command and that of its job, for the outcome …"""
 _WAY_BACK_S = 5.0
@@ -64,6 +68,8 @@ class CommandOrder:
     last_words_s: float = _LAST_WORDS_S
     settles_s: float = 0.0
     """How long after its end a notice may still be heard that it has had."""
+    ranks: int | None = None
+    """Started by us; None: one process, which starts its own if it likes."""
 
     @property
     def folder(self) -> CommandFolder:
@@ -83,6 +89,7 @@ def order_command(
         grace_s=max(job.ranks_grace_s, float(told or 0.0)),
         last_words_s=_WAY_BACK_S if job.is_slurm else _LAST_WORDS_S,
         settles_s=_HEARD_WITHIN_S if job.is_slurm else 0.0,
+        ranks=read_ranks(phase.run, phase.stage) if phase.kind == "train" else None,
     )
 
 
@@ -93,91 +100,31 @@ def start_command(
     phase, folder = order.phase, order.folder
     end_leftovers(phase.run, sleep=clock.sleep)
     make_folder(folder.path)
-    name = f"{job.folder.name}.{phase.claim}"
-    log, err = phase.run.logs / f"{name}.log", phase.run.logs / f"{name}.err"
-    environment = _environment(order, job, environment)
-    words = _program(order.words, job, environment)
-    with _append(log) as out, _append(err) as errors:
-        out.write(f"Starting stage {phase.stage}, attempt {phase.claim}: {shlex.join(words)}\n")
-        out.flush()
+    environment = environment_of(order, job, environment)
+    words = find_words(order.words, job, environment)
+    started: list[Started] = []
+    for rank, own in enumerate(of_ranks(order.ranks, environment, cpus=job.cpus)):
         try:
-            process = subprocess.Popen(
-                [*job.container, *words],
-                cwd=job.cwd,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=errors,
-                process_group=0,
-            )
+            started.append(start_one(order, job, words, rank, own, started))
         except OSError as error:
-            _forget(folder)
+            send([one.process.pid for one in started], signal.SIGKILL)
+            forget(folder)
             what = error.filename if isinstance(error.filename, str) else order.words[0]
             raise UsageError(
                 f"the command `{shlex.join(order.words)}` cannot be started: {what}: "
                 f"{error.strerror}",
                 hint=f"its first word is looked up in PATH and in {job.cwd}, where it runs",
             ) from error
-        began = errors.tell()
-    return CommandPhase(order, process, clock=clock, log=log, err=(err, began))
+    return CommandPhase(order, started, clock=clock)
 
 
-def _forget(folder: CommandFolder) -> None:
-    """Nothing was begun: the spec may still be changed."""
-    with contextlib.suppress(OSError):
-        folder.path.rmdir()
-        folder.path.parent.rmdir()
-
-
-def _append(path: Path) -> Any:
-    make_folder(path.parent)
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, FILE_MODE)
-    os.lseek(fd, 0, os.SEEK_END)
-    return os.fdopen(fd, "a", errors="replace")
-
-
-def _program(
-    words: tuple[str, ...], job: JobOrder, environment: Mapping[str, str]
-) -> tuple[str, ...]:
-    """Inside a container its own PATH counts."""
-    first = words[0]
-    if first == PYTHON:
-        return (job.python, *words[1:])
-    if job.container:
-        return words
-    return (find_program(first, job.cwd, job.python, environment) or first, *words[1:])
-
-
-def find_program(
-    word: str, folder: Path, python: str, environment: Mapping[str, str]
-) -> str | None:
-    """In PATH, in the spec's folder, or beside the interpreter, as torchrun is; None: nowhere."""
-    if "/" in word:
-        return shutil.which(str(folder / Path(word).expanduser()))
-    places = [environment.get("PATH", os.defpath), str(folder), str(Path(python).parent)]
-    return next((found for path in places if (found := shutil.which(word, path=path))), None)
-
-
-def _environment(
-    order: CommandOrder, job: JobOrder, environment: Mapping[str, str]
-) -> dict[str, str]:
-    own = {key: value for key, value in environment.items() if key not in NEVER_PASSED}
-    gpus = own_gpus(environment, device=job.device, gpus=order.gpus)
-    if gpus:
-        own["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-    if order.phase.cpus is not None:  # of each process that it may start, as torchrun does
-        own.setdefault("OMP_NUM_THREADS", str(order.phase.cpus))
-    own.setdefault("PYTHONUNBUFFERED", "1")  # what a killed script has said must be in its log
-    folder = order.folder
-    return own | {
-        "TASUKI_RUN": str(order.phase.run.path),
-        "TASUKI_ATTEMPT": str(order.phase.claim),
-        "TASUKI_STAGE_FOLDER": str(order.phase.run.stage(order.phase.stage).path),
-        "TASUKI_DEADLINE": str(folder.deadline),
-        MARK: str(folder.notice),
-        "TASUKI_DONE": str(folder.done),
-        "TASUKI_METRICS": str(folder.metrics),
-    }
+def _mute(number: int, started: Started) -> Rank:
+    """A rank without a wire."""
+    wire, theirs = make_wires()
+    wire.is_closed = True
+    wire.sock.close()
+    theirs.close()
+    return Rank(number, started.process, wire, log=started.log)
 
 
 @dataclass(slots=True)
@@ -206,28 +153,30 @@ class _Told:
 
 
 class CommandPhase(Phase):
-    """With the face of a phase of ranks, of which it has one that says nothing."""
+    """With the face of a phase of ranks, which say nothing."""
 
-    def __init__(
-        self,
-        order: CommandOrder,
-        process: subprocess.Popen[bytes],
-        *,
-        clock: Clock,
-        log: Path,
-        err: tuple[Path, int],
-    ) -> None:
-        wire, theirs = make_wires()
-        wire.is_closed = True
-        wire.sock.close()
-        theirs.close()
-        rank = Rank(0, process, wire, log=log)
-        super().__init__(order.phase.kind, order.phase.stage, [rank], grace_s=order.grace_s)
+    def __init__(self, order: CommandOrder, started: Sequence[Started], *, clock: Clock) -> None:
+        ranks = [_mute(number, one) for number, one in enumerate(started)]
+        super().__init__(order.phase.kind, order.phase.stage, ranks, grace_s=order.grace_s)
         self.folder = order.folder
-        self._order, self._clock, self._err = order, clock, err
+        self._order, self._clock, self._started = order, clock, started
         self._times = _Times(clock.monotonic())
         self._told = _Told()
-        self._status: int | None = None
+        self._statuses: list[int | None] = [None] * len(started)
+
+    @property
+    def _group(self) -> int:
+        return self._started[0].process.pid
+
+    @property
+    def _status(self) -> int | None:
+        """Of the command as a whole; None while one of its processes lives. The first that failed
+        tells why; the others went down with it."""
+        if self.first_end is not None and None not in self._statuses:
+            return self._statuses[self.first_end]
+        if None in self._statuses:
+            return None
+        return EXIT_RESUME_ME if EXIT_RESUME_ME in self._statuses else EXIT_DONE
 
     # -- what it is told --------------------------------------------------------------------
 
@@ -271,7 +220,7 @@ class CommandPhase(Phase):
         self._times.noticed_at = self._clock.monotonic()
         with contextlib.suppress(StoreError):
             write_bytes(self.folder.notice, f"{cause}\n".encode())
-        tell_kin(self.ranks[0].process.pid)
+        tell_kin(self._group)
 
     def is_due(self, now: float) -> bool:
         """Must it be told now that its time limit is near?"""
@@ -292,30 +241,43 @@ class CommandPhase(Phase):
 
     def reap(self, now: float) -> None:
         """Over when all that it started is gone too."""
-        rank, times = self.ranks[0], self._times
-        if rank.status is not None:
+        times = self._times
+        if self.has_ended:
             return
-        if self._status is None:
-            self._status = rank.process.poll()
-            if self._status is None:
+        if times.left_at is None:
+            self._poll(now)
+            if None in self._statuses:
                 return
             times.left_at = now
             self._end_rest(now)
-        if self.notice is Cause.NONE and now < (times.left_at or 0.0) + self._order.settles_s:
+        if self.notice is Cause.NONE and now < times.left_at + self._order.settles_s:
             return
         is_stuck = times.rest_killed_at is not None and now >= times.rest_killed_at + _LET_GO_S
         if is_stuck or not self._rest():
-            rank.status = self._status
+            for rank, status in zip(self.ranks, self._statuses, strict=True):
+                rank.status = status
+
+    def _poll(self, now: float) -> None:
+        """When one of several is gone, the others must not wait for it for ever."""
+        for number, one in enumerate(self._started):
+            if self._statuses[number] is not None:
+                continue
+            status = self._statuses[number] = one.process.poll()
+            if status is None or (status == EXIT_DONE and self.first_end is None):
+                continue
+            if status not in (EXIT_DONE, EXIT_RESUME_ME) and self.first_end is None:
+                self.first_end = number
+            if len(self._started) > 1 and self._times.noticed_at is None:
+                self.kill_by(now + PEERS_LEAVE_S, "another rank had ended")
 
     def _end_rest(self, now: float) -> None:
         """TERM, then KILL. After a notice its group has heard already, and may save to its end: a
         shell dies of the signal at once, and the script that it started does not."""
-        group = self.ranks[0].process.pid
         if self._times.noticed_at is None:
             send(self._rest(), signal.SIGTERM)
             self.kill_by(now + PEERS_LEAVE_S, "the command itself had ended")
             return
-        send(find_kin(group, self._mark, is_beyond=True), signal.SIGTERM)
+        send(find_kin(self._group, self._mark, is_beyond=True), signal.SIGTERM)
         if self.kill_at is None:
             self.kill_by(now + (self.grace_s or PEERS_LEAVE_S), "the notice was over")
 
@@ -324,20 +286,20 @@ class CommandPhase(Phase):
         return str(self.folder.notice)
 
     def _rest(self) -> list[int]:
-        return find_kin(self.ranks[0].process.pid, self._mark)
+        return find_kin(self._group, self._mark)
 
     def tick(self, now: float) -> None:
         if self.kill_at is None or now < self.kill_at:
             return
-        if self._times.left_at is None:
+        if self._times.left_at is None and self.first_end is None:
             self.is_killed = True
         if self._times.rest_killed_at is None:
             self._times.rest_killed_at = now
         self.kill()  # at every turn: somebody may just have been born
 
     def kill(self) -> None:
-        if self._status is None:
-            send([self.ranks[0].process.pid], signal.SIGKILL)
+        both = zip(self._started, self._statuses, strict=True)
+        send([one.process.pid for one, status in both if status is None], signal.SIGKILL)
         send(self._rest(), signal.SIGKILL)
 
     def close(self) -> None:
@@ -375,12 +337,21 @@ class CommandPhase(Phase):
             cause=self.notice,
             message=self._explain_status(status),
             hint=_HINT.replace("RUN", self._order.phase.run.name),
-            has_progressed=is_noticed and self._has_worked,
+            has_progressed=(is_noticed and self._has_worked) or self._has_saved,
         )
 
     @property
     def _has_worked(self) -> bool:
-        return self.worked_s >= self._times.least_s
+        return self.worked_s >= self._times.least_s or self._has_saved
+
+    @property
+    def _has_saved(self) -> bool:
+        """Has its loop (`tasuki.open_run`) committed a checkpoint beyond its start?"""
+        phase = self._order.phase
+        return any(
+            found.claim == phase.claim and found.start_of is None
+            for found in list_checkpoints(phase.run)
+        )
 
     def _handed_over(self, words: str) -> PhaseEnded:
         cause = self.notice
@@ -402,13 +373,19 @@ class CommandPhase(Phase):
             return f"the command was killed by the supervisor because {self.killed_for}{after}"
         if status is not None and status < 0:
             killed = SILENTLY_KILLED.format(signal_name(-status))
-            return f"the command {killed} (SIGKILL: often the node's memory was full)"
+            return f"{self._who} {killed} (SIGKILL: often the node's memory was full)"
         said = self._last_line()
-        return f"the command ended with exit code {status}" + (f": {said}" if said else "")
+        return f"{self._who} ended with exit code {status}" + (f": {said}" if said else "")
+
+    @property
+    def _who(self) -> str:
+        is_one = len(self._started) == 1
+        return "the command" if is_one else f"rank {self.first_end} of the command"
 
     def _last_line(self) -> str:
         """Of what this phase wrote to its .err log."""
-        path, began = self._err
+        one = self._started[self.first_end or 0]
+        path, began = one.err, one.err_began
         with contextlib.suppress(OSError), path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(began, size - 4096))

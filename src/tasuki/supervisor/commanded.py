@@ -24,6 +24,14 @@ def read_command(run: RunFolder, stage: str, kind: str) -> tuple[str, ...] | Non
         return None if words is None else tuple(map(str, words))
 
 
+def read_ranks(run: RunFolder, stage: str) -> int | None:
+    """How many processes of its command are started; None: one, which does as it likes."""
+    with shaped(run.spec):
+        stages = read_json(run.spec)["spec"]["stages"]
+        ranks = next((one.get("ranks") for one in stages if one["name"] == stage), None)
+        return ranks if isinstance(ranks, int) and ranks > 1 else None
+
+
 def has_worked(events: Sequence[Mapping[str, Any]], *, now: float) -> bool:
     """Is an attempt whose supervisor died believed to have saved something, by its command?"""
     began = [e["t"] for e in events if e["kind"] == "worker-started" and e.get("is_command")]

@@ -66,7 +66,10 @@ def keep_result(done: Done, events: EventLog, *, clock: Clock) -> None:
     folder = done.run.stage(done.stage)
     sha256: str | None = None
     make_folder(folder.path)
-    if done.kind == "train":
+    if done.kind == "train" and folder.metrics.exists():
+        own = read_json(folder.metrics)  # its loop is a `tasuki.open_run`, and knows more
+        write_json(folder.metrics, {**own, **common, **({"last": metrics} if metrics else {})})
+    elif done.kind == "train":
         unknown = dict.fromkeys(("steps", "epochs", "samples", "best", "scaling", "sha256"))
         value = {**common, **unknown, "last": metrics, "finished_at": utc(clock.wall())}
         write_json(folder.metrics, value)

@@ -1,5 +1,5 @@
-"""What the subjects of the contract suite share: the same data and model, a step that draws from every
-random number there is, and a digest of all that must come out the same."""
+"""What the scripts share: the same data and model, a step that draws from every random number there
+is, and a digest of all that must come out the same."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def strike(step: int) -> None:
 
 
 def _wait_until_seen() -> None:
-    """These steps take a millisecond: so that a notice is heard of in the step in which it comes."""
+    """These steps take a millisecond: the notice is heard of in the step in which it comes."""
     watch = next(t for t in threading.enumerate() if type(t).__name__ == "LoopWatch")
     until = time.monotonic() + 30
     while watch.notice == "none" and time.monotonic() < until:

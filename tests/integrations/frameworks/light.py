@@ -3,7 +3,7 @@
 import os
 import sys
 
-import lightning as L
+import lightning as pl
 import torch
 import torchmetrics
 from common import (
@@ -26,7 +26,7 @@ IS_PLATEAU = os.environ.get("SCHEDULE") == "plateau"
 IS_MANUAL = bool(os.environ.get("MANUAL"))
 
 
-class Module(L.LightningModule):
+class Module(pl.LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self.net = Net()
@@ -60,7 +60,7 @@ class Module(L.LightningModule):
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
 
-class Ends(L.Callback):
+class Ends(pl.Callback):
     """What every epoch ended with."""
 
     def on_train_epoch_end(self, trainer, module):
@@ -78,9 +78,9 @@ class Ends(L.Callback):
         )
 
 
-L.seed_everything(7, verbose=False)
+pl.seed_everything(7, verbose=False)
 ranks = int(os.environ.get("WORLD_SIZE", "1"))
-trainer = L.Trainer(
+trainer = pl.Trainer(
     max_epochs=EPOCHS,
     accelerator="cpu",
     devices=ranks,

@@ -3,7 +3,6 @@
 import os
 import sys
 
-import torch
 import transformers
 from common import (
     ACCUMULATION,
