@@ -218,9 +218,18 @@ def _of_framework(name: str) -> str:
 
 
 _MUCH = {"ACCUMULATION": "2", "VALIDATE_EVERY": "4", "SCHEDULE": "plateau", "EPOCHS": "3"}
+_MUCH["QUIET_VALIDATION"] = "yes"
 ADAPTERS = [
     Subject("lightning", _of_framework("light.py"), 18, 1, (0, 2), _MUCH, LIGHTNING),
     Subject("hf", _of_framework("hugging.py"), 18, 1, (0, 2), _MUCH, HF),
+]
+ADAPTERS_OF_RANKS = [
+    # With two ranks a sum has one order: three are the first that can tell whether DDP's groups of
+    # gradients are the same after a resume.
+    Subject(
+        "lightning-3-ranks", _of_framework("light.py"), 12, 3, (0,), {"EPOCHS": "3"}, LIGHTNING
+    ),
+    Subject("hf-3-ranks", _of_framework("hugging.py"), 12, 3, (0,), {"EPOCHS": "3"}, HF),
 ]
 
 

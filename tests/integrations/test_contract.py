@@ -14,12 +14,19 @@ from tasuki.checkpoint.lineage import list_checkpoints
 from tasuki.errors import EXIT_DONE, EXIT_RESUME_ME
 from tasuki.store.attempts import read_attempt_ends
 from tasuki.store.claims import list_claims
-from tests.integrations.subjects import ADAPTERS, SUBJECTS, Script, Subject, make_script
+from tests.integrations.subjects import (
+    ADAPTERS,
+    ADAPTERS_OF_RANKS,
+    SUBJECTS,
+    Script,
+    Subject,
+    make_script,
+)
 
 pytestmark = pytest.mark.timeout(180)
 
 
-LONG = [pytest.param(one, marks=pytest.mark.long) for one in ADAPTERS]
+LONG = [pytest.param(one, marks=pytest.mark.long) for one in [*ADAPTERS, *ADAPTERS_OF_RANKS]]
 
 
 @pytest.fixture(scope="module")

@@ -152,9 +152,9 @@ class Driven:
 
     @contextlib.contextmanager
     def validating(self) -> Iterator[None]:
-        """A validation draws what it likes: the training's random numbers stay as they are. A loader
-        whose workers live on draws only when it is first begun, so a resumed process would draw at
-        other times than one that was never interrupted. Its time is no step's time."""
+        """A validation draws what it likes: the training's random numbers stay as they are. A
+        loader whose workers live on draws only when it is first begun, so a resumed process would
+        draw at other times than one that was never interrupted. Its time is no step's time."""
         kept, clock = capture_random(), self.loop.worker.clock
         began = clock.monotonic()
         try:

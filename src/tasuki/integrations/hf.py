@@ -36,6 +36,7 @@ from tasuki.integrations.hf_state import (  # noqa: E402
     restore,
     restore_counters,
     restore_sums,
+    without_times,
 )
 from tasuki.integrations.loop import Course, HandedOver  # noqa: E402
 from tasuki.runtime.state import State  # noqa: E402
@@ -160,7 +161,8 @@ class _Resumable(transformers.Trainer):
         driven = self._driven
         if driven is None:
             return
-        found = {k: v for k, v in logs.items() if k != "epoch" and isinstance(v, int | float)}
+        numbers = {k: v for k, v in logs.items() if k != "epoch" and isinstance(v, int | float)}
+        found = without_times(numbers)
         if any(name.startswith("eval_") for name in found):
             driven.loop.rows.add(found, "val")
         else:

@@ -12,6 +12,7 @@ from common import (
     WORKERS,
     Net,
     Noisy,
+    held_out,
     remember,
     strike,
 )
@@ -55,7 +56,7 @@ trainer = Trainer(
         remove_unused_columns=False,
     ),
     train_dataset=Noisy(),
-    eval_dataset=Noisy(16),
+    eval_dataset=held_out(),
     callbacks=[EarlyStoppingCallback(50), Strikes()],
     run=sys.argv[1],
     run_options={"save": "3 steps", "log_every": 1},

@@ -14,6 +14,7 @@ from common import (
     WORKERS,
     Net,
     Noisy,
+    held_out,
     remember,
     strike,
 )
@@ -100,5 +101,5 @@ trainer = pl.Trainer(
 trainer.fit(
     Module(),
     DataLoader(Noisy(), BATCH, shuffle=True, num_workers=WORKERS),
-    DataLoader(Noisy(16), 8, num_workers=WORKERS, persistent_workers=WORKERS > 0),
+    DataLoader(held_out(), 8, num_workers=WORKERS, persistent_workers=WORKERS > 0),
 )
