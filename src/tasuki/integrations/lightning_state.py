@@ -58,10 +58,17 @@ def capture(trainer: Trainer) -> State:
     """What all ranks share. Tensors are the live ones; those that occur twice are stored once."""
     module = trainer.lightning_module
     theirs = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+    theirs["callbacks"] = _apart(theirs["callbacks"])
     return {
         "lightning": {key: value for key, value in theirs.items() if key not in _NOT_NEEDED},
         **_own(trainer, module),
     }
+
+
+def _apart(values: Any) -> Any:
+    """Copies. A callback and what was logged may hold one and the same tensor, and after a resume
+    two that are equal: that is no difference, and must not look like one on disk."""
+    return apply_to_collection(values, Tensor, lambda tensor: tensor.detach().clone())
 
 
 def _own(trainer: Trainer, module: LightningModule) -> State:
@@ -128,7 +135,7 @@ def _loops(loop: _Loop, name: str = "fit_loop") -> Iterator[tuple[str, _Loop]]:
 
 def capture_logged(trainer: Trainer) -> State:
     connector, module = trainer._logger_connector, trainer.lightning_module
-    return {
+    state = {
         "progress_bar": dict(connector._progress_bar_metrics),
         "logged": dict(connector._logged_metrics),
         "callback": dict(connector._callback_metrics),
@@ -139,6 +146,8 @@ def capture_logged(trainer: Trainer) -> State:
             name: _values(part) for name, part in module.named_modules() if isinstance(part, Metric)
         },
     }
+    apart: State = _apart(state)
+    return apart
 
 
 def restore_logged(trainer: Trainer, state: Mapping[str, Any]) -> None:
