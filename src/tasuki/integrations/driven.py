@@ -17,9 +17,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tasuki.errors import UsageError
+from tasuki.integrations.alone import is_kernel
 from tasuki.integrations.batches import Batches, Feed, Wanted, make_feed
 from tasuki.integrations.loop import Course, Holds
 from tasuki.integrations.open import open_loop
+from tasuki.integrations.run import show_errors_briefly
 from tasuki.runtime.state import State, capture_random, restore_random
 
 _UNBOUNDED_EPOCHS = 1_000_000
@@ -28,6 +30,12 @@ _ONE_LOADER = (
     "give it one DataLoader with a length: several can be joined to one data set, and a stream "
     "can be wrapped in a loader that has `__len__`"
 )
+
+
+def begin_talking() -> None:
+    """Before anything is refused: in words, without a traceback."""
+    if not is_kernel():
+        show_errors_briefly()
 
 
 class Driven:

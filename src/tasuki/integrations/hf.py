@@ -28,7 +28,7 @@ import transformers  # noqa: E402 (first: is it there?)
 from transformers import trainer as _module  # noqa: E402
 from transformers.trainer_utils import SaveStrategy  # noqa: E402
 
-from tasuki.integrations.driven import Driven, settle_buckets  # noqa: E402
+from tasuki.integrations.driven import Driven, begin_talking, settle_buckets  # noqa: E402
 from tasuki.integrations.hf_state import (  # noqa: E402
     capture,
     capture_sums,
@@ -72,6 +72,7 @@ class _Resumable(transformers.Trainer):
         trial: Any = None,
         ignore_keys_for_eval: list[str] | None = None,
     ) -> Any:
+        begin_talking()
         warning = check_version(HF, installed(HF))
         _refuse_others(self, resume_from_checkpoint, trial)
         told = _switch_off(self)  # first: our handlers of signals come after theirs are gone

@@ -29,7 +29,12 @@ from lightning.pytorch import LightningModule, Trainer  # noqa: E402 (first: is 
 from lightning.pytorch.callbacks import Callback, GradientAccumulationScheduler  # noqa: E402
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy  # noqa: E402
 
-from tasuki.integrations.driven import Driven, forget_workers, settle_buckets  # noqa: E402
+from tasuki.integrations.driven import (  # noqa: E402
+    Driven,
+    begin_talking,
+    forget_workers,
+    settle_buckets,
+)
 from tasuki.integrations.lightning_state import (  # noqa: E402
     capture,
     capture_logged,
@@ -55,6 +60,7 @@ class TasukiCallback(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:  # noqa: ARG002
         if stage != "fit":
             return
+        begin_talking()
         warning = check_version(LIGHTNING, installed(LIGHTNING))
         _refuse_others(trainer)
         driven = self._driven = Driven(self._run, self._options)
