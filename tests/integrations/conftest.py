@@ -31,3 +31,9 @@ class Servers:
 def servers(tmp_path_factory):
     with ExitStack() as stack:
         yield Servers(tmp_path_factory.mktemp("servers"), stack)
+
+
+@pytest.fixture(scope="session")
+def warm(servers):
+    """The one that has torch and one's own loop."""
+    return servers["tasuki.integrations.open"]

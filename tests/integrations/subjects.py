@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tasuki.actions.compare import compare_runs
 from tasuki.store.runs import RunFolder
-from tests.harness.warm import Started
+from tests.harness.warm import Started, Warm
 from tests.integrations.conftest import Servers
 
 DATA = '''
@@ -188,6 +188,8 @@ class Subject:
     environment: dict[str, str] = field(default_factory=dict)
     framework: str = "tasuki.integrations.open"
     """What it imports first; a process that has it already forks the script."""
+    is_slow: bool = False
+    """Only in the full tests."""
 
     def __str__(self) -> str:
         return self.name
@@ -200,6 +202,8 @@ SUBJECTS = [
     Subject("own-loop-stream", STREAM, 24),
     Subject("own-loop-stateful-loader", STATEFUL, 24),
     Subject("own-loop-2-ranks", RANKS, 30, ranks=2, workers=(0, 1)),
+    # Two numbers have one sum: what hangs on the order of ranks shows from three on.
+    Subject("own-loop-4-ranks", RANKS, 15, ranks=4, is_slow=True),
 ]
 
 FRAMEWORKS = Path(__file__).parent / "frameworks"
@@ -245,9 +249,10 @@ class Script:
         return RunFolder(self.folder / "runs" / "train")
 
     def start(
-        self, warm: Servers, *failpoints: dict, workers: int = 0, **environment: str
+        self, warm: Servers | Warm, *failpoints: dict, workers: int = 0, **environment: str
     ) -> list[Started]:
         """Its ranks."""
+        server = warm if isinstance(warm, Warm) else warm[self.subject.framework]
         port = _free_port()
         environment = {
             **self.subject.environment,
@@ -264,12 +269,10 @@ class Script:
                 own |= {"LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1"}
                 own |= {"MASTER_PORT": str(port)}
             log = self.folder / f"{rank}.log"
-            started.append(
-                warm[self.subject.framework].start_script(self.folder / "train.py", log=log, **own)
-            )
+            started.append(server.start_script(self.folder / "train.py", log=log, **own))
         return started
 
-    def attempt(self, warm: Servers, *failpoints: dict, **more) -> list[int]:
+    def attempt(self, warm: Servers | Warm, *failpoints: dict, **more) -> list[int]:
         """The exit status of each rank."""
         return [one.wait() for one in self.start(warm, *failpoints, **more)]
 

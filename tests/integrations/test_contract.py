@@ -24,8 +24,7 @@ from tests.integrations.subjects import (
 )
 
 pytestmark = pytest.mark.timeout(180)
-
-
+EVERY = [pytest.param(s, marks=[pytest.mark.long] if s.is_slow else []) for s in SUBJECTS]
 LONG = [pytest.param(one, marks=pytest.mark.long) for one in [*ADAPTERS, *ADAPTERS_OF_RANKS]]
 
 
@@ -70,7 +69,7 @@ def disturb(warm, script: Script, chance: random.Random, *, kinds: tuple[str, ..
     return interrupted
 
 
-@pytest.mark.parametrize("subject", [*SUBJECTS, *LONG], ids=str)
+@pytest.mark.parametrize("subject", [*EVERY, *LONG], ids=str)
 def test_preempted_again_and_again_it_ends_bit_for_bit_as_if_undisturbed(
     warm, tmp_path, undisturbed, subject
 ):
@@ -94,7 +93,7 @@ def test_killed_and_preempted_by_turns_it_ends_bit_for_bit_as_if_undisturbed(
     assert script.differences(undisturbed(subject)) == [], script.said()
 
 
-@pytest.mark.parametrize("subject", [*SUBJECTS, *ADAPTERS], ids=str)
+@pytest.mark.parametrize("subject", [*EVERY, *ADAPTERS], ids=str)
 def test_a_notice_commits_the_step_that_was_done_and_exits_75(warm, tmp_path, subject):
     script = make_script(tmp_path / "p", subject)
     strike = {"at": "step.done", "do": "term", "count": 5, "rank": 0}
@@ -105,7 +104,7 @@ def test_a_notice_commits_the_step_that_was_done_and_exits_75(warm, tmp_path, su
     assert end is not None and end["ending"] == "handed-over" and end["has_progressed"]
 
 
-@pytest.mark.parametrize("subject", [*SUBJECTS, *LONG], ids=str)
+@pytest.mark.parametrize("subject", [*EVERY, *LONG], ids=str)
 def test_typed_again_when_it_is_complete_it_ends_at_once(warm, undisturbed, subject):
     script = undisturbed(subject)
     claims = list_claims(script.run)

@@ -9,6 +9,7 @@ from typing import Any
 from tasuki.actions.commands import refuse_commands
 from tasuki.actions.finished import open_run, stage_named
 from tasuki.answers import OnProgress, ask
+from tasuki.checkpoint.lineage import list_checkpoints
 from tasuki.store.atomic import FORMAT
 
 
@@ -25,9 +26,12 @@ def audit_run(
     run, named = open_run(name, runs, stage=stage)
     stages = run.experiment.stages
     wanted = stages if named is None else (stage_named(stages, named),)
-    wanted = tuple(stage for stage in wanted if stage.recipe is not None) or wanted
-    why = "which samples a script uses, only the script knows"
-    refuse_commands(wanted[0], run.folder.name, verb="audit", why=why)
+    # A script may have a loop of tasuki's (`open_run`): its checkpoints tell.
+    loops = bool(list_checkpoints(run.folder))
+    wanted = tuple(stage for stage in wanted if stage.recipe is not None or loops) or wanted
+    if not loops:
+        why = "which samples a script uses, only the script knows; `tasuki.open_run` in it tells"
+        refuse_commands(wanted[0], run.folder.name, verb="audit", why=why)
     # The project may have moved away; the run has its own copy of the code.
     folder = run.project if run.project.is_dir() else run.folder.code
     order = {

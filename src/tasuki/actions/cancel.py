@@ -78,12 +78,13 @@ def _look(run: RunFolder, controller: Controller | None, clock: Clock) -> Known:
 
 
 def _end_here(run: RunFolder, holder: Holder, clock: Clock, wait_s: float) -> None:
-    job = job_folder(run.path.parent, holder.job)
-    if is_packed(job) and is_shared(run, job):
-        _wait_for_lane(run, clock, wait_s)
-        return
-    # Other runs of the same job are interrupted too; the job comes back for them.
-    give_cause(job, start=holder.start, cause=Cause.CANCELLED)
+    if holder.job:  # else a script that is its own supervisor (`tasuki.open_run`)
+        job = job_folder(run.path.parent, holder.job)
+        if is_packed(job) and is_shared(run, job):
+            _wait_for_lane(run, clock, wait_s)
+            return
+        # Other runs of the same job are interrupted too; the job comes back for them.
+        give_cause(job, start=holder.start, cause=Cause.CANCELLED)
     with contextlib.suppress(ProcessLookupError):
         os.kill(holder.pid, signal.SIGTERM)
     until = clock.monotonic() + wait_s

@@ -41,7 +41,7 @@ def extend_run(
                 limit = _extend_slurm(controller, jobs[0].number, seconds, adds=adds)
             return _answer(run, jobs[0].number, amount, limit)
     holder = live_holder(run, now=clock.wall())
-    if holder is None or not holder.is_alive():
+    if holder is None or not holder.is_alive() or not holder.job:
         raise RunError(
             f"no job works on run `{run.name}` here",
             hint="`tasuki status` shows how it stands; `--time` of `submit` is for the next job",

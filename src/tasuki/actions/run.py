@@ -246,7 +246,8 @@ def _who_is_live(run: RunFolder, request: RunRequest) -> str:
     if holder is not None and holder.is_alive() is None and request.is_over(holder):
         return ""
     if holder is not None:
-        return f"attempt {holder.claim} in job {holder.job} (process {holder.pid})"
+        where = f"in job {holder.job}" if holder.job else "as a script by itself"
+        return f"attempt {holder.claim} {where} (process {holder.pid})"
     runner = live_runner(run)
     return f"`tasuki run` works on it (process {runner})" if runner is not None else ""
 

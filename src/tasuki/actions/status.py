@@ -245,7 +245,7 @@ def _describe_stage(run: RunFolder, stage: dict[str, Any]) -> dict[str, Any]:
 
 def _jobs_of(run: RunFolder) -> list[str]:
     holders = [read_holder(run, claim) for claim in list_claims(run)]
-    return list(dict.fromkeys(holder.job for holder in holders if holder is not None))
+    return list(dict.fromkeys(h.job for h in holders if h is not None and h.job))
 
 
 def _notable(run: RunFolder, claim: int, events: list[dict[str, Any]]) -> list[str]:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch.utils.data import (
     DataLoader,
@@ -25,11 +24,10 @@ from torch.utils.data import (
 )
 from torch.utils.data.distributed import DistributedSampler
 
-from tasuki.data.buckets import plan_buckets, sort_by_score
 from tasuki.data.fetch import Fetcher
 from tasuki.data.foreign import ForeignLoader, ForeignOrder, num_batches, samples_in
 from tasuki.data.loader import Loader, MicroBatch, Step
-from tasuki.data.order import Order
+from tasuki.data.plain import PlainOrder
 from tasuki.data.shares import StepSplit
 from tasuki.data.tempo import LoaderSettings
 from tasuki.errors import DataError, UsageError
@@ -112,32 +110,25 @@ def is_ours(loader: Any) -> bool:
 
 
 def _ours(loader: Any, wanted: Wanted) -> Feed:
-    samples = len(loader.dataset)
-    plan = plan_buckets(None, samples, None)
-    is_shuffled = not isinstance(loader.sampler, SequentialSampler) and getattr(
-        loader.sampler, "shuffle", True
-    )
-    if not is_shuffled:
-        plan = sort_by_score(plan, np.arange(samples, dtype=np.float64))
-    effective = loader.batch_size * wanted.world
-    order = Order(
-        plan,
+    sampler, samples = loader.sampler, len(loader.dataset)
+    is_shuffled = not isinstance(sampler, SequentialSampler) and getattr(sampler, "shuffle", True)
+    plain = PlainOrder(
+        samples=samples,
+        effective_batch=loader.batch_size * wanted.world,
+        shuffle=is_shuffled,
         seed=wanted.seed,
         stage=wanted.stage,
-        effective_batch=effective,
-        kind="shuffle" if is_shuffled else "score",
     )
+    order = plain.build()
     total = wanted.total(order.steps_per_epoch)
     split = StepSplit(rank=wanted.rank, world=wanted.world, micro_batch=loader.batch_size)
     collate = None if loader.collate_fn is default_collate else loader.collate_fn
     fetcher = Fetcher(_prepared(loader), collate)
-    facts = {"samples": samples, "effective_batch": effective, "shuffle": is_shuffled}
-    facts["seed"] = wanted.seed
     return Feed(
         total_steps=total,
         steps_per_epoch=order.steps_per_epoch,
-        facts=facts,
-        order={**facts, "stage": wanted.stage},
+        facts=plain.as_json(),
+        order=plain.as_json(),
         open=lambda first, _: Loader(
             fetcher,
             order,
@@ -146,7 +137,7 @@ def _ours(loader: Any, wanted: Wanted) -> Feed:
             total_steps=total,
             settings=_settings(loader),
         ),
-        told=_told(loader, samples, effective, is_shuffled=is_shuffled),
+        told=_told(loader, plain),
     )
 
 
@@ -160,8 +151,9 @@ def _settings(loader: Any) -> LoaderSettings:
     )
 
 
-def _told(loader: Any, samples: int, effective: int, *, is_shuffled: bool) -> tuple[str, ...]:
-    how = "shuffled by (seed, epoch)" if is_shuffled else "in sequence"
+def _told(loader: Any, plain: PlainOrder) -> tuple[str, ...]:
+    samples, effective = plain.samples, plain.effective_batch
+    how = "shuffled by (seed, epoch)" if plain.shuffle else "in sequence"
     words = f"The {samples:,} samples of the loader come in tasuki's order, {how}"
     told = [f"{words}: a resume takes up any step at once, however many workers there are"]
     if loader.drop_last and samples % effective:

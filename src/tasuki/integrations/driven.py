@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -22,6 +21,7 @@ from tasuki.integrations.batches import Batches, Feed, Wanted, make_feed
 from tasuki.integrations.loop import Course, Holds
 from tasuki.integrations.open import open_loop
 from tasuki.integrations.run import show_errors_briefly
+from tasuki.runtime.settled import settle_buckets
 from tasuki.runtime.state import State, capture_random, restore_random
 
 _UNBOUNDED_EPOCHS = 1_000_000
@@ -127,6 +127,11 @@ class Driven:
 
     # -- the steps ------------------------------------------------------------------------------
 
+    def settle(self, model: nn.Module | None) -> None:
+        """Before anything is put back; on all ranks."""
+        if isinstance(model, DistributedDataParallel):
+            settle_buckets(model)
+
     def at_step(self, holds: Holds, course: Course) -> None:
         """Between two steps, before a batch of the next one: what the first call of an attempt puts
         back is the same as what the last one before it captured."""
@@ -198,22 +203,3 @@ def forget_workers(loader: Any) -> None:
     from one to the next, which a resumed process has not been through."""
     if getattr(loader, "persistent_workers", False) and hasattr(loader, "_iterator"):
         loader._iterator = None
-
-
-def settle_buckets(model: nn.Module) -> None:
-    """DDP groups its gradients anew after its first backward pass, by the order in which they came,
-    and with three ranks or more another grouping adds up in another order. Let it, before the state
-    is put back, by a pass over the bare parameters: then every attempt has the same groups."""
-    if not isinstance(model, DistributedDataParallel) or model.find_unused_parameters:
-        return
-    if model.static_graph:
-        return  # it counts its first passes; see docs/adapters.md
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    kept = [p.grad for p in parameters]
-    with torch.enable_grad():
-        model.reducer.prepare_for_backward([])
-        total = torch.stack([(p * 0).sum().float() for p in parameters]).sum()
-        total.backward()
-        model.reducer._rebuild_buckets()
-    for parameter, grad in zip(parameters, kept, strict=True):
-        parameter.grad = grad

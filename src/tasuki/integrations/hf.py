@@ -28,7 +28,7 @@ import transformers  # noqa: E402 (first: is it there?)
 from transformers import trainer as _module  # noqa: E402
 from transformers.trainer_utils import SaveStrategy  # noqa: E402
 
-from tasuki.integrations.driven import Driven, begin_talking, settle_buckets  # noqa: E402
+from tasuki.integrations.driven import Driven, begin_talking  # noqa: E402
 from tasuki.integrations.hf_state import (  # noqa: E402
     capture,
     capture_sums,
@@ -154,7 +154,7 @@ class _Resumable(transformers.Trainer):
         return super().get_batch_samples(epoch_iterator, num_batches, device)
 
     def _settle(self, driven: Driven) -> None:
-        settle_buckets(self.model_wrapped)
+        driven.settle(self.model_wrapped)
         driven.loop.lr = self._get_learning_rate
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:

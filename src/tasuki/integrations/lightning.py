@@ -33,7 +33,6 @@ from tasuki.integrations.driven import (  # noqa: E402
     Driven,
     begin_talking,
     forget_workers,
-    settle_buckets,
 )
 from tasuki.integrations.lightning_state import (  # noqa: E402
     capture,
@@ -121,8 +120,7 @@ class TasukiCallback(Callback):
         driven.at_step(self._holds, _course(trainer))
 
     def _settle(self, trainer: Trainer, driven: Driven) -> None:
-        if trainer.strategy.model is not None:
-            settle_buckets(trainer.strategy.model)
+        driven.settle(trainer.strategy.model)
         optimizers = trainer.optimizers
         if optimizers:
             driven.loop.lr = lambda: float(optimizers[0].param_groups[0]["lr"])

@@ -66,6 +66,9 @@ from tasuki.telemetry.view import count_preemptions
 _TELL_OFTEN_S = 1.0
 _TELL_SELDOM_S = 10.0
 _OFTEN_FOR_S = 60.0
+_LOOK_EVERY_S = 0.1
+_FLUSH_EVERY_S = 1.0
+_MOST_LINES = 1000
 _FLIGHT_S = 300.0
 _FLIGHT_WITH_OTHERS_S = 3.0
 
@@ -122,6 +125,7 @@ class Loop:
         self.worker = worker
         self._is_alone, self._is_kernel, self._files = is_alone, is_kernel, files
         self.rows = Rows()
+        self._flush_at = 0.0
         self.progress = Progress()
         self.before_leaving: Callable[[], None] = lambda: None
         """Ends what would be in the way, such as loader workers."""
@@ -133,6 +137,9 @@ class Loop:
         """All steps are done, and the last checkpoint is durable."""
         self._found: tuple[str | None, bool, Loaded | None] | None = None
         self._saver: Saver | None = None
+        self._agreement: Agreement | None = None
+        self._lines: list[dict[str, Any]] = []
+        """Of metrics, not written yet."""
         worker.watch.before_leaving = self._on_leaving
 
     # -- the start ------------------------------------------------------------------------------
@@ -306,6 +313,7 @@ class Loop:
         self._began_at = self._step_began = self._tell_at = self._logged_at = now
         self._logged_samples = self.progress.samples
         self._took_s, self._is_save_due = 0.0, False
+        self._flush_at = now
         self._set_boundary()
         if not self._is_kernel:
             worker.watch.hold_on()
@@ -321,6 +329,7 @@ class Loop:
             world=worker.ranks.world,
             watch=worker.watch,
             steps_done=self.progress.step,
+            looks_every_s=_LOOK_EVERY_S,
         )
 
     # -- the steps ------------------------------------------------------------------------------
@@ -332,7 +341,7 @@ class Loop:
             self._is_save_due = False
             self.saving.save()
         self.saving.hold_if_due(self._took_s)
-        while (decision := self._agreement.begin_step(self.progress.step)) is not Decision.GO:
+        while (decision := self.agreement.begin_step(self.progress.step)) is not Decision.GO:
             if decision is Decision.STOP:
                 self.hand_over()
             self.saving.save()
@@ -369,7 +378,7 @@ class Loop:
 
     def save(self) -> None:
         """At the next boundary."""
-        self._agreement.want_save()
+        self.agreement.want_save()
 
     def _set_boundary(self) -> None:
         """The next step count at which something is due; until then a step costs nothing more."""
@@ -388,7 +397,7 @@ class Loop:
             if step % self.saving.rhythm.period == 0:
                 self._is_save_due = True
             elif self.worker.is_first:
-                self.saving.ask_if_due(self._agreement, now)
+                self.saving.ask_if_due(self.agreement, now)
         self._set_boundary()
 
     def _write_rows(self, now: float) -> None:
@@ -399,6 +408,7 @@ class Loop:
         progress = self.progress
         for split, values in self.rows.take().items():
             row: dict[str, Any] = {
+                "t": round(self.worker.clock.wall(), 3),
                 "stage": self.worker.stage.name,
                 "epoch": progress.step // self.course.steps_per_epoch,
                 "step": progress.step,
@@ -414,7 +424,16 @@ class Loop:
                 rate = (progress.samples - self._logged_samples) / max(1e-9, now - self._logged_at)
                 row["samples_per_sec"] = rate
                 self._logged_at, self._logged_samples = now, progress.samples
-            self._metrics.add(row)
+            self._lines.append(row)
+        if now >= self._flush_at or len(self._lines) >= _MOST_LINES:
+            self._flush_rows(now)
+
+    def _flush_rows(self, now: float) -> None:
+        """Many at once: code that runs again and again is quicker than code in between steps."""
+        self._flush_at = now + _FLUSH_EVERY_S
+        lines, self._lines = self._lines, []
+        for line in lines:
+            self._metrics.add(line)
 
     def _tell(self, now: float) -> None:
         """A sign of life, for `status` and the ledger."""
@@ -445,6 +464,11 @@ class Loop:
         assert self._saver is not None, "not begun"
         return self._saver
 
+    @property
+    def agreement(self) -> Agreement:
+        assert self._agreement is not None, "not begun"
+        return self._agreement
+
     def position(self, *, is_end: bool) -> Position:
         worker, step = self.worker, self.progress.step
         return Position(
@@ -467,6 +491,7 @@ class Loop:
     stages_before: Sequence[str] = ()
 
     def state(self) -> State:
+        self._flush_rows(self.worker.clock.monotonic())  # a checkpoint counts on its steps' lines
         own = {"random": capture_random(), "own": self._holds.capture_rank()}
         state: State = {"rank": own}
         if self.worker.is_first:
@@ -505,7 +530,8 @@ class Loop:
         """All steps are done: the last checkpoint is durable when this returns."""
         worker = self.worker
         self._write_rows(worker.clock.monotonic())
-        self._agreement.close()
+        self._flush_rows(worker.clock.monotonic())
+        self.agreement.close()
         worker.watch.begin_handover()
         if not self.is_at_end:
             self.saving.commit_end()
@@ -565,6 +591,9 @@ class Loop:
         if self.is_over:
             return
         worker = self.worker
+        if self._agreement is not None:  # the steps have begun
+            self._agreement.close()
+            self._flush_rows(worker.clock.monotonic())
         if self._saver is not None:
             left = worker.watch.notice_remaining_s()
             longest = _FLIGHT_S if worker.ranks.world == 1 else _FLIGHT_WITH_OTHERS_S

@@ -31,12 +31,9 @@ from tasuki.runtime.stopwatch import Stopwatch, process_age_s
 from tasuki.runtime.worker import Worker
 from tasuki.spec.resolved import ResolvedSave, ResolvedStage, stage_from_plain
 from tasuki.spec.values import parse_every, parse_every_steps
-from tasuki.store.atomic import read_json, shaped
+from tasuki.store.atomic import FILE_MODE, make_folder, read_json, shaped
 from tasuki.store.runs import RunFolder
 from tasuki.telemetry.events import EventLog
-
-_open: set[str] = set()
-"""Runs that this process has open, by folder."""
 
 
 def open_run(
@@ -66,10 +63,10 @@ def open_loop(
 ) -> tuple[Loop, LoopWatch]:
     """The same for adapters, which bring a face of their own. Whoever calls it also ends the watch
     (`watch.end()`)."""
-    wishes = _wishes(save=save, keep=keep, seed=seed, log_every=log_every, exact=exact)
     clock, in_kernel = clock or SystemClock(), is_kernel()
     if not in_kernel:
         show_errors_briefly()
+    wishes = _wishes(save=save, keep=keep, seed=seed, log_every=log_every, exact=exact)
     place = find_place(os.environ)
     watch = LoopWatch(clock, place, is_kernel=in_kernel)
     if threading.current_thread() is threading.main_thread():
@@ -118,6 +115,7 @@ def _open_loop(
             events=EventLog(folder, claim=met.claim, node=0, who=f"rank{place.rank}", clock=clock),
             clock=clock,
             grace_s=_grace_s(folder, place),
+            voices=_voices(folder, place, met.claim),
         )
     is_alone = place.job is None
     files = place.job.files if place.job is not None else None
@@ -136,21 +134,10 @@ def _meet(name: str | Path | None, place: Place, clock: Clock) -> Met:
 
     def begin() -> tuple[Path, int]:
         run = open_alone(asked, clock=clock)
-        _refuse_twice(run)
         return run.path.absolute(), 0 if run.is_complete() else take(run, clock=clock)
 
     runs = asked.path.parent if asked.path is not None else Path("runs")
     return meet(place, begin, runs=runs, clock=clock)
-
-
-def _refuse_twice(run: RunFolder) -> None:
-    path = str(run.path.absolute())
-    if path in _open and not is_kernel():
-        raise RunError(
-            f"run `{run.name}` is open in this process already",
-            hint="a second loop needs a run of its own: tasuki.open_run('another-name')",
-        )
-    _open.add(path)
 
 
 def _end_at_once(run: RunFolder, place: Place, *, in_kernel: bool) -> None:
@@ -211,6 +198,16 @@ def _device(place: Place) -> torch.device:
     if not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", place.local_rank % torch.cuda.device_count())
+
+
+def _voices(run: RunFolder, place: Place, claim: int) -> tuple[int, ...]:
+    """A supervisor gathers what its command prints. Else a person reads it, and what tasuki says is
+    kept for `tasuki logs`; what the script itself prints is not."""
+    if place.job is not None or place.rank:
+        return (1,)
+    make_folder(run.logs)
+    path = run.logs / f"script.{claim}.log"
+    return 2, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, FILE_MODE)
 
 
 def _grace_s(run: RunFolder, place: Place) -> float | None:

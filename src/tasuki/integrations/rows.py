@@ -24,7 +24,7 @@ class Rows:
 
     def __init__(self) -> None:
         self.pending: dict[str, Any] = {}
-        """Of the split `train`."""
+        """Of the split `train`. Always this dict: who logs has it at hand."""
         self._others: dict[str, dict[str, Any]] = {}
         self.last: dict[str, Value] = {}
         """The newest line of `train`."""
@@ -35,13 +35,15 @@ class Rows:
     def take(self) -> dict[str, dict[str, Value]]:
         """All that is due, read, by split; nothing is left."""
         found = {"train": read(self.pending)} if self.pending else {}
-        found |= {split: read(values) for split, values in self._others.items()}
-        self.pending, self._others = {}, {}
+        if self._others:
+            found |= {split: read(values) for split, values in self._others.items()}
+        self.clear()
         return found
 
     def clear(self) -> None:
         """Nobody reads them: another rank writes the lines."""
-        self.pending, self._others = {}, {}
+        self.pending.clear()
+        self._others = {}
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint: what is not written yet is not lost."""
@@ -52,7 +54,8 @@ class Rows:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.pending = dict(state["train"])
+        self.clear()
+        self.pending.update(state["train"])
         self._others = {split: dict(values) for split, values in state["others"].items()}
         self.last = dict(state["last"])
 

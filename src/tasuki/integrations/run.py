@@ -26,6 +26,7 @@ from tasuki.integrations.watch import LoopWatch
 from tasuki.relay.values import Cause
 from tasuki.runtime.best import keep_if_better
 from tasuki.runtime.room import when_there_is_room
+from tasuki.runtime.settled import settle_buckets
 from tasuki.runtime.state import State
 from tasuki.runtime.things import Things
 
@@ -37,6 +38,7 @@ class Run:
 
     def __init__(self, loop: Loop, watch: LoopWatch, *, is_kernel: bool) -> None:
         self._loop, self._watch, self._is_kernel = loop, watch, is_kernel
+        self._pending = loop.rows.pending
         self._things = Things()
         self._batches: Batches | None = None
         self._feed: Feed | None = None
@@ -110,10 +112,13 @@ class Run:
         """Numbers and texts of this step. Tensors are read only when a line is written, every
         `log_every` steps; a line holds the newest value of each name."""
         for name, value in values.items():
-            if isinstance(value, Tensor) and value.requires_grad:
-                values[name] = value.detach()  # else it would keep the step's graph
+            if isinstance(value, Tensor):
+                # On the CPU reading is quicker than keeping: 0.3 µs, and `detach` takes 0.8. A
+                # tensor of a GPU is kept, without the step's graph.
+                is_read = value.is_cpu and value.numel() == 1
+                values[name] = value.item() if is_read else value.detach()
         if split == "train":
-            self._loop.rows.pending.update(values)
+            self._pending.update(values)
         else:
             self._loop.rows.add(values, split)
 
@@ -379,6 +384,8 @@ class _Tracked:
         return self._things.capture()
 
     def restore(self, state: Mapping[str, Any]) -> None:
+        for wrapped in self._things.wrapped:
+            settle_buckets(wrapped)
         self._things.restore(state)
 
     def capture_rank(self) -> Any:

@@ -81,7 +81,12 @@ class StoreAgreement:
         world: int,
         watch: Watch,
         steps_done: int,
+        looks_every_s: float | None = None,
     ) -> None:
+        """`looks_every_s`: look so often instead of waiting. For processes that end as Python does,
+        which they would not survive with a thread that waits in C++, and whose output is read by
+        people: torch has a word about every wait."""
+        self._looks_every_s = looks_every_s
         self._store = connect()
         # A blocking wait keeps a store's connection to itself, so the thread has its own.
         self._listener = connect()
@@ -91,14 +96,15 @@ class StoreAgreement:
         self._watch = watch
         self._started = steps_done
         self._is_frozen = False
-        self._is_closed = False
+        self._is_closed = threading.Event()
         self._round = 0
         self._at = 0
         self._purpose = Decision.GO
         self._known = threading.Event()
         self._handled = threading.Event()
         watch.on_notice = self._want_stop
-        threading.Thread(target=self._listen, name="tasuki-agreement", daemon=True).start()
+        self._thread = threading.Thread(target=self._listen, name="tasuki-agreement", daemon=True)
+        self._thread.start()
 
     # -- the training loop ------------------------------------------------------------------
 
@@ -123,7 +129,9 @@ class StoreAgreement:
         self._want(Decision.SAVE)
 
     def close(self) -> None:
-        self._is_closed = True
+        self._is_closed.set()
+        if self._looks_every_s is not None:
+            self._thread.join(_WAIT.total_seconds())
 
     def _want_stop(self) -> None:
         self._want(Decision.STOP)
@@ -143,9 +151,8 @@ class StoreAgreement:
         if self._watch.notice is not Cause.NONE:
             self._want(Decision.STOP)
         try:
-            self._listener.wait([self._key("want")], _WAIT)
-        except DistStoreError:
-            return not self._is_closed
+            if not self._is_wanted():
+                return not self._is_closed.is_set()
         except RuntimeError:
             return False
         try:
@@ -158,6 +165,19 @@ class StoreAgreement:
         self._handled.wait()
         self._handled.clear()
         return self._purpose is not Decision.STOP
+
+    def _is_wanted(self) -> bool:
+        """Now, or within a moment."""
+        key = self._key("want")
+        if self._looks_every_s is not None:
+            return bool(self._listener.check([key])) or (
+                not self._is_closed.wait(self._looks_every_s) and bool(self._listener.check([key]))
+            )
+        try:
+            self._listener.wait([key], _WAIT)
+        except DistStoreError:
+            return False
+        return True
 
     def _answer(self) -> None:
         self._is_frozen = True

@@ -35,6 +35,7 @@ class Things:
     def __init__(self) -> None:
         self._by_name: dict[str, Any] = {}
         self._num_groups: dict[str, int] = {}
+        self.wrapped: list[DistributedDataParallel] = []
 
     def __bool__(self) -> bool:
         return bool(self._by_name)
@@ -52,6 +53,8 @@ class Things:
                 hint="track each object once, under a name of its own",
             )
         own = unwrapped(thing)
+        if isinstance(thing, DistributedDataParallel):
+            self.wrapped.append(thing)
         has_state = hasattr(own, "state_dict") and hasattr(own, "load_state_dict")
         if not has_state and not isinstance(own, dict):
             raise UsageError(

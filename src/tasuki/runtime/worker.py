@@ -43,6 +43,8 @@ class Worker:
     clock: Clock
     grace_s: float | None = None
     """How long a notice lasts."""
+    voices: tuple[int, ...] = (1,)
+    """Descriptors to which its lines go: the attempt's log."""
 
     @property
     def is_first(self) -> bool:
@@ -54,8 +56,9 @@ class Worker:
         if self.is_first:
             if text.startswith(_WARNING):
                 self.events.add("warning", text=text.removeprefix(_WARNING))
-            with contextlib.suppress(OSError):  # a full disk under the log must not end the run
-                os.write(1, f"{text}\n".encode())
+            for voice in self.voices:
+                with contextlib.suppress(OSError):  # a full disk under the log must not end the run
+                    os.write(voice, f"{text}\n".encode())
 
     def event(self, kind: str, **facts: Any) -> None:
         if self.is_first:

@@ -31,7 +31,7 @@ from tasuki.store.atomic import FORMAT, read_json, read_json_or_none, shaped, wr
 from tasuki.store.attempts import write_holder
 from tasuki.store.claims import take_claim
 from tasuki.store.control import Word, say
-from tasuki.supervisor.commanded import begin_state, read_command
+from tasuki.supervisor.commanded import begin_state, read_command, read_ranks
 from tasuki.supervisor.figures import Figures, lane_figures
 from tasuki.supervisor.job import JobOrder, LaneItem, LaneOrder, share_of_cpus
 from tasuki.supervisor.phase import Launcher, Phase
@@ -250,7 +250,8 @@ class Lane:
             world=world,
             cpus=self._cpus_of_rank(),
         )
-        attempt.events.add("worker-started", phase=kind, stage=stage, ranks=world, is_command=True)
+        ranks = read_ranks(run, stage) or world if kind == "train" else 1
+        attempt.events.add("worker-started", phase=kind, stage=stage, ranks=ranks, is_command=True)
         if kind == "train":
             self._write_state(attempt, "running", **begin_state(stage))
         order = order_command(phase, words, self.job, gpus=gpus)

@@ -14,6 +14,7 @@ from typing import Any
 from tasuki.answers import Told, answer
 from tasuki.data.fetch import seed_everything
 from tasuki.data.order import Order
+from tasuki.data.plain import PlainOrder
 from tasuki.data.recount import Epoch, Recount, recount
 from tasuki.errors import TasukiError
 from tasuki.spec.resolved import ResolvedStage
@@ -26,6 +27,7 @@ from tasuki.train.recipe import load_recipe
 from tasuki.train.task import read_experiment
 
 FOREIGN = "not known: the recipe brings its own loader"
+SCRIPT = "not known: the script goes through its data in an order of its own"
 _SHOWN = 20
 """Names in one list of the answer."""
 
@@ -59,8 +61,11 @@ def _audit(
         words = f"the order cannot be built again: {error.message}"
         return facts | {"verdict": "not proven", "reason": words}
     if order is None:
-        return facts | {"verdict": "not known", "reason": FOREIGN}
+        words = FOREIGN if stage.recipe is not None else SCRIPT
+        return facts | {"verdict": "not known", "reason": words}
     total = order.total_steps(stage.length.unit, stage.length.count)
+    if stage.recipe is None:
+        total = int(record.facts["total_steps"])
     ends = [min(commit.step, total) for commit in record.commits]
     samples = order.samples_before(max(ends))
     counted = recount(order, ends, lambda n: told.progress(f"auditing {stage.name}", n, samples))
@@ -73,7 +78,9 @@ def _build_order(
     run: RunFolder, stage: ResolvedStage, record: StageRecord, paths: list[Path]
 ) -> Order | None:
     """As a rank does it (prepare.py), under the same random numbers; None: a loader of its own."""
-    assert stage.recipe is not None
+    if stage.recipe is None:  # a loop of the script's own, which says so in its checkpoints
+        told = record.facts.get("order")
+        return PlainOrder.from_json(told).build() if told else None
     seed_everything(start_seed(stage, "model", 0))
     recipe = load_recipe(stage.recipe, stage.params, paths=paths)
     world = record.worlds[0] if record.worlds else 1

@@ -56,6 +56,8 @@ class StageRecord:
     """Ranks of its attempts, in order."""
     unreadable: tuple[str, ...]
     """Records that cannot be read, in words."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Of the newest manifest of the stage that is there."""
 
     @property
     def head(self) -> Commit | None:
@@ -93,6 +95,7 @@ class _Mentioned:
     def __init__(self) -> None:
         self.records: dict[ParsedName, list[Used]] = {}
         self.unreadable: list[str] = []
+        self.facts: dict[ParsedName, Mapping[str, Any]] = {}
 
     def take_event(self, event: dict[str, Any]) -> None:
         name = parse_name(str(event.get("checkpoint")))
@@ -105,6 +108,7 @@ class _Mentioned:
         except DamagedCheckpoint as error:
             self.unreadable.append(str(error))
             facts = {}
+        self.facts[name] = facts
         self._take(name, facts.get("used"), f"the manifest of {name}")
 
     def _take(self, name: ParsedName, value: object, where: str) -> None:
@@ -221,6 +225,7 @@ def _record(
         left_out_steps=len(left_out),
         worlds=tuple(worlds),
         unreadable=tuple(found.unreadable),
+        facts=next((found.facts[c.name] for c in reversed(commits) if c.name in found.facts), {}),
     )
 
 

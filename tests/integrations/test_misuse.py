@@ -1,0 +1,280 @@
+"""What a script may get wrong is said in words, and nothing is lost; NaN, texts, notebooks."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tasuki.checkpoint.lineage import list_checkpoints
+from tasuki.errors import EXIT_DONE, EXIT_FAILED, EXIT_RESUME_ME
+from tasuki.store.attempts import read_attempt_ends
+from tasuki.store.control import Word, say
+from tasuki.telemetry.metrics import read_metrics
+from tests.integrations.subjects import DATA, Script, Subject, make_script
+
+pytestmark = pytest.mark.timeout(60)
+
+BEGIN = (
+    DATA
+    + """
+model = nn.Linear(6, 1)
+opt = torch.optim.SGD(model.parameters(), lr=1e-2)
+loader = DataLoader(Noisy(24), batch_size=8, shuffle=True)
+
+def step(batch):
+    loss = loss_of(model, batch)
+    opt.zero_grad(); loss.backward(); opt.step()
+    return loss
+"""
+)
+LOOP = """
+with tasuki.open_run(log_every=1, save="2 steps") as run:
+    run.track(model=model, optimizer=opt)
+    for batch in run.steps(loader, epochs=4):
+        loss = step(batch)
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    def make(body: str, begin: str = BEGIN) -> Script:
+        return make_script(tmp_path / "p", Subject("s", begin + body, 12))
+
+    return make
+
+
+OUTSIDE = """
+with tasuki.open_run() as run:
+    run.track(model=model, optimizer=opt)
+    for batch in loader:
+        step(batch)
+"""
+SHORT = """
+with tasuki.open_run() as run:
+    run.track(model=model, optimizer=opt)
+    for epoch in run.epochs(2):
+        for batch in run.steps(loader):
+            step(batch)
+            break
+"""
+CASES = {
+    "steps-outside": (
+        OUTSIDE,
+        "the optimizer was stepped outside of `run.steps`",
+    ),
+    "steps-before": (
+        LOOP.replace("    for batch", "    step(next(iter(loader)))\n    for batch"),
+        "the optimizer was stepped outside of `run.steps`",
+    ),
+    "no-steps": (
+        "with tasuki.open_run() as run:\n    run.track(model=model, optimizer=opt)\n",
+        "without a step of `run.steps`",
+    ),
+    "break": (LOOP + "        if run.step == 4:\n            break\n", "was left at step 4 of 12"),
+    "tracked-late": (
+        LOOP + "        run.track(late=nn.Linear(1, 1))\n",
+        "`late` is tracked after the steps have begun",
+    ),
+    "nothing-tracked": (
+        "with tasuki.open_run() as run:\n    for batch in run.steps(loader):\n        pass\n",
+        "nothing is tracked",
+    ),
+    "two-loops": (
+        LOOP + "    for batch in run.steps(loader):\n        pass\n",
+        "run.steps was called a second time",
+    ),
+    "two-runs": (
+        LOOP.replace("    run.track", "    tasuki.open_run()\n    run.track", 1),
+        "is live: attempt 1",
+    ),
+    "no-state": (
+        LOOP.replace("optimizer=opt", "optimizer=opt, thing=object()"),
+        "`thing` is a object, of which no state can be taken",
+    ),
+    "not-storable": (
+        LOOP.replace("optimizer=opt", "optimizer=opt, state={'f': print}"),
+        "shared.state.f",
+    ),
+    "not-a-number": (
+        LOOP + "        run.log(loss=torch.zeros(3))\n",
+        "`loss` was logged as a Tensor of shape (3,)",
+    ),
+    "both-lengths": (
+        LOOP.replace("epochs=4", "epochs=4, steps=3"),
+        "either `epochs` or `steps`",
+    ),
+    "no-length": (
+        LOOP.replace("loader, epochs=4", "iter([])"),
+        "does not say how many batches",
+    ),
+    "wrong-wish": (LOOP.replace('"2 steps"', '"2 stepz"'), "does not say every how many"),
+    "short-epoch": (
+        SHORT,
+        "epoch 0 was left before its last batch",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_mistake_is_told_in_words_without_a_traceback(warm, script, name):
+    body, words = CASES[name]
+    made = script(body)
+    assert made.attempt(warm) == [EXIT_FAILED], made.said()
+    assert words in made.said() and "hint: " in made.said(), made.said()
+    assert "Traceback" not in made.said(), made.said()
+    assert not made.run.is_complete()
+    if made.run.claims.is_dir():
+        (end,) = read_attempt_ends(made.run).values()
+        assert end is not None and end["ending"] in ("failed", "mistake", "stuck"), end
+
+
+def test_an_exception_in_the_body_keeps_its_traceback_and_what_was_saved(warm, script):
+    made = script(
+        LOOP + "        if run.step == 5 and not os.path.exists('ok'): raise ValueError(7)\n"
+    )
+    assert made.attempt(warm) == [EXIT_FAILED]
+    assert "ValueError: 7" in made.said() and "Traceback" in made.said()
+    (end,) = read_attempt_ends(made.run).values()
+    assert end is not None and (end["ending"], end["has_progressed"]) == ("failed", True)
+    assert "ValueError: 7 (at train.py:" in end["message"]
+    assert max(found.step for found in list_checkpoints(made.run)) == 4
+    (made.folder / "ok").touch()
+    assert made.attempt(warm) == [EXIT_DONE], made.said()
+    assert "Resuming from epoch 1 step 4" in made.said()
+
+
+def test_nan_and_texts_and_names_of_a_lines_own_break_nothing(warm, script):
+    made = script(
+        LOOP
+        + "        run.log(loss=float('nan'), text='a\\nb', step=9, flag=True, much=loss * 1e300,\n"
+        "                array=np.float32(0.5), count=np.int64(3))\n"
+    )
+    assert made.attempt(warm) == [EXIT_DONE], made.said()
+    row = read_metrics(made.run)[-1]
+    assert row["loss"] == "nan" and row["text"] == "a\nb" and row["step"] == 12
+    assert (row["own_step"], row["flag"], row["array"], row["count"]) == (9, True, 0.5, 3)
+    assert row["much"] in ("inf", "-inf") or abs(row["much"]) > 1e200
+    lines = (made.run.path / "metrics" / "1.jsonl").read_text().splitlines()
+    assert all(json.loads(line) for line in lines)
+
+
+def test_weights_that_are_not_finite_are_never_committed(warm, script):
+    spoil = "        if run.step == 5: model.weight.data[:] = float('nan')\n"
+    made = script(LOOP + spoil)
+    assert made.attempt(warm) == [EXIT_FAILED]
+    assert "weight is NaN or infinite" in made.said()
+    assert max(found.step for found in list_checkpoints(made.run)) == 4
+
+
+def test_other_names_than_before_are_refused_in_words(warm, script):
+    made = script(LOOP)
+    strike = {"at": "step.done", "do": "term", "count": 3}
+    assert made.attempt(warm, strike) == [EXIT_RESUME_ME], made.said()
+    path = made.folder / "train.py"
+    path.write_text(path.read_text().replace("model=model,", "net=model, ema=nn.Linear(1, 1),"))
+    assert made.attempt(warm) == [EXIT_FAILED]
+    for words in ("`model` is in the checkpoint and is not tracked", "`ema` is tracked and not in"):
+        assert words in made.said(), made.said()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        ("batch_size=8", "batch_size=4", "`effective_batch` changed since the last checkpoint: 8"),
+        ("epochs=4", "epochs=5", "`total_steps` changed since the last checkpoint: 12 before"),
+        ("Noisy(24)", "Noisy(32)", "`samples` changed since the last checkpoint: 24 before"),
+        ("nn.Linear(6, 1)", "nn.Linear(6, 1, bias=False)", "`model` does not take the state"),
+    ],
+)
+def test_a_loop_that_changed_under_its_run_is_refused(warm, script, before, after, words):
+    made = script(LOOP)
+    assert made.attempt(warm, {"at": "step.done", "do": "term", "count": 3}) == [EXIT_RESUME_ME]
+    path = made.folder / "train.py"
+    path.write_text(path.read_text().replace(before, after))
+    assert made.attempt(warm) == [EXIT_FAILED]
+    assert words in made.said(), made.said()
+
+
+def test_other_arguments_than_before_are_refused_and_another_name_begins_anew(warm, script):
+    made = script(LOOP)
+    strike = {"at": "step.done", "do": "term", "count": 3}
+    assert made.attempt(warm, strike) == [EXIT_RESUME_ME]
+    log = made.folder / "0.log"
+    started = warm.start_script(made.folder / "train.py", "--lr", "1", log=log, TASUKI_SITE="")
+    assert started.wait() == EXIT_FAILED
+    assert "was begun with `train.py`, and this is `train.py --lr 1`" in made.said()
+    started = warm.start_script(
+        made.folder / "train.py", "--lr", "1", log=log, TASUKI_SITE="", TASUKI_NAME="other"
+    )
+    assert started.wait() == EXIT_DONE, made.said()
+    assert (made.folder / "runs" / "other" / "training_complete.marker").exists()
+
+
+def test_a_hold_is_not_lifted_by_typing_the_script_again_and_a_cancel_is(warm, script):
+    made = script(LOOP)
+    strike = {"at": "step.done", "do": "term", "count": 3}
+    assert made.attempt(warm, strike) == [EXIT_RESUME_ME]
+    say(made.run, Word.HOLD, reason="look at it", claim=1)
+    assert made.attempt(warm) == [EXIT_FAILED]
+    assert "is held: look at it" in made.said()
+    say(made.run, Word.CANCEL, reason="enough", claim=1)
+    assert made.attempt(warm) == [EXIT_DONE], made.said()
+
+
+KERNEL = """
+import threading
+sys.ps1 = ">>> "                                    # as in a notebook or a terminal of Python
+
+def cell(name, strike):
+    with tasuki.open_run(name, save="2 steps") as run:
+        run.track(model=model, optimizer=opt)
+        for batch in run.steps(loader, epochs=4):
+            step(batch)
+            if strike and run.step == 5: os.kill(os.getpid(), 15)
+
+before = __import__("signal").getsignal(15)
+for strike in (True, False):
+    try:
+        cell("note", strike)
+        print("cell is through")
+    except tasuki.TasukiError as error:
+        print("said:", error, "|", error.hint)
+try:
+    cell("note", False)
+except tasuki.TasukiError as error:
+    print("said:", error)
+aside = threading.Thread(target=cell, args=("aside", False))
+aside.start(); aside.join()
+print("alive", before is __import__("signal").getsignal(15))
+"""
+
+
+def test_a_kernel_lives_on_after_a_handover_and_the_cell_run_again_goes_on(warm, script):
+    made = script(KERNEL)
+    assert made.attempt(warm) == [EXIT_DONE], made.said()
+    said = made.said()
+    assert "said: handed over at step 6 of 12 of stage note | run it again" in said, said
+    assert "Resuming from epoch 2 step 6" in said and "cell is through" in said, said
+    assert "said: run `note` is complete" in said
+    assert "alive True" in said
+    for name in ("note", "aside"):
+        assert (made.folder / "runs" / name / "training_complete.marker").exists(), said
+
+
+def test_a_script_without_a_name_is_asked_for_one(warm, script):
+    made = script(KERNEL.replace('cell("note", strike)', "cell(None, strike)"))
+    made.attempt(warm)
+    assert "open_run does not know how to call this run" in made.said()
+
+
+def test_early_stopping_is_the_scripts_to_declare(warm, script):
+    made = script(
+        LOOP
+        + "        if run.step == 6:\n            break\n    run.finish({'stopped': 'early'})\n"
+    )
+    assert made.attempt(warm) == [EXIT_DONE], made.said()
+    assert made.run.is_complete()
+    results = json.loads(made.run.final_results.read_text())
+    assert results["metrics"] == {"stopped": "early"}
+    assert json.loads((made.run.stage("train").metrics).read_text())["steps"] == 7

@@ -1,0 +1,165 @@
+"""A script by itself is a run like any other: every verb that looks at runs knows it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+
+import pytest
+
+from tasuki.actions.audit import audit_run
+from tasuki.actions.cancel import cancel_run
+from tasuki.actions.logs import read_logs
+from tasuki.actions.status import describe_run, ledger_of
+from tasuki.answers import Told
+from tasuki.clock import SystemClock
+from tasuki.errors import EXIT_DONE, EXIT_RESUME_ME
+from tasuki.store.attempts import read_attempt_ends
+from tasuki.store.runs import RunFolder
+from tasuki.telemetry.metrics import read_metrics
+from tasuki.train.audit import work
+from tests.integrations.subjects import SUBJECTS, make_script
+
+pytestmark = pytest.mark.timeout(90)
+CLOCK = SystemClock()
+FLAT, _, EPOCHS, STREAM = SUBJECTS[:4]
+SLOW = FLAT.script.replace("run.log(loss=loss)", "run.log(loss=loss); time.sleep(0.02)")
+SLOW = SLOW.replace("import os,", "import time, os,").replace("epochs=5", "epochs=500")
+SLOW = SLOW.replace("total_steps=30", "total_steps=3000")
+
+
+def wait_until(is_so, *, within_s: float = 30.0) -> None:
+    until = time.monotonic() + within_s
+    while not is_so():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def test_while_it_runs_status_tells_step_total_loss_and_time_left(warm, tmp_path):
+    script = make_script(tmp_path / "p", FLAT)
+    (script.folder / "train.py").write_text(SLOW)
+    (started,) = script.start(warm)
+
+    def told() -> dict:
+        return describe_run(script.run, now=CLOCK.wall()) if script.run.spec.exists() else {}
+
+    wait_until(lambda: (told().get("step") or 0) > 5 and told().get("loss") is not None)
+    found = told()
+    assert (found["state"], found["total_steps"], found["stage"]) == ("running", 3000, "train")
+    assert found["eta_s"] > 10 and found["samples"] > 0 and found["goodput"] > 0
+    assert found["jobs"] == []
+    cancelled = cancel_run(script.run, clock=CLOCK)
+    assert started.wait() == EXIT_RESUME_ME, script.said()
+    assert cancelled["state"] == "cancelled" and cancelled["was_live"]
+    (end,) = read_attempt_ends(script.run).values()
+    assert end is not None and (end["ending"], end["cause"]) == ("handed-over", "cancelled")
+
+
+def test_the_ledger_of_a_script_adds_up_and_knows_its_parts(warm, tmp_path):
+    script = make_script(tmp_path / "p", FLAT)
+    strike = {"at": "step.done", "do": "term", "count": 9}
+    assert script.attempt(warm, strike) == [EXIT_RESUME_ME]
+    assert script.attempt(warm) == [EXIT_DONE], script.said()
+    ledger = ledger_of(script.run)
+    assert abs(sum(ledger.parts.values()) - ledger.wall_s) < 0.01
+    assert ledger.parts["step"] > 0 and ledger.parts["restore"] > 0
+    assert all(seconds >= -0.01 for seconds in ledger.parts.values()), ledger.parts
+    found = describe_run(script.run, now=CLOCK.wall())
+    assert (found["state"], found["step"], found["attempts"]) == ("complete", 30, 2)
+    (stage,) = found["stages"]
+    assert stage["steps"] == 30 and stage["loss"] == read_metrics(script.run)[-1]["loss"]
+
+
+def audit(run: RunFolder) -> dict:
+    """The one stage, as the child of `tasuki audit` finds it: here, where torch is imported."""
+    order = {"run": str(run.path), "stages": ["train"], "paths": []}
+    fd = os.open(os.devnull, os.O_WRONLY)
+    (stage,) = work(order, Told(fd))["stages"]
+    os.close(fd)
+    return stage
+
+
+@pytest.mark.parametrize(
+    "subject", [FLAT, pytest.param(EPOCHS, marks=pytest.mark.long), SUBJECTS[5]], ids=str
+)
+def test_audit_proves_that_every_sample_was_used_once_per_epoch(warm, tmp_path, subject):
+    script = make_script(tmp_path / "p", subject)
+    strike = {"at": "step.done", "do": "term", "count": 8}
+    assert script.attempt(warm, strike) == [EXIT_RESUME_ME] * subject.ranks
+    assert script.attempt(warm) == [EXIT_DONE] * subject.ranks, script.said()
+    stage = audit(script.run)
+    assert stage["verdict"] == "proven", stage
+    assert (stage["repeated"], stage["skipped"], stage["steps"]) == (0, 0, subject.steps)
+    assert stage["attempts"] == 2
+
+
+@pytest.mark.long
+def test_the_verb_itself_proves_it(warm, tmp_path):
+    script = make_script(tmp_path / "p", FLAT)
+    assert script.attempt(warm) == [EXIT_DONE], script.said()
+    runs = script.run.path.parent
+    found = audit_run("train", runs=runs, python=sys.executable, environment={})
+    assert found["is_proven"], found
+
+
+def test_audit_finds_a_sample_that_was_used_twice(warm, tmp_path):
+    script = make_script(tmp_path / "p", FLAT)
+    twice = "batches.indices = batches.indices[:-1] + batches.indices[:1]"
+    plant = FLAT.script.replace(
+        "        run.log(loss=loss)",
+        f"        batches = run._batches\n        if run.step == 11: {twice}\n",
+    )
+    (script.folder / "train.py").write_text(plant)
+    assert script.attempt(warm) == [EXIT_DONE], script.said()
+    stage = audit(script.run)
+    assert stage["verdict"] == "not proven"
+    assert "used other samples than the order says" in stage["reason"]
+
+
+def test_audit_says_of_a_stream_that_nobody_knows(warm, tmp_path):
+    script = make_script(tmp_path / "p", STREAM)
+    assert script.attempt(warm) == [EXIT_DONE], script.said()
+    stage = audit(script.run)
+    assert stage["verdict"] == "not known" and "order of its own" in stage["reason"]
+
+
+def test_logs_keep_what_tasuki_said_of_each_attempt(warm, tmp_path):
+    script = make_script(tmp_path / "p", FLAT)
+    strike = {"at": "step.done", "do": "term", "count": 4}
+    assert script.attempt(warm, strike) == [EXIT_RESUME_ME]
+    assert script.attempt(warm) == [EXIT_DONE]
+    told = dict(read_logs(script.run))
+    assert list(told) == ["script.1.log", "script.2.log"]
+    assert "Handing over at step" in told["script.1.log"]
+    assert "Resuming from epoch 0 step" in told["script.2.log"]
+
+
+def test_the_second_ctrl_c_does_not_wait_for_the_step(warm, tmp_path):
+    script = make_script(tmp_path / "p", FLAT)
+    text = SLOW.replace("time.sleep(0.02)", "open('in','w').close(); time.sleep(30)")
+    (script.folder / "train.py").write_text(text)
+    (started,) = script.start(warm)
+    wait_until((script.folder / "in").exists)
+    started.kill(signal.SIGINT)
+    time.sleep(0.3)
+    started.kill(signal.SIGINT)
+    assert started.wait() == 1
+    assert "KeyboardInterrupt" in script.said()
+    (end,) = read_attempt_ends(script.run).values()
+    assert end is not None and end["cause"] == "interrupted"
+
+
+def test_weights_and_results_are_left_where_every_verb_looks(warm, tmp_path):
+    script = make_script(tmp_path / "p", SUBJECTS[1])
+    assert script.attempt(warm) == [EXIT_DONE], script.said()
+    results = json.loads(script.run.final_results.read_text())
+    assert results["weights"] == "stages/train/weights.safetensors"
+    assert results["metrics"] == {"seen": 4 * 44 + 3 * 8}
+    metrics = json.loads(script.run.final_metrics.read_text())["stages"]["train"]
+    assert metrics["best"]["metric"] == "val_loss" and metrics["steps"] == 27
+    rows = read_metrics(script.run)
+    assert {row["split"] for row in rows} == {"train", "val"}
+    assert all(row["nothing"] == "nan" for row in rows if row["split"] == "train")
