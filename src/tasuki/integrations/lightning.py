@@ -164,16 +164,12 @@ class TasukiCallback(Callback):
             self._log_step(trainer, driven)
         self._holds.is_at_end = True
         driven.end(self._holds, _course(trainer))
+        driven.complete()
+        self._driven = None
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        driven, self._driven = self._driven, None
-        if driven is None:
-            return
-        if not driven.loop.is_at_end:  # all was done before this attempt
-            self._driven = driven
+        if self._driven is not None:  # all steps were done before this attempt
             self.on_train_end(trainer, pl_module)
-            self._driven = None
-        driven.complete()
 
     def on_exception(
         self,
