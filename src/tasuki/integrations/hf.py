@@ -78,15 +78,15 @@ class _Resumable(transformers.Trainer):
         told = _switch_off(self)  # first: our handlers of signals come after theirs are gone
         driven = self._driven = Driven(self._run, self._run_options)
         self._holds = _Holds(self, driven)
-        if driven.loop.worker.ranks.world != self.args.world_size:
-            raise UsageError(
-                f"the Trainer has {self.args.world_size} ranks, and this process was started as "
-                f"one of {driven.loop.worker.ranks.world}",
-                hint="start the ranks with torchrun",
-            )
-        for line in filter(None, [warning, *told]):
-            driven.loop.worker.say(line)
         try:
+            if driven.loop.worker.ranks.world != self.args.world_size:
+                raise UsageError(
+                    f"the Trainer has {self.args.world_size} ranks, and this process was started "
+                    f"as one of {driven.loop.worker.ranks.world}",
+                    hint="start the ranks with torchrun",
+                )
+            for line in filter(None, [warning, *told]):
+                driven.loop.worker.say(line)
             output = super().train(None, trial, ignore_keys_for_eval)
         except HandedOver:
             raise
