@@ -6,7 +6,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-
 from tests.harness.warm import Warm, warm_server
 
 

@@ -13,10 +13,11 @@ import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tasuki.actions.compare import compare_runs
-from tasuki.store.runs import RunFolder
 from tests.harness.warm import Started, Warm
 from tests.integrations.conftest import Servers
+
+from tasuki.actions.compare import compare_runs
+from tasuki.store.runs import RunFolder
 
 DATA = '''
 import os, random, sys

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-
 from tests.integrations.subjects import FRAMEWORKS, HF, LIGHTNING
 
 LIGHT, HUGGING = "light", "hugging"
@@ -100,3 +99,13 @@ def test_notices_at_every_border_of_validations_and_epochs_change_nothing(
     """Boundary by boundary: before, at and after validations in the middle and at the end."""
     strikes = [f"{step}:15" for step in range(2, 14)]
     check(servers, subject, tmp_path, strikes, VALIDATE_EVERY="4")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_a_module_that_steps_its_optimizer_itself_keeps_gradients_that_are_not_used_yet(
+    servers, tmp_path
+):
+    """It steps after every second batch: every other boundary lies between backward and step."""
+    # In optimizer steps, of which two batches have the same number: struck in the first of them.
+    check(servers, LIGHT, tmp_path, ["1:15", "3:15", "6:9"], MANUAL="yes")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 import pytest
-
 from tests.integrations.subjects import HF, LIGHTNING
 from tests.integrations.test_frameworks import ROOT
 

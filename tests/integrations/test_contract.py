@@ -9,11 +9,6 @@ import signal
 import time
 
 import pytest
-
-from tasuki.checkpoint.lineage import list_checkpoints
-from tasuki.errors import EXIT_DONE, EXIT_RESUME_ME
-from tasuki.store.attempts import read_attempt_ends
-from tasuki.store.claims import list_claims
 from tests.integrations.subjects import (
     ADAPTERS,
     ADAPTERS_OF_RANKS,
@@ -22,6 +17,11 @@ from tests.integrations.subjects import (
     Subject,
     make_script,
 )
+
+from tasuki.checkpoint.lineage import list_checkpoints
+from tasuki.errors import EXIT_DONE, EXIT_RESUME_ME
+from tasuki.store.attempts import read_attempt_ends
+from tasuki.store.claims import list_claims
 
 pytestmark = pytest.mark.timeout(180)
 EVERY = [pytest.param(s, marks=[pytest.mark.long] if s.is_slow else []) for s in SUBJECTS]
@@ -104,7 +104,9 @@ def test_a_notice_commits_the_step_that_was_done_and_exits_75(warm, tmp_path, su
     strike = {"at": "step.done", "do": "term", "count": 5, "rank": 0}
     assert script.attempt(warm, strike) == [EXIT_RESUME_ME] * subject.ranks, script.said()
     newest = max(found.step for found in list_checkpoints(script.run))
-    assert newest >= 5 and newest <= 5 + 2, script.said()
+    assert newest >= 5, script.said()
+    if subject.ranks == 1:  # several agree on a step, which takes some
+        assert newest <= 6, script.said()
     (end,) = read_attempt_ends(script.run).values()
     assert end is not None and end["ending"] == "handed-over" and end["has_progressed"]
 

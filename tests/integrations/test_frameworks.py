@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.integrations.subjects import FRAMEWORKS, HF, LIGHTNING
 
 from tasuki.errors import UsageError
 from tasuki.integrations import versions
 from tasuki.integrations.versions import check_version
-from tests.integrations.subjects import FRAMEWORKS, HF, LIGHTNING
 
 ROOT = Path(__file__).resolve().parents[2]
 TASUKI = str(Path(sys.executable).parent / "tasuki")

@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.harness.commands import make_commands
+from tests.integrations.subjects import SUBJECTS, make_script
 
 from tasuki.actions.status import describe_run
 from tasuki.backends.local import Preemption
@@ -22,8 +24,6 @@ from tasuki.store.atomic import read_json
 from tasuki.store.attempts import read_attempt_ends
 from tasuki.store.runs import RunFolder
 from tasuki.telemetry.events import read_events
-from tests.harness.commands import make_commands
-from tests.integrations.subjects import SUBJECTS, make_script
 
 pytestmark = pytest.mark.timeout(300)
 FLAT, RANKS = SUBJECTS[0], next(s for s in SUBJECTS if s.name == "own-loop-2-ranks")

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 
 import pytest
+from tests.integrations.subjects import DATA, Script, Subject, make_script
 
+from tasuki.actions.status import read_status
 from tasuki.checkpoint.lineage import list_checkpoints
 from tasuki.errors import EXIT_DONE, EXIT_FAILED, EXIT_RESUME_ME
+from tasuki.store.atomic import read_json
 from tasuki.store.attempts import read_attempt_ends
 from tasuki.store.control import Word, say
 from tasuki.telemetry.metrics import read_metrics
-from tests.integrations.subjects import DATA, Script, Subject, make_script
+from tasuki.views.status import show_status
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -144,7 +147,7 @@ def test_an_exception_in_the_body_keeps_its_traceback_and_what_was_saved(warm, s
     assert "Resuming from epoch 1 step 4" in made.said()
 
 
-def test_nan_and_texts_and_names_of_a_lines_own_break_nothing(warm, script):
+def test_nan_and_texts_and_names_of_a_lines_own_break_nothing(warm, script, capsys):
     made = script(
         LOOP
         + "        run.log(loss=float('nan'), text='a\\nb', step=9, flag=True, much=loss * 1e300,\n"
@@ -155,6 +158,12 @@ def test_nan_and_texts_and_names_of_a_lines_own_break_nothing(warm, script):
     assert row["loss"] == "nan" and row["text"] == "a\nb" and row["step"] == 12
     assert (row["own_step"], row["flag"], row["array"], row["count"]) == (9, True, 0.5, 3)
     assert row["much"] in ("inf", "-inf") or abs(row["much"]) > 1e200
+    assert "Traceback" not in made.said(), made.said()
+    assert read_json(made.run.training_state)["loss"] == "nan"
+    found = read_status([made.run], now=0.0)
+    assert found["runs"][0]["loss"] == "nan"
+    show_status(found, folder="runs")
+    assert "nan" in capsys.readouterr().out
     lines = (made.run.path / "metrics" / "1.jsonl").read_text().splitlines()
     assert all(json.loads(line) for line in lines)
 
@@ -266,6 +275,29 @@ def test_a_script_without_a_name_is_asked_for_one(warm, script):
     made = script(KERNEL.replace('cell("note", strike)', "cell(None, strike)"))
     made.attempt(warm)
     assert "open_run does not know how to call this run" in made.said()
+
+
+@pytest.mark.parametrize("leaves", ["os._exit(0)", "sys.exit(3)", "sys.exit(0)"])
+def test_a_fork_of_the_script_that_leaves_ends_nothing_of_its_parents_run(warm, script, leaves):
+    forks = f"""        if run.step == 4:
+            if (pid := os.fork()) == 0: {leaves}
+            os.waitpid(pid, 0)
+"""
+    made = script(LOOP + forks)
+    assert made.attempt(warm) == [EXIT_DONE], made.said()
+    assert made.run.is_complete() and len(read_metrics(made.run)) == 0
+    assert json.loads(made.run.stage("train").metrics.read_text())["steps"] == 12
+
+
+def test_who_leaves_with_0_in_the_middle_is_told_that_it_is_not_done(warm, script):
+    made = script(LOOP + "        if run.step == 4: sys.exit(0)\n")
+    assert made.attempt(warm) == [EXIT_FAILED], made.said()
+    assert "was left at step 4 of 12" in made.said()
+    made = make_script(
+        made.folder.parent / "after", Subject("s", BEGIN + LOOP + "    sys.exit()", 12)
+    )
+    assert made.attempt(warm) == [EXIT_DONE], made.said()
+    assert made.run.is_complete()
 
 
 def test_early_stopping_is_the_scripts_to_declare(warm, script):

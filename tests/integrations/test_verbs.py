@@ -9,6 +9,7 @@ import sys
 import time
 
 import pytest
+from tests.integrations.subjects import SUBJECTS, make_script
 
 from tasuki.actions.audit import audit_run
 from tasuki.actions.cancel import cancel_run
@@ -21,7 +22,6 @@ from tasuki.store.attempts import read_attempt_ends
 from tasuki.store.runs import RunFolder
 from tasuki.telemetry.metrics import read_metrics
 from tasuki.train.audit import work
-from tests.integrations.subjects import SUBJECTS, make_script
 
 pytestmark = pytest.mark.timeout(90)
 CLOCK = SystemClock()

@@ -60,6 +60,7 @@ from tasuki.store.control import Word, last_said
 from tasuki.store.runs import CommandFolder
 from tasuki.telemetry.attempt import close_attempt
 from tasuki.telemetry.finish import finish_run
+from tasuki.telemetry.lines import spelled
 from tasuki.telemetry.metrics import MetricLog
 from tasuki.telemetry.view import count_preemptions
 
@@ -522,7 +523,7 @@ class Loop:
         return name.startswith("shared.") and self._holds.must_be_finite(name[7:])
 
     def loss(self) -> Any:
-        return self.rows.last.get("loss")
+        return spelled(self.rows.last.get("loss"))  # it may be NaN, which JSON has not
 
     # -- the end --------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ A thin face over Loop (loop.py): finds out what people meant, refuses in words w
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from types import TracebackType
@@ -38,6 +39,7 @@ class Run:
 
     def __init__(self, loop: Loop, watch: LoopWatch, *, is_kernel: bool) -> None:
         self._loop, self._watch, self._is_kernel = loop, watch, is_kernel
+        self._pid = os.getpid()
         self._pending = loop.rows.pending
         self._things = Things()
         self._batches: Batches | None = None
@@ -248,6 +250,11 @@ class Run:
         loop, batches, progress = self._loop, self._batches, self._loop.progress
         assert batches is not None
         while progress.step < until:
+            if os.getpid() != self._pid:
+                raise RunError(
+                    "a fork of the script goes on with its loop",
+                    hint="let forks do something else, and leave: the run is their parent's",
+                )
             if progress.step % feed.steps_per_epoch % self._accumulation == 0:
                 loop.boundary()
             else:
@@ -327,13 +334,16 @@ class Run:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if os.getpid() != self._pid:
+            return  # a fork of the script: the run is its parent's
         try:
             if isinstance(error, HandedOver) and not self._is_kernel:
                 self._loop.leave()
-            if error is not None:
-                self._loop.fail(error)
+            is_meant = isinstance(error, SystemExit) and error.code in (0, None)
+            if error is None or is_meant:
+                self._end_well()  # who leaves with 0 says that all is done: is it?
             else:
-                self._end_well()
+                self._loop.fail(error)
         except BaseException as problem:
             self._loop.fail(problem)
             raise

@@ -152,7 +152,7 @@ def _stage_line(stage: dict[str, Any]) -> str:
     told = ", ".join(f"{escape(name)} {number(value)}" for name, value in metrics.items())
     evaluated = f"; evaluated: {told}" if told else ""
     steps, loss = count(stage["steps"]), number(stage["loss"])
-    if stage.get("command"):
+    if stage.get("command") and stage["steps"] is None:
         took = format_seconds(stage["wall_s"]) if stage["wall_s"] is not None else "–"
         told = f", loss {loss}" if stage["loss"] is not None else ""
         return f"{escape(stage['name'])}: its command took {took}{told}{evaluated}"

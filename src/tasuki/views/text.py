@@ -7,13 +7,15 @@ import re
 import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?", re.DOTALL)
 
+_LONGEST_TEXT = 24
+"""Of a text where a number is shown."""
 _IN_ASCII = str.maketrans({"–": "-", "×": "x", "…": ".", "±": "~", "→": ">", "�": "?"})
 """One for one: tables keep their widths."""
 
@@ -89,10 +91,15 @@ def width_of(stream: TextIO) -> int | None:
         return None
 
 
-def number(value: float | None) -> str:
+def number(value: Any) -> str:
+    """NaN is a word in JSON, and a script may log texts: they are shown as such, and are inert."""
     if value is None:
         return "–"
-    return f"{value:.4g}"
+    if isinstance(value, int | float):
+        return f"{value:.4g}"
+    text = " ".join(neutral(str(value)).split())
+    text = text if len(text) <= _LONGEST_TEXT else f"{text[: _LONGEST_TEXT - 1]}…"
+    return text.replace("[", r"\[")  # as rich's `escape`
 
 
 def money(value: float | None) -> str:
