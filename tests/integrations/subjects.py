@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.harness.warm import Started, Warm
+from tests.integrations.conftest import Servers
 
 from tasuki.actions.compare import compare_runs
 from tasuki.store.runs import RunFolder
@@ -186,6 +187,8 @@ class Subject:
     workers: tuple[int, ...] = (0,)
     """With how many loader workers it may be started: it makes no difference."""
     environment: dict[str, str] = field(default_factory=dict)
+    framework: str = "tasuki.integrations.open"
+    """What it imports first; a process that has it already forks the script."""
     is_slow: bool = False
     """Only in the full tests."""
 
@@ -204,6 +207,36 @@ SUBJECTS = [
     Subject("own-loop-4-ranks", RANKS, 15, ranks=4, is_slow=True),
 ]
 
+FRAMEWORKS = Path(__file__).parent / "frameworks"
+LIGHTNING, HF = "tasuki.integrations.lightning", "tasuki.integrations.hf"
+
+
+def _of_framework(name: str) -> str:
+    """A script that is also one of test_adapters.py, with its run where the contract wants it."""
+    lines = (
+        "import runpy, sys",
+        f"sys.path.insert(0, {str(FRAMEWORKS)!r})",
+        "sys.argv = ['train.py', 'runs/train']",
+        f"runpy.run_path({str(FRAMEWORKS / name)!r}, run_name='__main__')",
+    )
+    return "\n".join(lines)
+
+
+_MUCH = {"ACCUMULATION": "2", "VALIDATE_EVERY": "4", "SCHEDULE": "plateau", "EPOCHS": "3"}
+_MUCH["QUIET_VALIDATION"] = "yes"
+ADAPTERS = [
+    Subject("lightning", _of_framework("light.py"), 18, 1, (0, 2), _MUCH, LIGHTNING),
+    Subject("hf", _of_framework("hugging.py"), 18, 1, (0, 2), _MUCH, HF),
+]
+ADAPTERS_OF_RANKS = [
+    # With two ranks a sum has one order: three are the first that can tell whether DDP's groups of
+    # gradients are the same after a resume.
+    Subject(
+        "lightning-3-ranks", _of_framework("light.py"), 12, 3, (0,), {"EPOCHS": "3"}, LIGHTNING
+    ),
+    Subject("hf-3-ranks", _of_framework("hugging.py"), 12, 3, (0,), {"EPOCHS": "3"}, HF),
+]
+
 
 @dataclass(frozen=True)
 class Script:
@@ -217,9 +250,10 @@ class Script:
         return RunFolder(self.folder / "runs" / "train")
 
     def start(
-        self, warm: Warm, *failpoints: dict, workers: int = 0, **environment: str
+        self, warm: Servers | Warm, *failpoints: dict, workers: int = 0, **environment: str
     ) -> list[Started]:
         """Its ranks."""
+        server = warm if isinstance(warm, Warm) else warm[self.subject.framework]
         port = _free_port()
         environment = {
             **self.subject.environment,
@@ -236,10 +270,10 @@ class Script:
                 own |= {"LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1"}
                 own |= {"MASTER_PORT": str(port)}
             log = self.folder / f"{rank}.log"
-            started.append(warm.start_script(self.folder / "train.py", log=log, **own))
+            started.append(server.start_script(self.folder / "train.py", log=log, **own))
         return started
 
-    def attempt(self, warm: Warm, *failpoints: dict, **more) -> list[int]:
+    def attempt(self, warm: Servers | Warm, *failpoints: dict, **more) -> list[int]:
         """The exit status of each rank."""
         return [one.wait() for one in self.start(warm, *failpoints, **more)]
 

@@ -1,0 +1,205 @@
+"""A loop that a framework drives: its batches, its step boundaries, its end.
+
+The framework asks for a batch where nothing is half done: that is the step boundary, and the one
+place at which state is captured and put back. So an adapter only says what is held, where the
+framework stands in the data, and when a step begins; what happens to it all is Loop's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from tasuki.errors import UsageError
+from tasuki.integrations.alone import is_kernel
+from tasuki.integrations.batches import Batches, Feed, Wanted, make_feed
+from tasuki.integrations.loop import Course, Holds
+from tasuki.integrations.open import open_loop
+from tasuki.integrations.run import show_errors_briefly
+from tasuki.runtime.settled import settle_buckets
+from tasuki.runtime.state import State, capture_random, restore_random
+
+_UNBOUNDED_EPOCHS = 1_000_000
+"""Frameworks stop by themselves; the order of samples has no end."""
+_ONE_LOADER = (
+    "give it one DataLoader with a length: several can be joined to one data set, and a stream "
+    "can be wrapped in a loader that has `__len__`"
+)
+
+
+def begin_talking() -> None:
+    """Before anything is refused: in words, without a traceback."""
+    if not is_kernel():
+        show_errors_briefly()
+
+
+class Driven:
+    """One training of a framework as an attempt of a run."""
+
+    def __init__(self, run: str | Path | None, options: Mapping[str, Any]) -> None:
+        self.loop, self._watch = open_loop(run, **options)
+        self._feed: Feed | None = None
+        self._batches: Batches | None = None
+        self._next = -1
+        """The batch that `_batches` gives next, counted over epochs."""
+        self._is_begun = False
+        self._samples, self._waited_s = 0, 0.0
+        self._indices: list[int] = []
+        self._num_batches = 0
+        """Of the step that is being done."""
+        self.place: Any = None
+        """Of a loader that keeps its own place, as the checkpoint has it."""
+
+    def find(self) -> State | None:
+        """What the run goes on from, before anything is put back; None: a first start."""
+        return self.loop.find()
+
+    @property
+    def is_exact(self) -> bool:
+        return self.loop.worker.stage.exact
+
+    @property
+    def is_begun(self) -> bool:
+        return self._is_begun
+
+    # -- the data -------------------------------------------------------------------------------
+
+    def feed_from(self, loader: Any) -> int:
+        """Take over this loader; the number of batches of an epoch."""
+        worker = self.loop.worker
+        if not hasattr(loader, "__iter__") or not hasattr(loader, "__len__"):
+            raise UsageError(
+                f"the training's data are a {type(loader).__name__}, in which no position can be "
+                "found again",
+                hint=_ONE_LOADER,
+            )
+        feed = make_feed(
+            loader,
+            Wanted(
+                epochs=_UNBOUNDED_EPOCHS,
+                steps=None,
+                seed=worker.stage.seed,
+                stage=worker.stage.name,
+                rank=worker.ranks.rank,
+                world=worker.ranks.world,
+                say=worker.say,
+            ),
+        )
+        if self._feed is None:
+            for line in feed.told:
+                worker.say(line)
+        self._stop_batches()
+        self._feed = feed
+        return feed.steps_per_epoch
+
+    def batch(self, epoch: int, number: int) -> Any:
+        """A batch, wherever the framework stands: usually the next one."""
+        feed = self._feed
+        assert feed is not None
+        wanted = epoch * feed.steps_per_epoch + number
+        if self._batches is None or wanted != self._next:
+            self._stop_batches()
+            self._batches = Batches(feed.open(wanted, self.place))
+            self.loop.before_leaving = self._batches.stop
+            self.place = None
+        batches = self._batches
+        batch = batches.next()
+        self._next = wanted + 1
+        self._samples += batches.samples
+        self._waited_s += batches.waited_s
+        self._indices += batches.indices
+        self._num_batches += 1
+        return batch
+
+    def own_place(self) -> Any:
+        """Of a loader that keeps its own place; None: the step says it all."""
+        return self._batches.state() if self._batches is not None else None
+
+    def _stop_batches(self) -> None:
+        if self._batches is not None:
+            self._batches.stop()
+            self._batches = None
+
+    # -- the steps ------------------------------------------------------------------------------
+
+    def settle(self, model: nn.Module | None) -> None:
+        """Before anything is put back; on all ranks."""
+        if isinstance(model, DistributedDataParallel):
+            settle_buckets(model)
+
+    def at_step(self, holds: Holds, course: Course) -> None:
+        """Between two steps, before a batch of the next one: what the first call of an attempt puts
+        back is the same as what the last one before it captured."""
+        if not self._is_begun:
+            self._begin(holds, course)
+        else:
+            self._account()
+        self.loop.boundary()
+
+    def _begin(self, holds: Holds, course: Course) -> None:
+        assert self._feed is not None
+        facts = {**self._feed.facts, **course.facts}
+        self._is_begun = True
+        self.loop.begin(
+            holds,
+            Course(
+                total_steps=course.total_steps,
+                steps_per_epoch=course.steps_per_epoch,
+                facts=facts,
+            ),
+        )
+
+    def _account(self) -> None:
+        """The step whose batches were given out is done."""
+        if not self._num_batches:
+            return
+        samples, waited_s = self._samples, self._waited_s
+        self._samples, self._waited_s, self._num_batches = 0, 0.0, 0
+        self._indices.clear()
+        self.loop.end_step(samples=samples, waited_s=waited_s)
+
+    @contextlib.contextmanager
+    def validating(self) -> Iterator[None]:
+        """A validation draws what it likes: the training's random numbers stay as they are. A
+        loader whose workers live on draws only when it is first begun, so a resumed process would
+        draw at other times than one that was never interrupted. Its time is no step's time."""
+        kept, clock = capture_random(), self.loop.worker.clock
+        began = clock.monotonic()
+        try:
+            with self.loop.worker.stopwatch.part("validate"):
+                yield
+        finally:
+            restore_random(kept)
+            self.loop.leave_out(clock.monotonic() - began)
+
+    # -- the end --------------------------------------------------------------------------------
+
+    def end(self, holds: Holds, course: Course) -> None:
+        """All steps are done; the last checkpoint is durable when this returns."""
+        if not self._is_begun:
+            self._begin(holds, course)
+        self._account()
+        self._stop_batches()
+        self.loop.end()
+
+    def complete(self, metrics: Mapping[str, Any] | None = None) -> None:
+        self.loop.complete(metrics)
+        self._watch.end()
+
+    def fail(self, error: BaseException) -> None:
+        """The framework's training ends with this; HandedOver has said it all."""
+        self.loop.fail(error)
+        self._stop_batches()
+        self._watch.end()
+
+
+def forget_workers(loader: Any) -> None:
+    """Before a validation: workers that stay (`persistent_workers`) have random numbers that go on
+    from one to the next, which a resumed process has not been through."""
+    if getattr(loader, "persistent_workers", False) and hasattr(loader, "_iterator"):
+        loader._iterator = None

@@ -1,0 +1,315 @@
+"""Lightning trainings that survive: one callback.
+
+    from tasuki.integrations.lightning import TasukiCallback
+
+    trainer = L.Trainer(max_epochs=10, callbacks=[TasukiCallback()])
+    trainer.fit(model, train_loader, val_loader)
+
+The loop stays Lightning's. The callback gives it batches in an order that can be taken up anywhere,
+saves in the background, hands over at the notice (exit 75), and puts everything back in the next
+attempt (lightning_state.py). Lightning's own signal handlers and requeueing are switched off.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from tasuki.errors import UsageError
+from tasuki.integrations.versions import LIGHTNING, check_version, installed, refuse_absent
+
+refuse_absent(LIGHTNING)
+
+from lightning.pytorch import LightningModule, Trainer  # noqa: E402 (first: is it there?)
+from lightning.pytorch.callbacks import Callback, GradientAccumulationScheduler  # noqa: E402
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy  # noqa: E402
+
+from tasuki.integrations.driven import (  # noqa: E402
+    Driven,
+    begin_talking,
+    forget_workers,
+)
+from tasuki.integrations.lightning_state import (  # noqa: E402
+    capture,
+    capture_logged,
+    restore,
+    restore_logged,
+)
+from tasuki.integrations.loop import Course, HandedOver  # noqa: E402
+from tasuki.runtime.state import State  # noqa: E402
+
+__all__ = ["TasukiCallback"]
+
+
+class TasukiCallback(Callback):
+    """Makes `trainer.fit` resumable, bit for bit. The arguments are those of `tasuki.open_run`."""
+
+    def __init__(self, run: str | Path | None = None, **options: Any) -> None:
+        self._run, self._options = run, options
+        self._driven: Driven | None = None
+        self._loss: Tensor | None = None
+
+    # -- the start ------------------------------------------------------------------------------
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:  # noqa: ARG002
+        if stage != "fit":
+            return
+        begin_talking()
+        warning = check_version(LIGHTNING, installed(LIGHTNING))
+        _refuse_others(trainer)
+        driven = self._driven = Driven(self._run, self._options)
+        self._holds = _Holds(trainer, driven)
+        worker = driven.loop.worker
+        if worker.ranks.world != trainer.world_size:
+            raise UsageError(
+                f"Lightning has {trainer.world_size} ranks, and this process was started as one of "
+                f"{worker.ranks.world}",
+                hint="start the ranks with torchrun or srun: Lightning's own processes cannot meet",
+            )
+        for line in filter(None, [warning, *_switch_off(trainer)]):
+            worker.say(line)
+        self._take_data(trainer, driven)
+        self._keep_validations_apart(trainer, driven)
+        state = driven.find()
+        if state is not None:
+            # As a checkpoint of Lightning's own, so that hooks find what they expect; what counts
+            # is put back when the first batch is asked for.
+            trainer._checkpoint_connector._loaded_checkpoint = state["lightning"]
+            trainer.should_stop = state["trainer"]["should_stop"]
+
+    def _take_data(self, trainer: Trainer, driven: Driven) -> None:
+        source = trainer.fit_loop._data_source
+        theirs = source.dataloader
+
+        def ours() -> _Loader:
+            return _Loader(self, trainer, driven, theirs())
+
+        source.dataloader = ours
+
+    def _keep_validations_apart(self, trainer: Trainer, driven: Driven) -> None:
+        loop = trainer.fit_loop.epoch_loop.val_loop
+        theirs = loop.run
+
+        @wraps(theirs)
+        def run() -> Any:
+            if trainer.sanity_checking:
+                return theirs()
+            if loop._combined_loader is not None and driven.is_exact:
+                for loader in loop._combined_loader.flattened:
+                    forget_workers(loader)
+            with driven.validating():
+                return theirs()
+
+        loop.run = run
+
+    # -- the steps ------------------------------------------------------------------------------
+
+    def at_step(self, trainer: Trainer) -> None:
+        """Lightning is about to ask for the first batch of a step."""
+        driven = self._driven
+        assert driven is not None
+        if not driven.is_begun:
+            self._settle(trainer, driven)
+        else:
+            self._log_step(trainer, driven)
+        driven.at_step(self._holds, _course(trainer))
+
+    def _settle(self, trainer: Trainer, driven: Driven) -> None:
+        driven.settle(trainer.strategy.model)
+        optimizers = trainer.optimizers
+        if optimizers:
+            driven.loop.lr = lambda: float(optimizers[0].param_groups[0]["lr"])
+
+    def _log_step(self, trainer: Trainer, driven: Driven) -> None:
+        """What the training logged; what validations did stands in lines of their own."""
+        logged = trainer._logger_connector._logged_metrics
+        pending = driven.loop.rows.pending
+        for result in trainer.fit_loop.epoch_loop._results.values():
+            for name in {result.meta.forked_name(True), result.meta.forked_name(False)}:
+                if name in logged:
+                    pending[name] = logged[name]
+        if self._loss is not None:
+            pending.setdefault("loss", self._loss)
+
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,  # noqa: ARG002
+        pl_module: LightningModule,  # noqa: ARG002
+        outputs: Any,
+        batch: Any,  # noqa: ARG002
+        batch_idx: int,  # noqa: ARG002
+    ) -> None:
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        self._loss = loss.detach() if isinstance(loss, Tensor) and loss.numel() == 1 else None
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+        driven = self._driven
+        if driven is None or trainer.sanity_checking or trainer.state.fn != "fit":
+            return
+        found = trainer.fit_loop.epoch_loop.val_loop._results.metrics(on_step=False)["log"]
+        if found:
+            driven.loop.rows.add(dict(found), "val")
+
+    # -- the end --------------------------------------------------------------------------------
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+        driven = self._driven
+        assert driven is not None
+        if driven.is_begun:
+            self._log_step(trainer, driven)
+        self._holds.is_at_end = True
+        driven.end(self._holds, _course(trainer))
+        driven.complete()
+        self._driven = None
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._driven is not None:  # all steps were done before this attempt
+            self.on_train_end(trainer, pl_module)
+
+    def on_exception(
+        self,
+        trainer: Trainer,  # noqa: ARG002
+        pl_module: LightningModule,  # noqa: ARG002
+        exception: BaseException,
+    ) -> None:
+        driven, self._driven = self._driven, None
+        if driven is not None and not isinstance(exception, HandedOver):
+            driven.fail(exception)
+
+
+class _Loader:
+    """What Lightning iterates over: it asks for a batch where nothing is half done."""
+
+    def __init__(
+        self, callback: TasukiCallback, trainer: Trainer, driven: Driven, loader: Any
+    ) -> None:
+        self._callback, self._trainer, self._driven = callback, trainer, driven
+        self._length = driven.feed_from(loader)
+        self.dataset = getattr(loader, "dataset", None)
+        self.batch_size = getattr(loader, "batch_size", None)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def state_dict(self) -> dict[str, Any]:
+        """Lightning asks whether a loader can be resumed. This one stands where Lightning's
+        counters stand, and keeps nothing."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """There is nothing to put back."""
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            if self._is_at_step():
+                self._callback.at_step(self._trainer)  # may put back where Lightning stands
+            number = self._trainer.fit_loop.epoch_loop.batch_progress.current.ready
+            if number >= self._length:
+                return
+            yield self._driven.batch(
+                self._trainer.fit_loop.epoch_progress.current.processed, number
+            )
+
+    def _is_at_step(self) -> bool:
+        number = self._trainer.fit_loop.epoch_loop.batch_progress.current.ready
+        is_done = not self._trainer.lightning_module.automatic_optimization
+        return is_done or number % self._trainer.accumulate_grad_batches == 0
+
+
+class _Holds:
+    """A Lightning training as a Loop wants to hold it."""
+
+    def __init__(self, trainer: Trainer, driven: Driven) -> None:
+        self._trainer, self._driven = trainer, driven
+        self.is_at_end = False
+
+    def capture(self) -> State:
+        return {**capture(self._trainer), "is_at_end": self.is_at_end}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        restore(self._trainer, state)
+
+    def capture_rank(self) -> Any:
+        return {"logged": capture_logged(self._trainer), "place": self._driven.own_place()}
+
+    def restore_rank(self, state: Any) -> None:
+        if state is not None:
+            restore_logged(self._trainer, state["logged"])
+            self._driven.place = state["place"]
+
+    def weights(self) -> Mapping[str, Any]:
+        weights: Mapping[str, Any] = self._trainer.lightning_module.state_dict()
+        return weights
+
+    def must_be_finite(self, name: str) -> bool:
+        kind, _, parameter = name.partition(".")
+        return kind == "model" and parameter in self._learnt
+
+    @property
+    def _learnt(self) -> set[str]:
+        found = self._trainer.lightning_module.named_parameters()
+        return {name for name, parameter in found if parameter.requires_grad}
+
+
+def _course(trainer: Trainer) -> Course:
+    """In steps of the optimizer, as they are foreseen: a training may end before."""
+    module, batches = trainer.lightning_module, trainer.num_training_batches
+    accumulation = trainer.accumulate_grad_batches if module.automatic_optimization else 1
+    per_epoch = max(1, math.ceil(batches / accumulation))
+    epochs = trainer.max_epochs if trainer.max_epochs not in (None, -1) else None
+    limits = [per_epoch * epochs] if epochs is not None else []
+    limits += [trainer.max_steps] if trainer.max_steps != -1 else []
+    if not limits:
+        raise UsageError(
+            "this training has no end: `max_epochs` is -1, and there are no `max_steps`",
+            hint="give Trainer `max_epochs` or `max_steps`; it may still stop before",
+        )
+    return Course(
+        total_steps=min(limits),
+        steps_per_epoch=per_epoch,
+        facts={"accumulate_grad_batches": accumulation},
+    )
+
+
+def _refuse_others(trainer: Trainer) -> None:
+    strategy = trainer.strategy
+    if type(strategy) not in (SingleDeviceStrategy, DDPStrategy):
+        raise UsageError(
+            f"tasuki cannot put back what `{type(strategy).__name__}` shards or hands out",
+            hint="it knows one device and DDP: Trainer(strategy='auto') or 'ddp'",
+        )
+    if any(isinstance(one, GradientAccumulationScheduler) for one in trainer.callbacks):
+        raise UsageError(
+            "with GradientAccumulationScheduler nobody can tell how many steps an epoch has",
+            hint="give Trainer one number of `accumulate_grad_batches`",
+        )
+    if trainer.overfit_batches:
+        raise UsageError(
+            "`overfit_batches` takes the same batches again and again: nothing to resume",
+            hint="leave the callback out while you look for mistakes",
+        )
+
+
+def _switch_off(trainer: Trainer) -> list[str]:
+    """What would act on the same signals, or requeue the same job."""
+    connector = trainer._signal_connector
+    connector.register_signal_handlers = lambda: None
+    environment = trainer._accelerator_connector.cluster_environment
+    told = ["Lightning's handlers of signals are switched off: tasuki saves, and exits with 75"]
+    if getattr(environment, "auto_requeue", False):
+        environment.auto_requeue = False
+        told[0] = (
+            "Lightning's handlers of signals and its requeueing (SLURMEnvironment) are switched "
+            "off: tasuki saves, and exits with 75"
+        )
+    if getattr(trainer, "_val_check_time_interval", None) is not None:
+        told.append(
+            "WARNING: `val_check_interval` is a time: when validations happen depends on the "
+            "clock, and so does all that depends on them"
+        )
+    return told

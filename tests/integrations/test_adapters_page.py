@@ -1,0 +1,24 @@
+"""The two examples of docs/adapters.md do what the page says."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from tests.integrations.subjects import HF, LIGHTNING
+from tests.integrations.test_frameworks import ROOT
+
+
+@pytest.mark.parametrize(("framework", "number"), [(LIGHTNING, 0), (HF, 1)])
+def test_an_example_of_the_page_trains_to_its_end_and_is_complete(
+    servers, tmp_path, framework, number
+):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/adapters.md").read_text(), re.S)
+    assert len(blocks) == 2
+    (tmp_path / "train.py").write_text(blocks[number])
+    log = tmp_path / "log"
+    environment = {"TASUKI_SITE": "", "CUDA_VISIBLE_DEVICES": ""}
+    script = servers[framework].start_script(tmp_path / "train.py", log=log, **environment)
+    assert script.wait() == 0, log.read_text()
+    assert (tmp_path / "runs/train/training_complete.marker").exists()
+    assert (tmp_path / "runs/train/stages/train/weights.safetensors").exists()
