@@ -66,14 +66,15 @@ def kinds() -> frozenset[str]:
     return frozenset(found)
 
 
-def collect() -> list[Message]:
+@cache
+def collect() -> tuple[Message, ...]:
     """In the order of files and lines."""
     found = []
     for path in sorted(SOURCE.rglob("*.py")):
         if path.is_relative_to(SOURCE / "templates"):
             continue  # code of users
         found += list(_messages_of(read_module(path)))
-    return sorted(set(found))
+    return tuple(sorted(set(found)))
 
 
 def _messages_of(module: Module) -> Iterator[Message]:
@@ -96,7 +97,8 @@ def has_words(text: str) -> bool:
     return len(re.findall(r"[A-Za-z]{2,}", text)) >= 2
 
 
-def _calls(tree: ast.Module) -> Iterator[tuple[ast.Call, ast.AST]]:
+@cache
+def _calls(tree: ast.Module) -> tuple[tuple[ast.Call, ast.AST], ...]:
     """Calls, each with the function that it stands in."""
 
     def walk(node: ast.AST, place: ast.AST) -> Iterator[tuple[ast.Call, ast.AST]]:
@@ -106,7 +108,7 @@ def _calls(tree: ast.Module) -> Iterator[tuple[ast.Call, ast.AST]]:
             is_function = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef))
             yield from walk(child, child if is_function else place)
 
-    yield from walk(tree, tree)
+    return tuple(walk(tree, tree))
 
 
 def _name_of(function: ast.expr) -> str:

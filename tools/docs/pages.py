@@ -150,7 +150,8 @@ class Entry:
 def read_index(index: Path = INDEX) -> list[Entry]:
     entries = []
     section = ""
-    for line in index.read_text(encoding="utf-8").splitlines():
+    text = re.sub(r"<!--.*?-->", "", index.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for line in text.splitlines():
         if line.startswith("## "):
             section = line[3:].strip()
         elif found := re.match(r"- \[(.+?)\]\(([^)#]+\.md)\): (.+)", line):

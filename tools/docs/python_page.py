@@ -49,7 +49,7 @@ def _describe(name: str, value: Any, *, is_spec: bool) -> str:
     words = re.sub(r"\s*\n\s*", " ", (inspect.getdoc(value) or "").partition("\n\n")[0])
     parts = [f"### {name}\n"]
     if not is_spec and (signature := _signature(name, value)):
-        parts.append(f"```python\n{signature}\n```\n")
+        parts.append(f"```py\n{signature}\n```\n")  # to be read, not to be run
     parts.append(f"{words}\n")
     if inspect.isclass(value) and not is_spec and not issubclass(value, Exception):
         parts += [_method(method, inside) for method, inside in _methods(value)]

@@ -19,7 +19,7 @@ Shape = dict[str, list[str]]
 
 MAPS = re.compile(
     r"(^|\.)(metrics|sources|fits|predictions|settings|changes|keep|values|partitions\[\]\.gpus|"
-    r"last|best)$"
+    r"logs|last|best)$"
 )
 """Mappings whose keys are names of the user's or of a cluster's own: `metrics.NAME`."""
 

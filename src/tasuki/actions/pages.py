@@ -7,6 +7,7 @@ are the checkout's own `docs`. `index.md` says which there are, in which order, 
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ _PACKAGE = Path(__file__).parents[1]
 _PLACES = (_PACKAGE / "docs_pages", _PACKAGE.parents[1] / "docs")
 """An installed tasuki's pages, a checkout's."""
 _ENTRY = re.compile(r"- \[(.+?)\]\(([^)#]+)\.md\): (.+)")
+_LINK = re.compile(r"\[([^\]]+)\]\(([^)#:]*)(?:#[^)]*)?\)")
 _COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 
 
@@ -83,6 +85,13 @@ def refuse_topic(name: str, topics: Sequence[Topic], verbs: Sequence[str]) -> Us
     return UsageError(f"there is no page `{name}`", hint=hint)
 
 
-def read_page(topic: Topic) -> str:
-    """Its Markdown, without what is meant for those who write it."""
-    return _COMMENT.sub("", topic.path.read_text(encoding="utf-8"))
+def read_page(topic: Topic, topics: Sequence[Topic]) -> str:
+    """Its Markdown, without what is meant for those who write it. Links to other pages are words
+    here, and commands at its end."""
+    text = _COMMENT.sub("", topic.path.read_text(encoding="utf-8"))
+    by_path = {os.path.normpath(one.path): one.name for one in topics}
+    folder = topic.path.parent
+    meant = [by_path.get(os.path.normpath(folder / link[2])) for link in _LINK.finditer(text)]
+    others = [name for name in dict.fromkeys(meant) if name and name != topic.name]
+    end = f"\n\nSee also: `tasuki help` {', '.join(f'`{name}`' for name in others)}\n"
+    return _LINK.sub(r"\1", text) + (end if others else "")

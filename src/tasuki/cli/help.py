@@ -42,7 +42,7 @@ def command(topic: str | None) -> None:
     is_terminal = sys.stdout.isatty()
     has_colours = is_terminal and not os.environ.get("NO_COLOR")
     width = shutil.get_terminal_size().columns
-    _show(page_as_text(read_page(found), width=width, has_colours=has_colours), is_terminal)
+    _show(page_as_text(read_page(found, topics), width=width, has_colours=has_colours), is_terminal)
 
 
 def _show_help_of(verb: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 _WIDEST = 100
 """Lines longer than this are hard to read, however wide the window is."""
@@ -51,7 +52,7 @@ def page_as_text(markdown: str, *, width: int, has_colours: bool) -> str:
             yield self.text
 
     class Page(Markdown):
-        elements = {**Markdown.elements, "fence": AsItIs, "heading_open": Plain}
+        elements: ClassVar = {**Markdown.elements, "fence": AsItIs, "heading_open": Plain}
 
     console = Console(
         file=StringIO(),
