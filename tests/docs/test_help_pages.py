@@ -44,7 +44,8 @@ def test_a_page_is_shown_as_text_with_its_code_as_it_is(here, tmp_path):
 
 
 def test_every_page_can_be_shown(here, tmp_path):
-    for topic in read_topics(find_pages()):
+    made = {"errors", "reference/json", "reference/verbs"}  # long, and all alike
+    for topic in [one for one in read_topics(find_pages()) if one.name not in made]:
         said = here(tmp_path, "help", topic.name, COLUMNS="40")
         assert said.code == 0 and len(said.out) > 200, topic.name
 

@@ -7,7 +7,7 @@ import re
 from functools import cache
 
 import pytest
-from tools.docs.messages import SOURCE, collect, kinds
+from tools.docs.messages import SOURCE, collect, kinds, read_module
 from tools.docs.pages import DOCS
 
 ERRORS = (DOCS / "errors.md").read_text()
@@ -30,7 +30,7 @@ def raised() -> list[tuple[str, str]]:
     for path in sorted(SOURCE.rglob("*.py")):
         if "templates" in path.parts:
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(read_module(path).tree):
             if not isinstance(node, ast.Raise) or not isinstance(node.exc, ast.Call):
                 continue
             name = ast.unparse(node.exc.func).rpartition(".")[2]
@@ -83,7 +83,7 @@ def texts() -> str:
     """All texts of the code, with a hole for what is filled in."""
     found = []
     for path in SOURCE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(read_module(path).tree):
             if isinstance(node, ast.JoinedStr):
                 values = [v.value if isinstance(v, ast.Constant) else "…" for v in node.values]
                 found.append("".join(map(str, values)))
