@@ -37,6 +37,8 @@ SINE: tuple[Command, ...] = (
     ("history", ("history",)),
     ("audit", ("audit", "sine")),
     ("why", ("why", "sine")),
+    ("watch", ("watch", "sine")),
+    ("report", ("report", "sine", "-o", "report.html")),
     ("checkpoint show", ("checkpoint", "show", "sine")),
     ("checkpoint show CKPT", ("checkpoint", "show", "sine@latest")),
     ("checkpoint verify", ("checkpoint", "verify", "sine")),
