@@ -33,13 +33,15 @@ def test_there_is_a_guide_for_each_system_and_it_names_its_example():
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", GUIDES)
-def test_the_commands_of_a_guide_do_what_it_shows(name, tmp_path):
+def test_the_commands_of_a_guide_do_what_it_shows(name, tmp_path, warm_python):
+    # Attempts of a few seconds must not spend them on the import of torch, on however busy a machine.
+    warm = {"TASUKI_SET": f"cluster.python={warm_python}"} if name == "b-preemptible" else {}
     home = tmp_path / "home"
     home.mkdir()
     folder = tmp_path / "copy"
     ignored = shutil.ignore_patterns("data*", "runs*", "base", "__pycache__")
     shutil.copytree(ROOT / "examples" / GUIDES[name], folder, ignore=ignored)
-    person = Person(folder, home)
+    person = Person(folder, home, warm)
     try:
         for typed in commands_of(Page(DOCS / "guides" / f"{name}.md")):
             follow(typed, person)
