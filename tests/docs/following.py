@@ -23,7 +23,8 @@ from tests.cli.person import person_environment
 
 NEEDS_SLURM = "<!-- needs Slurm -->"
 CTRL_C = "^C"
-WITHIN_S = 240.0
+WITHIN_S = 480.0
+"""Seconds on a quiet machine; on a busy one a command that trains takes minutes."""
 
 
 @dataclass(frozen=True)

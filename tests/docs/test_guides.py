@@ -31,7 +31,7 @@ def test_there_is_a_guide_for_each_system_and_it_names_its_example():
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2400)
 @pytest.mark.parametrize("name", GUIDES)
 def test_the_commands_of_a_guide_do_what_it_shows(name, tmp_path, warm_python):
     # Attempts of a few seconds must not spend them on the import of torch, on a busy machine.

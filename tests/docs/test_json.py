@@ -47,7 +47,7 @@ def test_a_key_or_a_type_that_is_not_told_is_found():
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2400)
 def test_recorded_anew_every_verb_has_the_keys_that_the_reference_tells(tmp_path):
     try:
         seen = {**record_here(tmp_path / "here")}

@@ -45,7 +45,7 @@ def test_the_commands_of_the_start_page_do_what_it_shows(tmp_path, warm_python):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2400)
 def test_all_of_it_from_the_installation_to_a_real_slurm(tmp_path, cluster):
     """A fresh environment beside an installed torch, a fresh HOME, nothing warm."""
     source, home, work = tmp_path / "tasuki", tmp_path / "home", tmp_path / "work"
