@@ -18,10 +18,14 @@ Shape = dict[str, list[str]]
 """By place: the types that were seen there."""
 
 MAPS = re.compile(
-    r"(^|\.)(metrics|sources|fits|predictions|settings|changes|keep|values|partitions\[\]\.gpus|"
-    r"logs|last|best)$"
+    r"(^|\.)(metrics|evaluation|sources|fits|predictions|settings|changes|keep|values|params|logs|"
+    r"stages|partitions\[\]\.gpus)$"
 )
 """Mappings whose keys are names of the user's or of a cluster's own: `metrics.NAME`."""
+
+
+OPAQUE = re.compile(r"(^|\.)spec\.(all|cluster)$")
+"""Told elsewhere: the keys of a spec."""
 
 
 def shape_of(value: Any) -> Shape:
@@ -34,6 +38,8 @@ def shape_of(value: Any) -> Shape:
 def _leaves(value: Any, place: str) -> Iterator[tuple[str, str]]:
     if isinstance(value, dict):
         yield place, "mapping"
+        if OPAQUE.search(place):
+            return
         is_map = bool(MAPS.search(place))
         for key, inner in value.items():
             name = "NAME" if is_map else key
