@@ -8,7 +8,7 @@ SYSTEM := strace:strace tmux:tmux slurmctld:slurmctld slurmd:slurmd sbatch:slurm
 # In CI a test that fails is tried once more, and named: real processes on a shared machine are not always in time.
 PYTEST := $(BIN)/pytest -n 2 --dist worksteal $(if $(CI),--reruns 1 -raR)
 
-.PHONY: demo test test-full check format bench system setup clean
+.PHONY: demo test test-full check format docs docs-json bench system setup clean
 .DEFAULT_GOAL := test
 
 setup: $(READY)
@@ -32,8 +32,8 @@ system:
 	else apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null; fi
 
 check: $(READY)
-	$(BIN)/ruff check src tests bench examples
-	$(BIN)/ruff format --check src tests bench examples
+	$(BIN)/ruff check src tests bench examples tools
+	$(BIN)/ruff format --check src tests bench examples tools
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
@@ -43,13 +43,22 @@ test: system $(READY)
 test-full: system $(READY)
 	$(PYTEST)
 
+# Pages made from code, then the site in .work/site; a broken link or a missing page is an error.
+docs: $(READY)
+	$(BIN)/python -m tools.docs
+
+# What the JSON of every verb looks like, recorded anew from real runs: some minutes, Slurm included.
+docs-json: system $(READY)
+	$(BIN)/python -m tools.docs.record
+	$(BIN)/python -m tools.docs
+
 bench: $(READY)
 	@test -n "$(NAME)" || { echo "usage: make bench NAME=…  with one of: $$(ls bench/*.py | xargs -n1 basename | grep -v '^_' | sed 's/.py//' | tr '\n' ' ')"; exit 2; }
 	$(BIN)/python bench/$(NAME).py
 
 format: $(READY)
-	$(BIN)/ruff check --fix src tests bench examples
-	$(BIN)/ruff format src tests bench examples
+	$(BIN)/ruff check --fix src tests bench examples tools
+	$(BIN)/ruff format src tests bench examples tools
 
 clean:
 	rm -rf $(VENV) .work bench/results

@@ -39,6 +39,7 @@ VERBS = [
         "equiv",
         "data",
         "demo",
+        "help",
     ),
     "completion",
 ]
@@ -93,7 +94,7 @@ def test_the_first_page_shows_examples_of_verbs_that_exist(here, tmp_path):
     said = here(tmp_path, "--help")
     assert said.code == 0
     shown = [words[0] for words in examples_of(cli)]
-    assert shown == ["new", "plan", "run", "status"]
+    assert shown == ["new", "plan", "run", "status", "help"]
     for verb in VERBS:
         assert f"  {verb}  " in said.out
 

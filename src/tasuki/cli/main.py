@@ -50,6 +50,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "data": "Check, merge and split HDF5 files, tokenise text: `data check`, `data tokenize` …",
     },
     "Learn": {
+        "help": "Read the documentation here: `tasuki help`, `tasuki help start` …",
         "demo": "Watch three stages go through time limits and a preemption, bit for bit.",
         "completion": "Print the shell completion script.",
     },
@@ -107,6 +108,7 @@ Examples:
   tasuki plan
   tasuki run
   tasuki status
+  tasuki help start
 """
 
 
