@@ -14,15 +14,17 @@ pytestmark = pytest.mark.timeout(60)
 ALIKE = (
     DATA
     + """
+import time
 model = build(nn.LayerNorm)
 opt = torch.optim.SGD(model.parameters(), lr=1e-2)
 loader = DataLoader(Noisy(24), batch_size=4, shuffle=True)
 with tasuki.open_run(save="4 steps", log_every=2) as run:
     run.track(model=model, optimizer=opt)
-    for batch in run.steps(loader, epochs=3):
+    for batch in run.steps(loader, epochs=8):
         loss = loss_of(model, batch)
         opt.zero_grad(); loss.backward(); opt.step()
         run.log(loss=loss)
+        time.sleep(0.03)  # no collective keeps these ranks together
 """
 )
 
@@ -40,7 +42,7 @@ def start(warm, script: Script, *failpoints: dict, ranks: int = 2, life: int = 0
 
 
 def test_ranks_of_srun_meet_by_a_file_and_stop_at_one_step(warm, tmp_path):
-    whole, script = (make_script(tmp_path / name, Subject("s", ALIKE, 9)) for name in ("w", "p"))
+    whole, script = (make_script(tmp_path / name, Subject("s", ALIKE, 24)) for name in ("w", "p"))
     assert start(warm, whole) == [EXIT_DONE] * 2, whole.said()
     strike = {"at": "step.done", "do": "term", "count": 3, "rank": 1}
     assert start(warm, script, strike) == [EXIT_RESUME_ME] * 2, script.said()
@@ -49,7 +51,7 @@ def test_ranks_of_srun_meet_by_a_file_and_stop_at_one_step(warm, tmp_path):
 
 
 def test_when_rank_0_cannot_begin_the_others_hear_why(warm, tmp_path):
-    script = make_script(tmp_path / "p", Subject("s", ALIKE, 9))
+    script = make_script(tmp_path / "p", Subject("s", ALIKE, 24))
     assert start(warm, script, {"at": "step.done", "do": "term", "count": 3}) == [75, 75]
     say(script.run, Word.HOLD, reason="look at it", claim=1)
     assert start(warm, script, life=1) == [EXIT_FAILED] * 2
@@ -57,14 +59,14 @@ def test_when_rank_0_cannot_begin_the_others_hear_why(warm, tmp_path):
 
 
 def test_another_number_of_ranks_means_another_batch_and_is_refused(warm, tmp_path):
-    script = make_script(tmp_path / "p", Subject("s", ALIKE, 9))
+    script = make_script(tmp_path / "p", Subject("s", ALIKE, 24))
     assert start(warm, script, {"at": "step.done", "do": "term", "count": 3}) == [75, 75]
     assert start(warm, script, ranks=3, life=1) == [EXIT_FAILED] * 3
     assert "`effective_batch` changed since the last checkpoint: 8 before, 12 now" in script.said()
 
 
 def test_another_number_of_ranks_with_the_same_batch_goes_on_with_the_same_samples(warm, tmp_path):
-    script = make_script(tmp_path / "p", Subject("s", ALIKE, 9))
+    script = make_script(tmp_path / "p", Subject("s", ALIKE, 24))
     assert start(warm, script, {"at": "step.done", "do": "term", "count": 3}) == [75, 75]
     path = script.folder / "train.py"
     path.write_text(path.read_text().replace("batch_size=4", "batch_size=8"))

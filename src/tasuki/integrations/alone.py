@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -17,6 +17,8 @@ import msgspec
 from tasuki.checkpoint.lineage import list_checkpoints
 from tasuki.clock import Clock, utc
 from tasuki.errors import RunError, UsageError
+from tasuki.relay.values import Ending, PhaseEnded
+from tasuki.runtime.worker import Worker
 from tasuki.spec.commands import name_of
 from tasuki.spec.frozen import frozen_value
 from tasuki.spec.load import load_command
@@ -28,6 +30,7 @@ from tasuki.store.claims import highest_claim, take_claim
 from tasuki.store.control import Word, last_said, say
 from tasuki.store.runs import RunFolder
 from tasuki.store.sources import digest_sources
+from tasuki.telemetry.attempt import close_attempt
 from tasuki.telemetry.view import live_holder
 
 PYTHON = "python"
@@ -129,6 +132,20 @@ def take(run: RunFolder, *, clock: Clock) -> int:
     claim = take_claim(run)
     write_holder(run, claim, job="", start=0, at=clock.wall())
     return claim
+
+
+def close_alone(worker: Worker, end: PhaseEnded, state: str, *, has_saved: bool) -> None:
+    """What a supervisor would write at the attempt's end."""
+    has_stepped = bool(worker.watch.step_s)
+    facts = {"ending": end.ending, "cause": end.cause, "message": end.message}
+    worker.event("worker-ended", phase="train", stage=worker.stage.name, **facts)
+    whole = replace(
+        end,
+        has_progressed=(has_saved and has_stepped) or end.ending is Ending.DONE,
+        has_stepped=has_stepped,
+    )
+    run, claim = worker.run, worker.claim
+    close_attempt(run, claim, whole, state, events=worker.events, clock=worker.clock)
 
 
 def _refuse_live(run: RunFolder, clock: Clock) -> None:

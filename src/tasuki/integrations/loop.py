@@ -18,17 +18,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
 from tasuki.checkpoint.manifest import Manifest, Position
 from tasuki.checkpoint.parts import read_part
-from tasuki.checkpoint.retention import make_room
 from tasuki.checkpoint.verify import read_manifest
 from tasuki.data.fetch import seed_everything
 from tasuki.data.order import sample_seed
-from tasuki.data.used import NONE, Used, UsedSamples
+from tasuki.data.used import Used, UsedSamples
 from tasuki.errors import (
     EXIT_RESUME_ME,
     DataError,
@@ -39,82 +37,47 @@ from tasuki.errors import (
 )
 from tasuki.estimate.intervals import SaveCost, next_multiple, period_in_steps
 from tasuki.failpoints import failpoint
+from tasuki.integrations.alone import close_alone
+from tasuki.integrations.course import Course, HandedOver, Holds
 from tasuki.integrations.finish import finish_stage
+from tasuki.integrations.journal import Journal
 from tasuki.integrations.rows import Rows
 from tasuki.relay.values import Cause, Ending, PhaseEnded
-from tasuki.runtime.agreement import Agreement, Decision, SoloAgreement, StoreAgreement
+from tasuki.runtime.agreement import Agreement, Decision
 from tasuki.runtime.best import Best
 from tasuki.runtime.ending import ending_of
 from tasuki.runtime.exact import describe, freeze
 from tasuki.runtime.latest import Loaded, agree_on_checkpoint
 from tasuki.runtime.progress import Progress
-from tasuki.runtime.room import when_there_is_room
 from tasuki.runtime.saver import Saver
 from tasuki.runtime.saving import Saving
-from tasuki.runtime.starting import cost_before, say_differences, say_resuming
+from tasuki.runtime.starting import (
+    commit_first,
+    cost_before,
+    load_state,
+    make_agreement,
+    make_saver,
+    say_differences,
+    say_resuming,
+)
 from tasuki.runtime.state import State, capture_random, restore_random
 from tasuki.runtime.watch import leave
 from tasuki.runtime.worker import Worker
 from tasuki.store.atomic import read_json_or_none
 from tasuki.store.control import Word, last_said
 from tasuki.store.runs import CommandFolder
-from tasuki.telemetry.attempt import close_attempt
 from tasuki.telemetry.finish import finish_run
 from tasuki.telemetry.lines import spelled
-from tasuki.telemetry.metrics import MetricLog
 from tasuki.telemetry.view import count_preemptions
+
+__all__ = ["Course", "HandedOver", "Holds", "Loop"]
 
 _TELL_OFTEN_S = 1.0
 _TELL_SELDOM_S = 10.0
 _OFTEN_FOR_S = 60.0
 _LOOK_EVERY_S = 0.1
-_FLUSH_EVERY_S = 1.0
-_MOST_LINES = 1000
 _FLIGHT_S = 300.0
 _FLIGHT_WITH_OTHERS_S = 3.0
-
-
-class HandedOver(SystemExit):
-    """All is saved, and this process is to leave with exit code 75. Let it through."""
-
-
-class Holds(Protocol):
-    """What a loop's checkpoints hold beside its position and its random numbers."""
-
-    def capture(self) -> State:
-        """What all ranks share; asked on rank 0. Tensors may be live ones."""
-        ...
-
-    def restore(self, state: Mapping[str, Any]) -> None: ...
-    def capture_rank(self) -> Any:
-        """What is this rank's own."""
-        ...
-
-    def restore_rank(self, state: Any) -> None:
-        """None: there is none, as the number of ranks has changed."""
-        ...
-
-    def weights(self) -> Mapping[str, Any] | None:
-        """Of the model, for `weights.safetensors`; None: there is none."""
-        ...
-
-    def must_be_finite(self, name: str) -> bool:
-        """Of tensors in the shared state, by name (`model.weight`)."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Course:
-    """How far a loop goes."""
-
-    total_steps: int
-    steps_per_epoch: int
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    """What must be the same at every start, by names that people know."""
-    knows_samples: bool = False
-    """Do steps tell which samples they used (`end_step(indices=…)`)? Then they can be audited."""
-    order: Mapping[str, Any] | None = None
-    """From which an audit makes the order of samples again."""
 
 
 class Loop:
@@ -126,7 +89,7 @@ class Loop:
         self.worker = worker
         self._is_alone, self._is_kernel, self._files = is_alone, is_kernel, files
         self.rows = Rows()
-        self._flush_at = 0.0
+        self._journal = Journal(worker, self.rows)
         self.progress = Progress()
         self.before_leaving: Callable[[], None] = lambda: None
         """Ends what would be in the way, such as loader workers."""
@@ -139,8 +102,6 @@ class Loop:
         self._found: tuple[str | None, bool, Loaded | None] | None = None
         self._saver: Saver | None = None
         self._agreement: Agreement | None = None
-        self._lines: list[dict[str, Any]] = []
-        """Of metrics, not written yet."""
         worker.watch.before_leaving = self._on_leaving
 
     # -- the start ------------------------------------------------------------------------------
@@ -154,7 +115,7 @@ class Loop:
                 self._found = agree_on_checkpoint(self.worker)
                 name, is_resumed, loaded = self._found
                 if is_resumed and loaded is None:  # on a rank that took rank 0's word for it
-                    self._found = name, True, self._load(str(name))
+                    self._found = name, True, load_state(self.worker, str(name))
         loaded = self._found[2]
         return loaded.state["shared"] if self._found[1] and loaded is not None else None
 
@@ -182,66 +143,23 @@ class Loop:
         assert self._found is not None
         worker, (newest, is_resumed, loaded) = self.worker, self._found
         self._holds, self.course = holds, course
-        self._saver = self._make_saver()
+        self._saver = make_saver(worker)
         self._used = UsedSamples()
         with worker.stopwatch.part("restore"):
             if is_resumed:
                 name, cost = str(newest), cost_before(worker)
             else:
                 worker.doing("saving the first checkpoint")
-                name, cost = self._commit_start(parent=newest)
+                self._saver.parent = newest
+                name, cost = commit_first(worker, self._saver, self)
             worker.doing("restoring")
-            manifest = self._restore(name, loaded or self._load(name))
+            manifest = self._restore(name, loaded or load_state(worker, name))
         self._found = (name, True, None)  # a large state is not kept twice
         if is_resumed:
             say_resuming(worker, manifest)
         step = self.progress.step
         worker.event("restored", checkpoint=name, stage=worker.stage.name, step=step)
         self._set_out(cost, is_end=manifest.position.is_end)
-
-    def _load(self, name: str) -> Loaded:
-        path = self.worker.run.checkpoints / name
-        manifest, taken = read_manifest(path), set[int]()
-        state = read_part(path, 0, records=manifest.files, frozen=manifest.frozen, taken=taken)
-        return Loaded(state, taken)
-
-    def _make_saver(self) -> Saver:
-        worker = self.worker
-        return Saver(
-            worker.run,
-            claim=worker.claim,
-            rank=worker.ranks.rank,
-            world=worker.ranks.world,
-            connect=worker.ranks.connect,
-            clock=worker.clock,
-            is_pinned=worker.device.type == "cuda",
-        )
-
-    def _commit_start(self, *, parent: str | None) -> tuple[str, SaveCost]:
-        """Step 0, as the script has made it: what cannot be stored is refused now."""
-        worker, saver = self.worker, self.saver
-        saver.parent = parent
-
-        def act() -> tuple[str, SaveCost]:
-            if worker.is_first:
-                make_room(worker.run, claim=worker.claim, need=0)
-            saver.begin(
-                self.position(is_end=False), self.state(), facts=self.facts(), used=self.used()
-            )
-            saved = saver.wait()
-            assert saved is not None
-            if saved.error is not None:
-                raise saved.error
-            assert saved.name is not None
-            worker.watch.save_s.append(saved.total_s)
-            return saved.name, SaveCost(blocked_s=saved.blocked_s, total_s=saved.total_s)
-
-        name, cost = when_there_is_room(
-            act, say=worker.say, clock=worker.clock, should_stop=lambda: worker.ranks.world > 1
-        )
-        facts = {"used": NONE.to_json()} if self.course.knows_samples else {}
-        worker.event("committed", checkpoint=name, stage=worker.stage.name, step=0, **facts)
-        return name, cost
 
     def _restore(self, name: str, loaded: Loaded) -> Manifest:
         worker, course = self.worker, self.course
@@ -295,43 +213,30 @@ class Loop:
     def _set_out(self, cost: SaveCost | None, *, is_end: bool) -> None:
         worker, course = self.worker, self.course
         self._first_step, self.is_at_end = self.progress.step, is_end
-        self._metrics = MetricLog(worker.run, claim=worker.claim, clock=worker.clock)
-        if worker.is_first:
-            self._metrics.resume(stage=worker.stage.name, step=self.progress.step)
+        now, progress = worker.clock.monotonic(), self.progress
+        self._journal.begin(step=progress.step, samples=progress.samples, now=now)
         self.saving = Saving(
             worker,
             self.saver,
             self.progress,
             self,
-            metrics=self._metrics,
+            metrics=self._journal.metrics,
             steps_per_epoch=course.steps_per_epoch,
             preemptions=count_preemptions(worker.run),
             start_cost=cost,
         )
         self._log_period = period_in_steps(worker.stage.log_every, course.steps_per_epoch)
-        self._agreement = self._make_agreement()
-        now = worker.clock.monotonic()
-        self._began_at = self._step_began = self._tell_at = self._logged_at = now
-        self._logged_samples = self.progress.samples
-        self._took_s, self._is_save_due = 0.0, False
-        self._flush_at = now
-        self._set_boundary()
-        if not self._is_kernel:
-            worker.watch.hold_on()
-
-    def _make_agreement(self) -> Agreement:
-        worker = self.worker
-        if worker.ranks.world == 1:
-            return SoloAgreement(worker.watch)
-        return StoreAgreement(
-            worker.ranks.connect,
+        self._agreement = make_agreement(
+            worker,
             name=worker.stage.name,
-            rank=worker.ranks.rank,
-            world=worker.ranks.world,
-            watch=worker.watch,
             steps_done=self.progress.step,
             looks_every_s=_LOOK_EVERY_S,
         )
+        self._began_at = self._step_began = self._tell_at = now
+        self._took_s, self._is_save_due = 0.0, False
+        self._set_boundary()
+        if not self._is_kernel:
+            worker.watch.hold_on()
 
     # -- the steps ------------------------------------------------------------------------------
 
@@ -391,7 +296,7 @@ class Loop:
     def _at_boundary(self, now: float) -> None:
         step = self.progress.step
         if step % self._log_period == 0:
-            self._write_rows(now)
+            self._journal.write(self._at(), lr=self.lr(), now=now)
         if now >= self._tell_at:
             self._tell(now)
         if step < self.course.total_steps:
@@ -401,56 +306,28 @@ class Loop:
                 self.saving.ask_if_due(self.agreement, now)
         self._set_boundary()
 
-    def _write_rows(self, now: float) -> None:
-        if not self.worker.is_first:
-            self.rows.clear()
-            return
-        failpoint("loop.log")
-        progress = self.progress
-        for split, values in self.rows.take().items():
-            row: dict[str, Any] = {
-                "t": round(self.worker.clock.wall(), 3),
-                "stage": self.worker.stage.name,
-                "epoch": progress.step // self.course.steps_per_epoch,
-                "step": progress.step,
-                "samples": progress.samples,
-                "split": split,
-                **values,
-            }
-            if split == "train":
-                self.rows.last = values
-                lr = self.lr()
-                if lr is not None:
-                    row.setdefault("lr", lr)
-                rate = (progress.samples - self._logged_samples) / max(1e-9, now - self._logged_at)
-                row["samples_per_sec"] = rate
-                self._logged_at, self._logged_samples = now, progress.samples
-            self._lines.append(row)
-        if now >= self._flush_at or len(self._lines) >= _MOST_LINES:
-            self._flush_rows(now)
-
-    def _flush_rows(self, now: float) -> None:
-        """Many at once: code that runs again and again is quicker than code in between steps."""
-        self._flush_at = now + _FLUSH_EVERY_S
-        lines, self._lines = self._lines, []
-        for line in lines:
-            self._metrics.add(line)
-
     def _tell(self, now: float) -> None:
         """A sign of life, for `status` and the ledger."""
         often = now - self._began_at < _OFTEN_FOR_S
         self._tell_at = now + (_TELL_OFTEN_S if often else _TELL_SELDOM_S)
         self._event_progress()
 
+    def _at(self) -> dict[str, Any]:
+        """Where a line, or a sign of life, is from."""
+        progress = self.progress
+        return {
+            "stage": self.worker.stage.name,
+            "epoch": progress.step // self.course.steps_per_epoch,
+            "step": progress.step,
+            "samples": progress.samples,
+        }
+
     def _event_progress(self) -> None:
         stopwatch, watch = self.worker.stopwatch, self.worker.watch
         self.worker.event(
             "progress",
-            stage=self.worker.stage.name,
-            epoch=self.progress.step // self.course.steps_per_epoch,
-            step=self.progress.step,
+            **self._at(),
             total_steps=self.course.total_steps,
-            samples=self.progress.samples,
             from_step=self._first_step,
             loss=self.loss(),
             step_s=median(watch.step_s) if watch.step_s else None,
@@ -492,7 +369,7 @@ class Loop:
     stages_before: Sequence[str] = ()
 
     def state(self) -> State:
-        self._flush_rows(self.worker.clock.monotonic())  # a checkpoint counts on its steps' lines
+        self._journal.flush(self.worker.clock.monotonic())
         own = {"random": capture_random(), "own": self._holds.capture_rank()}
         state: State = {"rank": own}
         if self.worker.is_first:
@@ -530,8 +407,11 @@ class Loop:
     def end(self) -> None:
         """All steps are done: the last checkpoint is durable when this returns."""
         worker = self.worker
-        self._write_rows(worker.clock.monotonic())
-        self._flush_rows(worker.clock.monotonic())
+        now = worker.clock.monotonic()
+        self._journal.write(self._at(), lr=self.lr(), now=now)
+        self._journal.flush(now)
+        # Ranks that share no collective may be far apart: who is done still answers the others.
+        worker.ranks.await_all("end")
         self.agreement.close()
         worker.watch.begin_handover()
         if not self.is_at_end:
@@ -568,6 +448,7 @@ class Loop:
     def complete(self, metrics: Mapping[str, Any] | None = None) -> None:
         """The stage is done, and without a supervisor the run is."""
         worker = self.worker
+        worker.watch.is_interruptible = False  # a notice now would only cost another attempt
         if worker.is_first:
             finish_stage(
                 worker,
@@ -594,7 +475,7 @@ class Loop:
         worker = self.worker
         if self._agreement is not None:  # the steps have begun
             self._agreement.close()
-            self._flush_rows(worker.clock.monotonic())
+            self._journal.flush(worker.clock.monotonic())
         if self._saver is not None:
             left = worker.watch.notice_remaining_s()
             longest = _FLIGHT_S if worker.ranks.world == 1 else _FLIGHT_WITH_OTHERS_S
@@ -629,31 +510,7 @@ class Loop:
             return
         self.is_over = True
         worker = self.worker
-        with contextlib.suppress(StoreError):
-            if self._is_alone and worker.is_first:
-                has_saved = self._saver is not None and self._saver.committed is not None
-                has_stepped = bool(worker.watch.step_s)
-                whole = PhaseEnded(
-                    ending=end.ending,
-                    cause=end.cause,
-                    message=end.message,
-                    hint=end.hint,
-                    has_progressed=(has_saved and has_stepped) or end.ending is Ending.DONE,
-                    has_stepped=has_stepped,
-                )
-                worker.event(
-                    "worker-ended",
-                    phase="train",
-                    stage=worker.stage.name,
-                    ending=end.ending,
-                    cause=end.cause,
-                    message=end.message,
-                )
-                close_attempt(
-                    worker.run,
-                    worker.claim,
-                    whole,
-                    state,
-                    events=worker.events,
-                    clock=worker.clock,
-                )
+        if self._is_alone and worker.is_first:
+            has_saved = self._saver is not None and self._saver.committed is not None
+            with contextlib.suppress(StoreError):
+                close_alone(worker, end, state, has_saved=has_saved)

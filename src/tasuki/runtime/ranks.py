@@ -38,6 +38,13 @@ class Ranks:
         host, port = self.address
         return TCPStore(host, port, is_master=False, wait_for_workers=False)
 
+    def await_all(self, place: str) -> None:
+        """Until every rank has come to this place."""
+        if self.store is None:
+            return
+        self.store.set(f"tasuki/{place}/{self.rank}", "1")
+        self.store.wait([f"tasuki/{place}/{rank}" for rank in range(self.world)], _COLLECTIVE)
+
     def say_goodbye(self) -> None:
         """Rank 0 hosts the store: it leaves last, or the others' last questions fail."""
         if self.store is None:

@@ -18,10 +18,11 @@ from tasuki.errors import EXIT_RESUME_ME, NotFinite, RunError, StoreError
 from tasuki.estimate.intervals import next_multiple, period_in_steps
 from tasuki.failpoints import failpoint
 from tasuki.relay.values import Cause, Ending
-from tasuki.runtime.agreement import Agreement, Decision, SoloAgreement, StoreAgreement
+from tasuki.runtime.agreement import Agreement, Decision
 from tasuki.runtime.room import when_there_is_room
 from tasuki.runtime.saver import Saver
 from tasuki.runtime.saving import NAN_HINT, Saving, finishing_saves
+from tasuki.runtime.starting import make_agreement, make_saver
 from tasuki.runtime.watch import leave
 from tasuki.telemetry.metrics import MetricLog
 from tasuki.train.advice import memory_advice
@@ -65,15 +66,7 @@ def run_training(task: Task) -> None:
             tune_once(task)  # before anything is on the device
         setup = prepare(task)
     failpoint("start.prepared")
-    saver = Saver(
-        task.run,
-        claim=task.orders.claim,
-        rank=task.ranks.rank,
-        world=task.ranks.world,
-        connect=task.ranks.connect,
-        clock=task.clock,
-        is_pinned=task.device.type == "cuda",
-    )
+    saver = make_saver(task)
     with memory_advice(task, setup) as place, noting_unused(task), finishing_saves(task, saver):
         engine = build_engine(task, setup)
         fitting = Fitting(task, setup, place)
@@ -485,13 +478,8 @@ class Training:
         )
 
     def _make_agreement(self) -> Agreement:
-        if self.task.ranks.world == 1:
-            return SoloAgreement(self.task.watch)
-        return StoreAgreement(
-            self.task.ranks.connect,
+        return make_agreement(
+            self.task,
             name=f"{self.task.stage.name}/{self._suspect_until}",
-            rank=self.task.ranks.rank,
-            world=self.task.ranks.world,
-            watch=self.task.watch,
             steps_done=self.progress.step,
         )

@@ -141,7 +141,7 @@ BUGS = [
     Planted(
         "what the optimizer casts on loading stays cast",
         "runtime/state.py",
-        '    _undo_casts(tracked.optimizer, state["optimizer"])\n',
+        "    _undo_casts(optimizer, state)\n",
         "",
         (STATE,),
     ),

@@ -1,0 +1,61 @@
+"""The lines of metrics that a loop writes; rank 0 does.
+
+Lines are made at their step and written some at once: code that runs again and again is quicker
+than code in between steps. A checkpoint counts on the lines of its steps: `flush` comes before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tasuki.failpoints import failpoint
+from tasuki.integrations.rows import Rows
+from tasuki.runtime.worker import Worker
+from tasuki.telemetry.metrics import MetricLog
+
+_FLUSH_EVERY_S = 1.0
+_MOST_LINES = 1000
+
+
+class Journal:
+    """Of one attempt."""
+
+    def __init__(self, worker: Worker, rows: Rows) -> None:
+        self.metrics = MetricLog(worker.run, claim=worker.claim, clock=worker.clock)
+        self._worker, self._rows = worker, rows
+        self._lines: list[dict[str, Any]] = []
+        self._flush_at = 0.0
+        self._told_at, self._told_samples = 0.0, 0
+
+    def begin(self, *, step: int, samples: int, now: float) -> None:
+        """The attempt goes on from here: later lines of earlier ones are void."""
+        if self._worker.is_first:
+            self.metrics.resume(stage=self._worker.stage.name, step=step)
+        self._flush_at = self._told_at = now
+        self._told_samples = samples
+
+    def write(self, at: Mapping[str, Any], *, lr: float | None, now: float) -> None:
+        """What was logged, as lines of this step: `at` says where that is."""
+        if not self._worker.is_first:
+            self._rows.clear()
+            return
+        failpoint("loop.log")
+        for split, values in self._rows.take().items():
+            line = {"t": round(self._worker.clock.wall(), 3), **at, "split": split, **values}
+            if split == "train":
+                self._rows.last = values
+                if lr is not None:
+                    line.setdefault("lr", lr)
+                samples = at["samples"] - self._told_samples
+                line["samples_per_sec"] = samples / max(1e-9, now - self._told_at)
+                self._told_at, self._told_samples = now, at["samples"]
+            self._lines.append(line)
+        if now >= self._flush_at or len(self._lines) >= _MOST_LINES:
+            self.flush(now)
+
+    def flush(self, now: float) -> None:
+        self._flush_at = now + _FLUSH_EVERY_S
+        lines, self._lines = self._lines, []
+        for line in lines:
+            self.metrics.add(line)
