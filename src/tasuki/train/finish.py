@@ -17,7 +17,7 @@ from tasuki.spec.export import Export, parse_export
 from tasuki.store.atomic import FORMAT, make_folder, write_bytes, write_json
 from tasuki.store.history import read_history
 from tasuki.telemetry.lines import spelled
-from tasuki.train.best import Best
+from tasuki.train.best import Best, sweep_done
 from tasuki.train.exact import describe
 from tasuki.train.prepare import Setup
 from tasuki.train.remember import Ran, remember_stage
@@ -65,8 +65,7 @@ def finish_stage(
             "finished_at": utc(task.clock.wall()),
         },
     )
-    for path in folder.path.glob("best-*.safetensors"):
-        path.unlink(missing_ok=True)
+    sweep_done(task.run, task.stage.name, best=best)
     remember_stage(task, setup, progress, ran, sha256=sha256)
     if scaling is not None:
         task.say(f"Scaling: {scaling.in_words()}")

@@ -29,7 +29,7 @@ from tasuki.runtime.watch import leave
 from tasuki.store.atomic import FORMAT, free_bytes, write_json
 from tasuki.telemetry.metrics import MetricLog
 from tasuki.telemetry.view import read_losses
-from tasuki.train.best import sweep_best
+from tasuki.train.best import sweep_best, sweep_done
 from tasuki.train.engine import StepEngine
 from tasuki.train.prepare import Setup
 from tasuki.train.rhythm import SaveRhythm
@@ -382,6 +382,8 @@ class Saving:
             self._task.event("pruned", checkpoints=pruned)
             frozen = self._saver.frozen
             sweep_frozen(run, claim=claim, keep=frozen.record if frozen else None)
+            for stage in self._task.experiment.stages[: self._task.stage_number - 1]:
+                sweep_done(run, stage.name)
         at = checkpoint.manifest.position
         sweep_best(run, at.stage, claim=claim, keep=self._progress.best, until=at.stage_step)
 
