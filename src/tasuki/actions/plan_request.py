@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tasuki.actions.machine import Machine, cpus_for, device_for, look_around
 from tasuki.actions.measure import Measurer
@@ -17,6 +17,9 @@ from tasuki.errors import PlanError, UsageError
 from tasuki.spec.resolved import ResolvedCluster, ResolvedExperiment, ResolvedSpec, ResolvedStage
 from tasuki.spec.values import parse_deadline
 from tasuki.store.runs import RunFolder
+
+if TYPE_CHECKING:
+    from tasuki.actions.back import GoingBack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +54,8 @@ class PlanRequest:
     """What a plan has chosen that is carried out now: its `fits`."""
     folders: dict[str, RunFolder] = field(default_factory=dict)
     """Runs that are meant although their experiment has newer ones."""
+    back: GoingBack | None = None
+    """Of the only run: first to an earlier checkpoint."""
     on_progress: Callable[[str], None] = lambda _: None
     measurer: Measurer = field(default_factory=Measurer)
     """Who measures steps; plans that are compared share one."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from msgspec import structs
 
+from tasuki.actions.back import GoingBack
 from tasuki.actions.commands import check_commands, what_is_left
 from tasuki.actions.foreseen import Foreseen, Foresight, foresee, predicted_in_words
 from tasuki.actions.machine import cpus_for, device_for
@@ -47,11 +48,14 @@ def work_of(
     wanted = _wanted(experiment, request.stages)
     if run.spec.exists():
         warnings += _changes(experiment, run)
-    if run.is_complete():
+    back = request.back
+    if run.is_complete() and back is None:
         return []
-    left = [stage for stage in wanted if not run.stage(stage.name).metrics.exists()]
+    left = [stage for stage in wanted if not _has(run.stage(stage.name).metrics, stage, back)]
     warnings += check_commands(experiment, left, request)
     state = read_json_or_none(run.training_state) or {}
+    if back is not None:
+        state = {"stage": back.stage, "step": back.stage_step}
     for stage in left:
         if state.get("stage") != stage.name:
             _refuse_without_start(experiment, stage, request)
@@ -66,11 +70,20 @@ def work_of(
             own = _stage_work(experiment, stage, times[stage.name], done, batches[stage.name], peak)
             own = replace(own, gpus=gpus_of(stage, request.spec.cluster))
             work.append(replace(own, prediction=outlook.prediction if outlook else None))
-        elif evaluates(experiment, stage) and not run.stage(stage.name).evaluation.exists():
+        elif evaluates(experiment, stage) and not _has(
+            run.stage(stage.name).evaluation, stage, back
+        ):
             work.append(_evaluation_work(experiment, stage, request))
     if not work and len(wanted) == len(experiment.stages):
         work.append(_evaluation_work(experiment, wanted[-1], request))  # only the marker is missing
     return work
+
+
+def _has(result: Path, stage: ResolvedStage, back: GoingBack | None) -> bool:
+    """Is it there, and will it still count?"""
+    if back is not None and stage.name in back.returned:
+        return True
+    return result.exists() and (back is None or stage.name not in back.void)
 
 
 def _refuse_without_start(

@@ -1,4 +1,5 @@
-"""`tasuki resume`: a person has looked; lift what holds the run, and go on from its frozen spec."""
+"""`tasuki resume`: a person has looked; lift what holds the run, and go on from its frozen spec.
+From which checkpoint, if not from the last: actions/back.py."""
 
 from __future__ import annotations
 
@@ -29,13 +30,14 @@ from tasuki.telemetry.view import live_holder
 
 
 def frozen_spec(
-    run: RunFolder, environ: Mapping[str, str]
+    run: RunFolder, environ: Mapping[str, str], *, goes_back: bool = False
 ) -> tuple[ResolvedSpec, ResolvedExperiment]:
     """The spec a run was begun with, under its cluster's limits of today."""
-    if run.is_complete():
+    if run.is_complete() and not goes_back:
         raise RunError(
             f"run `{run.name}` is complete: there is nothing to resume",
-            hint="`--new` of `tasuki run` and `tasuki submit` begins another one",
+            hint="`--new` of `tasuki run` and `tasuki submit` begins another one; `--from` goes "
+            "back to a checkpoint",
         )
     value = read_json(run.spec)
     with shaped(run.spec):
@@ -73,14 +75,28 @@ def resume_in_its_job(run: RunFolder, clock: Clock, *, takes_current_code: bool)
     said = last_said(run)
     if said is None or said.word is Word.LIFT or live_holder(run, now=clock.wall()) is not None:
         return None
-    jobs = [job for job in list_jobs(run.path.parent) if run.name in runs_of(job)]
-    job = next((job for job in jobs if is_packed(job) and _works(job, clock)), None)
+    job = _job_for_others(run, clock)
     if job is None:
         return None
     if takes_current_code:
         take_current_code(run, clock)
     say(run, Word.LIFT, reason="a person said so", claim=highest_claim(run))
     return job.name
+
+
+def refuse_back_in_job(run: RunFolder, clock: Clock) -> None:
+    """Such a job has its own idea of what is done, and takes the run up as soon as it may."""
+    job = _job_for_others(run, clock)
+    if job is not None and live_holder(run, now=clock.wall()) is None:
+        raise RunError(
+            f"job {job.name} still works for other runs, and may take `{run.name}` up again",
+            hint="go back when it is done, or cancel its other runs first",
+        )
+
+
+def _job_for_others(run: RunFolder, clock: Clock) -> JobFolder | None:
+    jobs = [job for job in list_jobs(run.path.parent) if run.name in runs_of(job)]
+    return next((job for job in jobs if is_packed(job) and _works(job, clock)), None)
 
 
 def _works(job: JobFolder, clock: Clock) -> bool:

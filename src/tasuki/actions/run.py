@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tasuki.actions.back import go_back
 from tasuki.actions.fitting import apply_fits
 from tasuki.actions.freeze import (
     accept_code,
@@ -159,7 +160,8 @@ def open_runs(request: RunRequest) -> dict[str, RunFolder]:
         if run.spec.exists():
             _refuse_held(run, lifts_hold=request.lifts_hold)
             find_changes(run, experiment, accepted=request.accepted)
-            if not run.is_complete() and not request.takes_current_code:
+            is_over = run.is_complete() and request.plan.back is None
+            if not is_over and not request.takes_current_code:
                 refuse_edited_code(run, accepted=request.accepted)
         folders[experiment.name] = run
     return folders
@@ -170,6 +172,9 @@ def take_up(folders: dict[str, RunFolder], request: RunRequest) -> list[str]:
     notes: list[str] = []
     for experiment in request.plan.experiments:
         run = folders[experiment.name]
+        if request.plan.back is not None:
+            go_back(request.plan.back, clock=request.clock)
+            notes += request.plan.back.in_words()
         if run.is_complete():
             continue
         if not run.spec.exists():

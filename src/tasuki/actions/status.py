@@ -32,7 +32,11 @@ from tasuki.telemetry.standing import PlanBook, Standing, number_in, read_standi
 from tasuki.telemetry.view import count_preemptions, live_holder
 from tasuki.units import format_seconds
 
-_CAUSES = {"limit": "at its time limit", "lost": "saved when a part of its job died"}
+_CAUSES = {
+    "limit": "at its time limit",
+    "lost": "saved when a part of its job died",
+    "went-back": "a person went back",
+}
 _STATE_OF = {Word.CANCEL: "cancelled", Word.HOLD: "held", Word.FAIL: "failed"}
 
 

@@ -30,7 +30,7 @@ from tasuki.backends.slurm.script import (
 )
 from tasuki.backends.slurm.submit import Order, read_order, submit_jobs, write_order
 from tasuki.clock import Clock
-from tasuki.errors import UsageError
+from tasuki.errors import RunError, UsageError
 from tasuki.plan.values import Job, Plan
 from tasuki.scheduler.slurm.client import Slurm, SlurmRefused
 from tasuki.spec.resolved import ResolvedCluster
@@ -107,6 +107,7 @@ def submit(request: SubmitRequest) -> SubmitResult:
 def _submit(request: SubmitRequest, terms: Terms) -> SubmitResult:
     cluster, runs = request.plan.spec.cluster, Path(request.plan.spec.runs)
     known = _look(request, runs)
+    _refuse_queued(request.plan, known)
     plan_request, notes = _leave_out_queued(_for_cluster(request.plan), known, _changes(request))
     notes += [*_unknown_gpu(cluster, request.site), *_doubtful_python(cluster)]
     check_recipes(plan_request)
@@ -127,6 +128,7 @@ def _submit(request: SubmitRequest, terms: Terms) -> SubmitResult:
         first = _slurm_job(plan.jobs[0], plan, request)
         notes += _would_wait(request.slurm, first)
     if request.is_dry:
+        notes += request.plan.back.in_words() if request.plan.back is not None else []
         return _describe_only(plan, folders, request, notes)
     notes += [*nothing_to_profile(plan, plan_request), *_doubts(runs)]
     notes += take_up(folders, replace(run_request, plan=carry_out(plan_request, plan)))
@@ -208,6 +210,18 @@ def _leave_out_queued(
             "a change"
         )
     return replace(request, experiments=tuple(left)), notes
+
+
+def _refuse_queued(request: PlanRequest, known: Known) -> None:
+    """A job in the queue would begin whenever it likes: nobody goes back under it."""
+    jobs = known.of(request.back.run) if request.back is not None else ()
+    if request.back is not None and jobs:
+        name = request.back.run.name
+        numbers = ", ".join(f"{job.number} ({job.queued.state})" for job in jobs)
+        raise RunError(
+            f"run `{name}` is submitted already: job {numbers}; it cannot go back under it",
+            hint=f"`tasuki cancel {name}`, then the same command",
+        )
 
 
 def _has_left_queue(holder: Holder, known: Known, runs: Path) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tasuki.actions.back import plan_going_back
 from tasuki.actions.cancel import cancel_run
 from tasuki.actions.extend import extend_run
 from tasuki.actions.logs import read_logs
@@ -15,7 +16,12 @@ from tasuki.actions.new import new_project
 from tasuki.actions.new_from_slurm import new_from_script, new_from_slurm
 from tasuki.actions.new_from_yaml import new_from_yaml
 from tasuki.actions.queued import look_or_say, uses_slurm
-from tasuki.actions.resume import frozen_deadline, frozen_spec, resume_in_its_job
+from tasuki.actions.resume import (
+    frozen_deadline,
+    frozen_spec,
+    refuse_back_in_job,
+    resume_in_its_job,
+)
 from tasuki.actions.run import RunRequest, run_here
 from tasuki.actions.runs import find_run
 from tasuki.actions.status import read_status, runs_to_show
@@ -152,19 +158,26 @@ def resume(
     runs: str | Path = "runs",
     code: str = "frozen",
     accepted: Sequence[str] = (),
+    from_: str | None = None,
 ) -> dict[str, Any]:
-    """Go on with a run from its last checkpoint; lifts a hold. Where the run's job still works for
-    others it goes on there, and this returns at once."""
+    """Go on with a run from its last checkpoint, or first back to another one (`step-1200`, `best`,
+    a folder); lifts a hold. Where the run's job still works for others it goes on there, and this
+    returns at once."""
     folder = find_run(run, Path(runs))
-    spec, experiment = frozen_spec(folder, os.environ)
-    takes_code = code == "current"
-    if not accepted and (job := resume_in_its_job(folder, CLOCK, takes_current_code=takes_code)):
+    back = None
+    if from_ is not None:
+        back = plan_going_back(folder, str(from_), accepted=accepted)
+        refuse_back_in_job(folder, CLOCK)
+    spec, experiment = frozen_spec(folder, os.environ, goes_back=back is not None)
+    takes_code, may_join = code == "current", not accepted and back is None
+    if may_join and (job := resume_in_its_job(folder, CLOCK, takes_current_code=takes_code)):
         return {"format": FORMAT, "experiment": folder.name, "job": job}
     request = replace(make_request(spec, (), ()), folders={experiment.name: folder})
     request = replace(
         request,
         measure=spec.cluster.time_limit_s is not None,
         deadline_at=frozen_deadline(folder),
+        back=back,
     )
     result = run_here(
         RunRequest(

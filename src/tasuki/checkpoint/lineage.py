@@ -32,10 +32,11 @@ def list_checkpoints(run: RunFolder) -> list[ParsedName]:
     return [parsed for name in names if (parsed := parse_name(name)) is not None]
 
 
-def lineage(run: RunFolder) -> list[str]:
-    """Names from newest to oldest, as the highest claim sees them."""
+def lineage(run: RunFolder, *, head: str | None = None) -> list[str]:
+    """Names from newest to oldest, as the highest claim sees them; or as one would that goes on
+    from `head`."""
     # Parents before checkpoints: a commit between the two reads is then seen or stale, never lost.
-    ancestry = _ancestry(run)
+    ancestry = ancestry_of(run, head=head)
     committed = list_checkpoints(run)
     names: list[str] = []
     for claim, newest in ancestry:
@@ -85,11 +86,12 @@ def _nothing_verifies(run: RunFolder, words: str) -> CheckpointError:
     )
 
 
-def _ancestry(run: RunFolder) -> list[tuple[int, ParsedName | None]]:
+def ancestry_of(run: RunFolder, *, head: str | None = None) -> list[tuple[int, ParsedName | None]]:
     """The claims on the way down, each with the newest of its checkpoints that counts."""
     steps: list[tuple[int, ParsedName | None]] = []
     claims = list_claims(run)
-    claim, newest = max(claims, default=0), None
+    newest = parse_name(head) if head is not None else None
+    claim = newest.claim if newest is not None else max(claims, default=0)
     while claim > 0:
         steps.append((claim, newest))
         is_recorded, parent = parent_of(run, claim)
@@ -104,7 +106,7 @@ def _ancestry(run: RunFolder) -> list[tuple[int, ParsedName | None]]:
 
 
 def _recorded_parent(run: RunFolder) -> str | None:
-    return next((str(newest) for _, newest in _ancestry(run) if newest is not None), None)
+    return next((str(newest) for _, newest in ancestry_of(run) if newest is not None), None)
 
 
 def _parse_parent(run: RunFolder, claim: int, parent: str) -> ParsedName:

@@ -1,4 +1,5 @@
-"""Which checkpoints stay: the newest good ones of the lineage, and the highest claim's parent.
+"""Which checkpoints stay: the newest good ones of the lineage, and the highest claim's parent; and
+those that a person left by going back, until a person prunes.
 
 Removes nothing unless the claim holds. Room that is needed at most: `keep`, the parent, and the one
 being written. A removal is a rename first, so that no half-deleted folder is taken for damage.
@@ -23,6 +24,7 @@ from tasuki.store.atomic import (
     remove_tree,
     translated,
 )
+from tasuki.store.back import left_behind
 from tasuki.store.claims import ensure_claim_holds, highest_claim, parent_of
 from tasuki.store.runs import RunFolder
 from tasuki.units import format_bytes
@@ -48,8 +50,9 @@ def prune(run: RunFolder, *, claim: int, keep: int) -> list[str]:
         parent=parent_of(run, highest_claim(run))[1],
         is_good=lambda name: _is_good(run.checkpoints / name),
     )
-    doomed = [str(p) for p in committed if str(p) not in kept and p.claim <= claim]
     good = [name for name in kept if _is_good(run.checkpoints / name)]
+    kept |= left_behind(run)
+    doomed = [str(p) for p in committed if str(p) not in kept and p.claim <= claim]
     doomed += [
         path.name
         for path in list_folder(run.checkpoints, f"{QUARANTINE}*")

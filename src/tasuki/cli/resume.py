@@ -12,7 +12,7 @@ from tasuki.cli.options import json_option, make_request, print_json, runs_folde
 from tasuki.cli.torchrun import enter_torchrun
 
 
-@click.command(epilog="Example:  tasuki resume sine --code current")
+@click.command(epilog="Example:  tasuki resume sine --from step-1200")
 @click.argument("run")
 @click.option(
     "--code",
@@ -25,7 +25,14 @@ from tasuki.cli.torchrun import enter_torchrun
     "accepted",
     multiple=True,
     metavar="KEY",
-    help="Go on although KEY changed: `data`, `code` (the run's copy of it).",
+    help="Go on although KEY changed: `data`, `code` (the run's copy of it); `complete`: go back "
+    "with `--from` although the run is complete.",
+)
+@click.option(
+    "--from",
+    "from_",
+    metavar="step-N|best|PATH",
+    help="Go back to this checkpoint first; what came later is put aside, not lost.",
 )
 @click.option("--here/--submit", "is_here", default=None, help="Where (default: as last time).")
 @click.option("--dry-run", is_flag=True, help="Show what would be done.")
@@ -35,17 +42,21 @@ def command(
     run: str,
     code: str,
     accepted: tuple[str, ...],
+    from_: str | None,
     is_here: bool | None,
     dry_run: bool,
     runs: Path | None,
     as_json: bool,
 ) -> int:
-    """Go on with a run that is held, failed, cancelled or was stopped, from its last checkpoint."""
+    """Go on with a run that is held, failed, cancelled or was stopped, from its last checkpoint,
+    or with --from from another one: the run is then as it was at that step, whatever came later."""
+    from tasuki.actions.back import plan_going_back
     from tasuki.actions.plan import make_plan
     from tasuki.actions.resume import (
         frozen_deadline,
         frozen_spec,
         last_backend,
+        refuse_back_in_job,
         resume_in_its_job,
     )
     from tasuki.actions.runs import find_run
@@ -57,8 +68,12 @@ def command(
     if torchrun is not None and not torchrun.leads:
         return 0
     folder = find_run(run, runs_folder(runs))
-    spec, experiment = frozen_spec(folder, os.environ)
-    if not (accepted or dry_run or torchrun is not None or is_here is not None):
+    back = None
+    if from_ is not None:
+        back = plan_going_back(folder, from_, accepted=accepted)
+        refuse_back_in_job(folder, SystemClock())
+    spec, experiment = frozen_spec(folder, os.environ, goes_back=back is not None)
+    if not (accepted or dry_run or back or torchrun is not None or is_here is not None):
         job = resume_in_its_job(folder, SystemClock(), takes_current_code=code == "current")
         if job is not None:
             return _show_job(folder.name, job, as_json=as_json)
@@ -66,6 +81,7 @@ def command(
         make_request(spec, (), (), measure=spec.cluster.time_limit_s is not None),
         folders={experiment.name: folder},
         deadline_at=frozen_deadline(folder),
+        back=back,
     )
     if torchrun is not None:
         request, is_here = torchrun.put_ranks(request), True
@@ -90,10 +106,12 @@ def command(
         )
     plan = make_plan(request).as_json()
     if as_json:
-        print_json(plan)
+        print_json(plan if back is None else {**plan, "back": back.as_json()})
     else:
         from tasuki.views.plan import show_plan
 
+        for line in back.in_words() if back is not None else ():
+            click.echo(line)
         show_plan(plan, python=request.python, runs=spec.runs)
     return 0
 

@@ -12,7 +12,7 @@ from tasuki.checkpoint.weights import read_weights, write_weights
 from tasuki.clock import utc
 from tasuki.errors import CheckpointError, WeightsError
 from tasuki.integrations.rows import read
-from tasuki.runtime.best import Best
+from tasuki.runtime.best import Best, sweep_done
 from tasuki.runtime.worker import Worker
 from tasuki.store.atomic import FORMAT, make_folder, write_json
 from tasuki.telemetry.lines import spelled
@@ -64,7 +64,6 @@ def finish_stage(
             "finished_at": now,
         },
     )
-    for path in folder.path.glob("best-*.safetensors"):
-        path.unlink(missing_ok=True)
+    sweep_done(worker.run, stage, best=best)
     worker.say(f"Finished stage {stage}: {steps} steps")
     worker.event("stage-done", stage=stage, steps=steps, sha256=sha256)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from tasuki.checkpoint.lineage import lineage
+from tasuki.checkpoint.lineage import list_checkpoints
 from tasuki.checkpoint.verify import read_manifest
 from tasuki.checkpoint.weights import write_weights
 from tasuki.errors import CheckpointError
@@ -79,19 +79,47 @@ def sweep_best(run: RunFolder, stage: str, *, claim: int, keep: Best | None, unt
     files = {path for path in found if _is_older(path.name, until=until, claim=claim)}
     if len(files) < 2:
         return
-    needed = {keep.file} if keep else set()
-    for name in lineage(run):
-        try:
-            best = read_manifest(run.checkpoints / name).facts.get("best")
-        except CheckpointError:
-            return  # a damaged manifest may refer to any of them
-        if best:
-            needed.add(best["file"])
+    named = named_best(run)
+    if named is None:
+        return
+    needed = named | ({keep.file} if keep else set())
     for path in files:
         if path.name not in needed:
             ensure_claim_holds(run, claim)
             with translated(path):
                 path.unlink(missing_ok=True)
+
+
+def sweep_done(run: RunFolder, stage: str, *, best: Best | None = None) -> None:
+    """Of a stage that is done: what no checkpoint names, from which a person might go on. The
+    `best` became the stage's weights, byte by byte, and can be had from there again."""
+    files = list_folder(run.stage(stage).path, "best-*.safetensors")
+    named = named_best(run) if files else None
+    for path in files:
+        is_double = best is not None and path.name == best.file
+        if is_double or (named is not None and path.name not in named):
+            with translated(path):
+                path.unlink(missing_ok=True)
+
+
+def sweep_done_stages(run: RunFolder, *, but: str) -> None:
+    """After checkpoints were pruned: of all stages but the one that is trained."""
+    for folder in list_folder(run.stages, "*"):
+        if folder.name != but:
+            sweep_done(run, folder.name)
+
+
+def named_best(run: RunFolder) -> set[str] | None:
+    """Files that any checkpoint names; None: a damaged manifest may name whichever it likes."""
+    found = set()
+    for parsed in list_checkpoints(run):
+        try:
+            best = read_manifest(run.checkpoints / str(parsed)).facts.get("best")
+        except CheckpointError:
+            return None
+        if best:
+            found.add(str(best["file"]))
+    return found
 
 
 def _is_older(name: str, *, until: int, claim: int) -> bool:

@@ -23,7 +23,7 @@ from tasuki.estimate.intervals import Interval, SaveCost, choose_interval
 from tasuki.failpoints import failpoint
 from tasuki.relay.values import Cause, Ending
 from tasuki.runtime.agreement import Agreement
-from tasuki.runtime.best import sweep_best
+from tasuki.runtime.best import sweep_best, sweep_done_stages
 from tasuki.runtime.limits import time_for_saving_s
 from tasuki.runtime.progress import Progress
 from tasuki.runtime.rhythm import SaveRhythm
@@ -384,6 +384,7 @@ class Saving:
             self._worker.event("pruned", checkpoints=pruned)
             frozen = self._saver.frozen
             sweep_frozen(run, claim=claim, keep=frozen.record if frozen else None)
+            sweep_done_stages(run, but=self._worker.stage.name)
         at = checkpoint.manifest.position
         sweep_best(run, at.stage, claim=claim, keep=self._progress.best, until=at.stage_step)
 

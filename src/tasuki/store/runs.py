@@ -66,6 +66,14 @@ class RunFolder:
         return self.path / "stages"
 
     @property
+    def aside(self) -> Path:
+        """What going back made void, by the claim of that word."""
+        return self.path / "aside"
+
+    def aside_of(self, claim: int) -> Path:
+        return self.aside / str(claim)
+
+    @property
     def logs(self) -> Path:
         return self.path / "logs"
 

@@ -29,6 +29,7 @@ from tasuki.relay.values import (
 )
 from tasuki.store.atomic import FORMAT, read_json, read_json_or_none, shaped, write_json
 from tasuki.store.attempts import write_holder
+from tasuki.store.back import settle_back
 from tasuki.store.claims import take_claim
 from tasuki.store.control import Word, say
 from tasuki.store.runs import RunFolder
@@ -100,6 +101,7 @@ class Lane:
         """Take up the next run that has something left to do."""
         while self._left:
             item = self._left[0]
+            settle_back(item.run)
             action = next_action(self._view(item), Started(self.notice))
             if not isinstance(action, Leave):
                 self._begin_attempt(item, action)

@@ -24,6 +24,7 @@ from tasuki.relay.values import (
     Leave,
     Started,
 )
+from tasuki.store.back import settle_back
 from tasuki.store.control import Word, last_said
 from tasuki.store.runs import RunFolder
 from tasuki.supervisor.items import BLOCKED, Gpus, Item, Items, is_worth_it
@@ -62,6 +63,7 @@ class PackedLanes:
     def _look(self, item: Item, cause: Cause) -> Action:
         order = item.order
         try:
+            settle_back(order.run)
             view = read_view(
                 order.run,
                 until=order.until,

@@ -325,6 +325,8 @@ def _why(story: AttemptStory) -> str:
             return f"failed by a mistake{after}{told}"
         case "stuck", _:
             return f"could not go on{after}{told}"
+        case "handed-over", "went-back":
+            return f"a person went back{told}"
         case "handed-over", cause:
             return f"{_handed_over(cause, where)}{after}"
         case "failed", cause if cause not in (None, "none"):

@@ -96,6 +96,7 @@ _WORDS: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
     "hung": lambda e: f"rank {e['rank']} hangs: silent for {format_seconds(float(e['silent_s']))}",
     "fell-back": lambda e: f"{e['checkpoint']} is damaged: an earlier one is taken",
     "save-failed": lambda e: f"step {int(e['step']):,} is not saved: {e.get('reason')}",
+    "went-back": lambda e: f"a person goes back to step {_step_of(e):,}",
     "rolled-back": lambda e: f"not finite: back to step {int(e['to_step']):,}, skipping the bad",
     "skipped": lambda e: f"step {int(e['step']):,} is left out: not finite",
     "micro-batch": _micro_batch,

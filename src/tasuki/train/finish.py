@@ -13,7 +13,7 @@ from tasuki.checkpoint.weights import read_weights, write_weights
 from tasuki.clock import utc
 from tasuki.estimate.scaling import Scaling, find_baseline
 from tasuki.failpoints import failpoint
-from tasuki.runtime.best import Best
+from tasuki.runtime.best import Best, sweep_done
 from tasuki.runtime.exact import describe
 from tasuki.spec.export import Export, parse_export
 from tasuki.store.atomic import FORMAT, make_folder, write_bytes, write_json
@@ -65,8 +65,7 @@ def finish_stage(
             "finished_at": utc(task.clock.wall()),
         },
     )
-    for path in folder.path.glob("best-*.safetensors"):
-        path.unlink(missing_ok=True)
+    sweep_done(task.run, task.stage.name, best=best)
     remember_stage(task, setup, progress, ran, sha256=sha256)
     if scaling is not None:
         task.say(f"Scaling: {scaling.in_words()}")

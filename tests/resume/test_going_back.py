@@ -1,0 +1,331 @@
+"""`tasuki resume --from`: a run goes on from a checkpoint that a person names, as if nothing had
+come after it (B11). The word is durable, nothing is lost, and the result is the undisturbed one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.harness.project import Project, differences, make_project
+from tests.resume.test_audit import audit
+
+from tasuki.actions import back as acting
+from tasuki.actions.back import go_back, plan_going_back
+from tasuki.checkpoint.lineage import find_latest, lineage, list_checkpoints
+from tasuki.checkpoint.manifest import parse_name
+from tasuki.checkpoint.verify import read_manifest
+from tasuki.clock import SystemClock
+from tasuki.errors import CheckpointError, RunError
+from tasuki.store.claims import highest_claim
+from tasuki.store.control import Word, last_said, say
+from tasuki.telemetry.metrics import read_metrics
+from tasuki.telemetry.view import read_losses, read_view
+
+STAGES = [  # 24 and 12 steps
+    {"name": "one", "data": "d", "epochs": 4, "validate": {"every": "5 steps"}},
+    {"name": "two", "data": "d", "epochs": 2, "lr": 0.003},
+]
+KEEP = {"save": {"every": "7 steps", "keep": 9}}
+
+
+def make(folder: Path, **more) -> Project:
+    return make_project(folder, **{"stages": STAGES, "defaults": KEEP, **more})
+
+
+def finish(warm, project: Project) -> None:
+    assert warm.start(project.job.path).wait() == 0, project.logs()
+    assert project.run.is_complete(), project.logs()
+
+
+def kill_at(warm, project: Project, place: str, *, count: int = 1) -> None:
+    """Supervisor and rank at once, when the rank has come there."""
+    orders = [{"at": place, "do": "stop", "count": count}]
+    started = warm.start(project.job.path, TASUKI_FAILPOINTS=json.dumps(orders))
+    until = time.monotonic() + 60
+    while not _has_stopped(started.pid):
+        assert time.monotonic() < until, project.logs()
+        time.sleep(0.01)
+    started.kill(signal.SIGKILL)
+    started.wait()
+
+
+def _has_stopped(supervisor: int) -> bool:
+    ranks = psutil.Process(supervisor).children()
+    return any(rank.status() == psutil.STATUS_STOPPED for rank in ranks)
+
+
+def back(project: Project, text: str) -> int:
+    going = plan_going_back(project.run, text, accepted=["complete"])
+    return go_back(going, clock=SystemClock())
+
+
+def head(project: Project) -> str:
+    """From which checkpoint the next attempt goes on."""
+    found = find_latest(project.run, lambda *_: None)
+    assert found is not None
+    return found.name
+
+
+def resumed_at(project: Project) -> str:
+    """The last line in which a worker said from where."""
+    logs = sorted(project.run.logs.glob("*.log"), key=lambda p: int(p.stem.rpartition(".")[2]))
+    lines = [li for p in logs for li in p.read_text().splitlines() if "Resuming from" in li]
+    return lines[-1]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(warm, tmp_path_factory) -> Project:
+    project = make(tmp_path_factory.mktemp("ref") / "p")
+    finish(warm, project)
+    return project
+
+
+@pytest.fixture
+def done(undisturbed, tmp_path) -> Project:
+    """A copy of a complete run: 24 steps of stage one, 12 of stage two."""
+    shutil.copytree(undisturbed.folder, tmp_path / "p")
+    runs = tmp_path / "p" / "runs"
+    job = type(undisturbed.job)(runs / ".jobs" / undisturbed.job.name)
+    return Project(tmp_path / "p", type(undisturbed.run)(runs / "exp"), job, undisturbed.stages)
+
+
+# -- the result -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "stage", "step", "void"),
+    [
+        ("step-14", "one", 14, ("one", "two")),
+        ("24", "two", 0, ("two",)),  # the border: the newest of that step is the later start
+        ("step-000000024.c1", "one", 24, ("two",)),  # the very end of stage one
+        ("step-000000031", "two", 7, ("two",)),
+    ],
+)
+def test_from_any_step_a_run_ends_bit_for_bit_as_the_undisturbed_one(
+    warm, done, undisturbed, text, stage, step, void
+):
+    before = read_metrics(done.run)
+    going = plan_going_back(done.run, text, accepted=["complete"])
+    assert (going.stage, going.stage_step, going.void) == (stage, step, void)
+    claim = go_back(going, clock=SystemClock())
+    rows = read_metrics(done.run)
+    assert rows and rows != before and len(rows) < len(before)
+    assert not done.run.is_complete()
+    view = read_view(done.run, until=None, requeue=True)
+    assert [one.name for one in view.stages if not one.is_trained] == list(void)
+    finish(warm, done)
+    if step and void[0] == stage:
+        assert f"step {step} (" in resumed_at(done), done.logs()
+    assert differences(undisturbed, done) == []
+    aside = done.run.aside_of(claim)
+    assert (aside / "training_complete.marker").is_file()
+    assert sorted(p.name for p in (aside / "stages").iterdir()) == sorted(void)
+    assert {told["verdict"] for told in audit(done).values()} == {"proven"}
+
+
+def test_with_two_ranks_a_run_goes_back_bit_for_bit(warm, tmp_path):
+    more = {"ranks": 2, "params": {"norm": "layer"}, "stages": [{**STAGES[0], "epochs": 2}]}
+    one, other = (make(tmp_path / name, **more) for name in "ab")
+    for project in (one, other):
+        finish(warm, project)
+    back(other, "7")
+    finish(warm, other)
+    assert "step 7 (" in resumed_at(other)
+    assert differences(one, other) == []
+
+
+# -- the word is durable, and holds once ----------------------------------------------------------
+
+
+def test_the_word_survives_kills_before_the_first_step_and_is_used_up_by_the_next_commit(
+    warm, done, undisturbed
+):
+    back(done, "step-14")
+    for place in ("worker.hello", "start.found", "start.restored"):
+        kill_at(warm, done, place)
+        assert head(done) == "step-000000014.c1"
+    kill_at(warm, done, "save.pruned")
+    assert parse_name(head(done)).step == 21
+    finish(warm, done)
+    assert "step 21 (" in resumed_at(done)
+    assert differences(undisturbed, done) == []
+
+
+@pytest.mark.parametrize(
+    "place", ["put_results_aside", "record_back", "settle_back", "_tell", "write_attempt_end"]
+)
+def test_a_kill_inside_the_command_leaves_a_run_that_went_back_or_one_that_did_not(
+    warm, done, undisturbed, monkeypatch, place
+):
+    going = plan_going_back(done.run, "step-14", accepted=["complete"])
+
+    def die(*_args, **_more):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(acting, place, die)
+        with pytest.raises(KeyboardInterrupt):
+            go_back(going, clock=SystemClock())
+    finish(warm, done)
+    went = place not in ("put_results_aside", "record_back")
+    assert ("step 14 (" in done.logs()) is went, done.logs()
+    assert differences(undisturbed, done) == []
+
+
+def test_back_twice_in_a_row_the_last_word_counts_and_an_undo_brings_results_back(
+    warm, done, undisturbed
+):
+    stages = {name: (done.run.stage(name).path / "metrics.json").read_bytes() for name in ("one",)}
+    back(done, "step-31")
+    back(done, "step-7")
+    assert head(done) == "step-000000007.c1"
+    assert not done.run.stage("one").metrics.exists()
+    back(done, "step-000000031.c1")  # forward again, over the border, by its whole name
+    assert done.run.stage("one").metrics.read_bytes() == stages["one"]
+    assert done.run.stage("one").weights.is_file()
+    finish(warm, done)
+    assert "step 7 (" in resumed_at(done) and "of stage two" in resumed_at(done)
+    assert differences(undisturbed, done) == []
+
+
+def test_after_a_hold_and_with_a_damaged_newest_checkpoint_it_goes_back(
+    warm, tmp_path, undisturbed
+):
+    project = make(tmp_path / "p")
+    kill_at(warm, project, "step.done", count=22)
+    newest = project.run.checkpoints / head(project)
+    (newest / "part-00000.safetensors").write_bytes(b"torn")
+    say(project.run, Word.HOLD, reason="look at it", claim=highest_claim(project.run))
+    with pytest.raises(CheckpointError, match=r"part-00000\.safetensors"):
+        plan_going_back(project.run, newest.name)
+    back(project, "step-7")
+    said = last_said(project.run)
+    assert said is not None and said.word is Word.LIFT
+    finish(warm, project)
+    assert "step 7 (" in resumed_at(project)
+    assert differences(undisturbed, project) == []
+
+
+# -- nothing is lost ------------------------------------------------------------------------------
+
+
+def test_what_is_left_behind_stays_through_all_saves_until_a_person_prunes(warm, tmp_path):
+    project = make(tmp_path / "p", defaults={"save": {"every": "3 steps", "keep": 2}})
+    kill_at(warm, project, "step.done", count=23)
+    names = lineage(project.run)
+    target = names[1]
+    back(project, target)
+    assert head(project) == target
+    finish(warm, project)
+    there = {str(parsed) for parsed in list_checkpoints(project.run)}
+    assert names[0] in there
+    # Its best weights are there as well, be it as those of the stage.
+    assert read_manifest(project.run.checkpoints / names[0]).facts["best"]
+    assert plan_going_back(project.run, names[0], accepted=["complete"]).left
+    from tasuki.actions.prune import prune_run
+
+    prune_run(project.run, now=SystemClock().wall())
+    assert names[0] not in {str(parsed) for parsed in list_checkpoints(project.run)}
+
+
+def test_the_checkpoint_gone_back_to_is_safe_from_pruning_before_anybody_starts(done):
+    from tasuki.actions.prune import prune_run
+
+    back(done, "step-7")
+    prune_run(done.run, now=SystemClock().wall(), keep=2)
+    assert head(done) == "step-000000007.c1"
+
+
+def test_going_back_counts_neither_as_a_kill_nor_as_a_failure(done):
+    back(done, "14")
+    back(done, "7")
+    assert read_losses(done.run).kills == 0
+    assert read_view(done.run, until=None, requeue=True).failures == 0
+
+
+# -- which checkpoint -----------------------------------------------------------------------------
+
+
+def test_best_is_gone_on_from_where_a_whole_checkpoint_of_its_step_is_there(warm, tmp_path):
+    stage = {"name": "one", "data": "d", "epochs": 2, "validate": {"every": "7 steps"}}
+    project = make(tmp_path / "p", stages=[stage])
+    finish(warm, project)
+    best = json.loads(project.run.stage("one").metrics.read_text())["best"]
+    assert best["step"] in (7, 12)
+    going = plan_going_back(project.run, "best", accepted=["complete"])
+    assert going.stage_step == best["step"]
+    for name in [n for n in lineage(project.run) if parse_name(n).step == best["step"]]:
+        shutil.rmtree(project.run.checkpoints / name)
+    with pytest.raises(RunError, match="only the weights are kept") as refused:
+        plan_going_back(project.run, "best", accepted=["complete"])
+    assert "init_from" in refused.value.hint
+    assert str(project.run.stage("one").weights) in refused.value.hint
+
+
+def test_a_checkpoint_that_was_moved_away_is_taken_back_even_over_a_damaged_one(
+    warm, done, undisturbed, tmp_path
+):
+    name = "step-000000014.c1"
+    away = shutil.copytree(done.run.checkpoints / name, tmp_path / "away" / name)
+    part = done.run.checkpoints / name / "part-00000.safetensors"
+    part.write_bytes(part.read_bytes()[:-1] + b"?")
+    with pytest.raises(CheckpointError, match="part-00000"):
+        plan_going_back(done.run, "step-14", accepted=["complete"])
+    back(done, str(away))
+    assert head(done) == name
+    finish(warm, done)
+    assert differences(undisturbed, done) == []
+
+
+def test_a_checkpoint_of_another_run_is_taken_only_if_that_run_is_made_of_the_same(
+    warm, done, undisturbed, tmp_path
+):
+    """The twin has trained nothing yet but its start."""
+    twin = make(tmp_path / "twin")
+    kill_at(warm, twin, "step.done", count=2)
+    taken = done.run.checkpoints / "step-000000014.c1"
+    spec = json.loads(twin.run.spec.read_text())
+    twin.run.spec.write_text(
+        json.dumps(spec | {"fingerprints": {**spec["fingerprints"], "spec": "?"}})
+    )
+    with pytest.raises(RunError, match="differs from `exp` in its spec"):
+        plan_going_back(twin.run, str(taken))
+    twin.run.spec.write_text(json.dumps(spec))
+    with pytest.raises(RunError, match="weights of stage `one`"):
+        plan_going_back(twin.run, str(done.run.checkpoints / "step-000000031.c1"))
+    claim = back(twin, str(taken))
+    assert head(twin) == f"step-000000014.c{claim}"
+    finish(warm, twin)
+    assert "step 14 (" in resumed_at(twin)
+    assert differences(undisturbed, twin) == []
+    assert {told["verdict"] for told in audit(twin).values()} == {"proven"}
+    alone = shutil.copytree(taken, tmp_path / "alone" / "step-000000013.c1")
+    with pytest.raises(CheckpointError, match="holds the manifest of step-000000014"):
+        plan_going_back(twin.run, str(alone), accepted=["complete"])
+
+
+def test_a_strange_folder_is_refused_with_what_it_is(done, tmp_path):
+    other = make(tmp_path / "q", stages=[{"name": "one", "data": "d", "epochs": 1}])
+    taken = shutil.copytree(
+        done.run.checkpoints / "step-000000014.c1", tmp_path / "x" / "step-000000014.c1"
+    )
+    with pytest.raises(RunError, match="nothing in the run tells that it made it"):
+        plan_going_back(other.run, str(taken))
+
+
+@pytest.mark.parametrize("text", ["15", "step-15", "step-000000014.c9", "nowhere/at-all"])
+def test_what_is_not_there_is_refused_with_all_that_is(done, text):
+    with pytest.raises(RunError) as refused:
+        plan_going_back(done.run, text, accepted=["complete"])
+    assert "`step-000000014.c1`" in refused.value.hint
+
+
+def test_a_complete_run_asks_for_a_word_more(done):
+    with pytest.raises(RunError, match="is complete") as refused:
+        plan_going_back(done.run, "14")
+    assert "--accept-change complete" in refused.value.hint
