@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tasuki.checkpoint.lineage import lineage
 from tests.slurm.project import (
     differences,
     make_slurm_project,
@@ -311,3 +312,28 @@ def test_a_submitted_run_can_be_profiled_and_costs_what_its_job_held(cluster, tm
     assert run["cost"] == pytest.approx(1000 * run["gpu_hours"], rel=1e-3) and run["cost"] > 0
     said = project.try_tasuki("submit", "--profile")
     assert said.returncode == 0 and "nothing is left to profile" in said.stdout + said.stderr
+
+
+@pytest.mark.long
+def test_a_person_goes_back_on_slurm_and_a_requeue_goes_on_from_the_new_lineage(cluster, tmp_path):
+    stages = [{"name": "one", "data": "d", "epochs": 8}]
+    save = {"save": {"every": "7 steps", "keep": 9}}
+    project = make_slurm_project(
+        cluster, tmp_path / "p", evaluates=False, stages=stages, defaults=save
+    )
+    project.tasuki("submit")
+    project.wait_until_complete()
+    before = project.run.stage("one").weights.read_bytes()
+    names = lineage(project.run)
+    words = ("resume", "exp", "--from", names[-2], "--accept-change", "complete")
+    assert "goes back to" in project.try_tasuki(*words, "--dry-run").stdout
+    assert project.run.is_complete()
+    project.tasuki(*words)
+    number = project.number
+    refused = project.try_tasuki("resume", "exp", "--from", names[-1], "--submit")
+    assert refused.returncode == 1 and "tasuki cancel exp" in refused.stderr, refused
+    project.wait_for_step(3)  # the word itself is number 2
+    cluster.run("scontrol", "requeue", number)
+    project.wait_until_complete()
+    assert project.run.stage("one").weights.read_bytes() == before
+    assert (project.run.aside_of(2) / "stages" / "one" / "weights.safetensors").is_file()

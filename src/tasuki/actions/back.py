@@ -264,7 +264,8 @@ def _tell(going: GoingBack, claim: int, name: str, clock: Clock) -> None:
     events.close()
     end = {
         "ending": Ending.HANDED_OVER,
-        "cause": Cause.WENT_BACK,
+        "cause": Cause.NONE,
+        "went_back": name,
         "message": f"step {at.step:,} ({name})",
         "hint": "",
         "has_progressed": True,

@@ -35,7 +35,6 @@ from tasuki.units import format_seconds
 _CAUSES = {
     "limit": "at its time limit",
     "lost": "saved when a part of its job died",
-    "went-back": "a person went back",
 }
 _STATE_OF = {Word.CANCEL: "cancelled", Word.HOLD: "held", Word.FAIL: "failed"}
 
@@ -187,6 +186,8 @@ def state_of(run: RunFolder, *, now: float) -> tuple[str, str]:
     end = read_attempt_end(run, claim)
     if end is None:
         return "handed-over", f"the last attempt died without a word; {_on(run)}"
+    if end.get("went_back"):
+        return "handed-over", f"a person went back to {end['went_back']}; {_on(run)}"
     if end["ending"] == "handed-over":
         cause = _CAUSES.get(str(end["cause"]), str(end["cause"]))
         return "handed-over", f"{cause}; {_on(run)}"

@@ -18,8 +18,6 @@ class Cause(StrEnum):
     """A person pressed Ctrl-C, or whoever started the job is gone."""
     LOST = "lost"
     """A part of the job died, such as the supervisor of another node; the rest is taken down."""
-    WENT_BACK = "went-back"
-    """No notice: a person went back to an earlier checkpoint, under a claim without an attempt."""
 
 
 class Ending(StrEnum):

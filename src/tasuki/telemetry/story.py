@@ -84,6 +84,8 @@ class AttemptStory:
     """With it the run was done."""
     is_command: bool = False
     """Of the user's own: nobody counts its steps."""
+    is_word: bool = False
+    """No attempt at all: a person went back to an earlier checkpoint."""
     then: str | None = None
     """held or failed: the run, by this attempt's end."""
 
@@ -259,6 +261,7 @@ def _tell(
         save_s=heard.save_s,
         is_complete=heard.is_complete,
         is_command=heard.is_command,
+        is_word=bool((end or {}).get("went_back")),
         then=heard.then,
     )
 
@@ -314,6 +317,8 @@ def _why(story: AttemptStory) -> str:
     if story.is_running:
         noticed = f", has its notice ({story.cause})" if story.notice_at is not None else ""
         return f"still running{noticed}"
+    if story.is_word:
+        return f"a person went back{told}"
     match story.ending, story.cause:
         case None, _:
             return f"died without a word{after}: killed, or its node is gone"
@@ -325,8 +330,6 @@ def _why(story: AttemptStory) -> str:
             return f"failed by a mistake{after}{told}"
         case "stuck", _:
             return f"could not go on{after}{told}"
-        case "handed-over", "went-back":
-            return f"a person went back{told}"
         case "handed-over", cause:
             return f"{_handed_over(cause, where)}{after}"
         case "failed", cause if cause not in (None, "none"):
