@@ -1,9 +1,10 @@
-"""The pictures of board and report in the documentation, from a real run of `tasuki demo`.
+"""The pictures of board, report and watch in the documentation, from real runs of `tasuki demo`.
 
     .venv/bin/python docs/images/make_screenshots.py [FOLDER]
 
 FOLDER is where the demo is, or is to be made (default: .work/demo; about two minutes). Needs
-chromium. The demo's undisturbed twin is shown beside its run.
+chromium and tmux. The demo's undisturbed twin is shown beside its run; `watch` looks at a second
+demo while it trains.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,8 @@ from playwright.sync_api import Browser, sync_playwright
 HERE = Path(__file__).parent
 SIZE = {"width": 1360, "height": 1010}
 MOST_BYTES = 300_000
+COLUMNS, LINES = 100, 27
+WITHIN_S = 240.0
 
 
 def main(words: list[str]) -> None:
@@ -36,6 +40,7 @@ def main(words: list[str]) -> None:
             browser = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
             picture_board(browser, runs)
             picture_report(browser, runs, Path(folder) / "report.html")
+            picture_watch(browser, Path(folder) / "live")
             browser.close()
 
 
@@ -62,6 +67,55 @@ def picture_report(browser: Browser, runs: Path, file: Path) -> None:
     page = browser.new_page(viewport={"width": 1200, "height": 1500}, color_scheme="light")
     page.goto(file.as_uri())
     save(page, "report")
+
+
+def picture_watch(browser: Browser, demo: Path) -> None:
+    """Of a terminal, when the last stage of a demo trains: the attempts before it are events."""
+    python = sys.executable
+    tmux = ["tmux", "-L", f"pictures-{demo.parent.name}"]
+    training = subprocess.Popen(
+        [python, "-m", "tasuki", "demo", str(demo)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    watch = f"{python} -m tasuki watch progressive --runs {demo / 'runs'}"
+    size = ["-x", str(COLUMNS), "-y", str(LINES)]
+    try:
+        until(lambda: (demo / "runs" / "progressive" / "spec.json").exists())
+        subprocess.run([*tmux, "new-session", "-d", *size, watch], check=True)
+        until(lambda: "size_128" in (shown := screen(tmux)) and "/320" in shown)
+        draw_terminal(browser, screen(tmux, "-e"))
+    finally:
+        subprocess.run([*tmux, "kill-server"], check=False)
+        training.send_signal(signal.SIGINT)
+        training.wait()
+
+
+def until(is_so: Any) -> None:
+    end = time.monotonic() + WITHIN_S
+    while not is_so():
+        assert time.monotonic() < end, "the demo did not come so far"
+        time.sleep(0.2)
+
+
+def screen(tmux: list[str], *more: str) -> str:
+    words = [*tmux, "capture-pane", "-p", *more]
+    return subprocess.run(words, check=True, capture_output=True, text=True).stdout
+
+
+def draw_terminal(browser: Browser, text: str) -> None:
+    from rich.console import Console
+    from rich.terminal_theme import MONOKAI
+    from rich.text import Text
+
+    with Path("/dev/null").open("w") as nowhere:
+        console = Console(record=True, width=COLUMNS, file=nowhere, force_terminal=True)
+        console.print(Text.from_ansi(text))
+        html = console.export_html(theme=MONOKAI, inline_styles=True)
+    page = browser.new_page(viewport={"width": 900, "height": 540}, device_scale_factor=1.5)
+    page.set_content(html)
+    page.add_style_tag(content="body {margin: 14px} pre {font: 14px/1.3 monospace !important}")
+    save(page, "watch")
 
 
 def save(page: Any, name: str) -> None:

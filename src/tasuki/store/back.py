@@ -90,7 +90,8 @@ def put_results_aside(run: RunFolder, claim: int) -> None:
     """What tells that the run is complete. Before the word is written: without it the next attempt
     would only finish once more."""
     derived = (run.final_metrics, run.final_results, run.accounts, run.metrics_history)
-    for path in (run.marker, *derived):
+    told = run.alerts / "complete.json"  # `on` is told again when it is done again
+    for path in (run.marker, *derived, told):
         _move(path, run.aside_of(claim) / path.name)
 
 

@@ -152,8 +152,8 @@ BUGS = [
     Planted(
         "the latest is the one with the highest number",
         "checkpoint/lineage.py",
-        "    ancestry = _ancestry(run)\n    committed = list_checkpoints(run)\n",
-        "    ancestry = _ancestry(run)\n    committed = list_checkpoints(run)\n"
+        "    ancestry = ancestry_of(run, head=head)\n    committed = list_checkpoints(run)\n",
+        "    ancestry = ancestry_of(run, head=head)\n    committed = list_checkpoints(run)\n"
         "    if committed:\n"
         "        committed.sort(key=lambda p: p.order, reverse=True)\n"
         "        return [str(parsed) for parsed in committed]\n",
