@@ -81,7 +81,7 @@ def picture_watch(browser: Browser, demo: Path) -> None:
     watch = f"{python} -m tasuki watch progressive --runs {demo / 'runs'}"
     size = ["-x", str(COLUMNS), "-y", str(LINES)]
     try:
-        until(lambda: (demo / "runs" / "progressive" / "spec.json").exists())
+        until((demo / "runs" / "progressive" / "spec.json").exists)
         subprocess.run([*tmux, "new-session", "-d", *size, watch], check=True)
         until(lambda: "size_128" in (shown := screen(tmux)) and "/320" in shown)
         draw_terminal(browser, screen(tmux, "-e"))
