@@ -15,6 +15,9 @@ settings.load_profile("busy")
 for _name in list(os.environ):
     if _name.startswith(("TASUKI_", "SLURM_")):
         del os.environ[_name]
+# Virtual machines may name AMX among their CPU's features and then refuse it: there a product of
+# two bf16 matrices ends any torch with SIGILL. Read when torch is imported, here and in children.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 os.environ["TASUKI_SITE"] = ""  # nor what holds at a site
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell's background job ignores Ctrl-C, and so would everything that tests interrupt.

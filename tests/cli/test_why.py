@@ -66,7 +66,7 @@ def assert_saved_and_went_on(attempt: dict[str, Any], then: dict[str, Any]) -> N
 def test_a_run_that_went_through_is_complete(finished, here):
     told = why(finished, here)
     (only,) = sentences(told)
-    assert re.fullmatch(r"complete after [\d.]+s", only)
+    assert re.fullmatch(r"complete after [\d.]+m?s", only)
     assert told["state"] == "complete" and told["hint"] == ""
     assert [s["name"] for s in told["stages"]] == ["small", "large"]
     assert told["stages"][1]["first_step"] == told["stages"][0]["total_steps"] == 18

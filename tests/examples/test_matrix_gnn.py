@@ -229,4 +229,5 @@ def test_the_demo_has_the_examples_own_code():
     links = [path for path in TEMPLATES.rglob("*") if path.is_symlink()]
     build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
     for link in links:
-        assert link.resolve().relative_to(ROOT).parts[0] in build["targets"]["sdist"]["include"]
+        top = link.resolve().relative_to(ROOT).parts[0]
+        assert f"/{top}" in build["targets"]["sdist"]["include"]

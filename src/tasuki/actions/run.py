@@ -33,7 +33,7 @@ from tasuki.plan.values import Plan
 from tasuki.spec.resolved import ResolvedExperiment
 from tasuki.store.accepted import CODE, DATA
 from tasuki.store.atomic import FORMAT
-from tasuki.store.attempts import Holder, live_runner, write_runner
+from tasuki.store.attempts import Holder, forget_runner, live_runner, write_runner
 from tasuki.store.claims import highest_claim
 from tasuki.store.control import Word, last_said, say
 from tasuki.store.find import latest_run, next_run
@@ -111,7 +111,11 @@ def run_here(request: RunRequest) -> RunResult:
         on_tick=request.on_tick,
         on_event=request.on_event,
     )
-    code = backend.run(jobs) if jobs else EXIT_DONE
+    try:
+        code = backend.run(jobs) if jobs else EXIT_DONE
+    finally:  # its process may live on: a notebook's does
+        for run in folders.values():
+            forget_runner(run)
     return RunResult(
         code, plan, list(folders.values()), notes, is_profiled=request.plan.is_profiled
     )

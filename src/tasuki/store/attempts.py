@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from dataclasses import dataclass
@@ -103,6 +104,14 @@ def write_runner(run: RunFolder) -> None:
     pid = os.getpid()
     facts = {"host": host_id(), "pid": pid, "born": process_birth(pid)}
     write_json(run.runner, {"format": FORMAT, **facts})
+
+
+def forget_runner(run: RunFolder) -> None:
+    """This process works on the run no more; another's word stays."""
+    value = read_json_or_none(run.runner)
+    if value is not None and (value.get("host"), value.get("pid")) == (host_id(), os.getpid()):
+        with contextlib.suppress(OSError):
+            run.runner.unlink(missing_ok=True)
 
 
 def live_runner(run: RunFolder) -> int | None:
