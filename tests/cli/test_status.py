@@ -277,3 +277,12 @@ def test_a_finished_run_s_accounts_are_those_of_its_events_and_can_be_made_again
 def test_a_project_without_runs_says_so(here, tmp_path):
     project = make_project(tmp_path / "p")
     assert here(project.folder, "status").out.startswith("no runs in")
+
+
+def test_of_a_held_run_the_verb_that_goes_on_is_named_beside_any_advice(here, tmp_path):
+    run = make_run(tmp_path / "runs")
+    say(run, Word.HOLD, reason="three failures", hint="look at the logs", claim=0)
+    of_status = here(tmp_path, "status", "--json").run
+    of_why = here(tmp_path, "why", "exp", "--json").json()
+    for told in (of_status, of_why):
+        assert told["hint"] == "look at the logs; when it is mended, `tasuki resume exp` goes on"

@@ -25,7 +25,7 @@ from tasuki.actions.machine import device_for
 from tasuki.actions.plan import PlanRequest, make_plan, slots_here
 from tasuki.actions.resume import take_current_code
 from tasuki.actions.sinks import check_sinks
-from tasuki.actions.status import read_status
+from tasuki.actions.status import how_to_lift, read_status
 from tasuki.backends.local import LocalBackend, LocalJob, Preemption
 from tasuki.clock import Clock
 from tasuki.errors import EXIT_DONE, RunError, UsageError
@@ -281,7 +281,7 @@ def _refuse_held(run: RunFolder, *, lifts_hold: bool) -> None:
     if said is not None and said.word is Word.HOLD and not lifts_hold:
         raise RunError(
             f"run `{run.name}` is held: {said.reason}",
-            hint=said.hint or f"mend the cause, then `tasuki resume {run.name}`",
+            hint=how_to_lift(run, said),
         )
 
 

@@ -200,8 +200,18 @@ def state_of(run: RunFolder, *, now: float) -> tuple[str, str]:
 def _hint(run: RunFolder, state: str, said: Said | None) -> str:
     if said is None or state not in _STATE_OF.values():
         return ""
+    if state == "held":
+        return how_to_lift(run, said)
     again = "--code current` takes a mended recipe" if state == "failed" else "` goes on"
     return said.hint or f"`tasuki resume {run.name}{' ' if state == 'failed' else ''}{again}"
+
+
+def how_to_lift(run: RunFolder, said: Said) -> str:
+    """What to look at, as whoever held it said, and the one verb that goes on."""
+    lifts = f"`tasuki resume {run.name}`"
+    if "tasuki resume" in said.hint:
+        return said.hint
+    return f"{said.hint}; when it is mended, {lifts} goes on" if said.hint else f"{lifts} goes on"
 
 
 def in_queue(run: RunFolder, state: str, reason: str, known: Known) -> tuple[str, str]:

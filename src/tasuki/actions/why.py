@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tasuki.actions.runs import find_run
-from tasuki.actions.status import state_of
+from tasuki.actions.status import how_to_lift, state_of
 from tasuki.errors import StoreError, UsageError
 from tasuki.store.atomic import FORMAT, read_json, read_json_or_none, shaped
 from tasuki.store.attempts import read_attempt_end, read_holder
@@ -181,6 +181,8 @@ def _hint(run: RunFolder, state: str | None) -> str:
     if state not in (*_STOPPED, "handed-over"):
         return ""
     said = last_said(run)
+    if said is not None and state == "held":
+        return how_to_lift(run, said)
     if said is not None and said.hint and state in _STOPPED:
         return said.hint
     if state == "failed":
