@@ -386,7 +386,8 @@ def test_both_builders_keep_what_runs_already_where_it_is() -> None:
 
 
 def test_the_exact_solver_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ortools", None)
+    for name in ["ortools", *(name for name in sys.modules if name.startswith("ortools."))]:
+        monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
     hard = [i for n in range(9) for i in chain(f"e{n}", 7 + n, 11 + 3 * n, 17 + n, gpus=1 + n % 3)]
     with pytest.raises(PlanError, match="exact solver") as refused:
         pack(hard, Pool(gpus_per_node=4), effort=1, exact=1.0)
