@@ -4,9 +4,9 @@ armed.
 A rank reads what is armed from its environment, once: `TASUKI_FAILPOINTS`, a JSON list of
 `{"at": name, "do": action, "count": 2, "times": 1, "rank": 0, "claim": 1}`. The action happens at
 the `count`-th pass of the place (default the first) and at `times` passes from there on; `rank` and
-`claim` narrow it down. Actions: `kill`, `term`, `stop` (signals to this process), `term-group`,
-`exit`, `raise`, `pause` (for `seconds`), the name of an errno (`ENOSPC`: an OSError), and words
-that the place itself understands (`nan`).
+`claim` narrow it down. Actions: `kill`, `term`, `stop` (signals to this process; then `seconds` are
+waited, so that whoever listens has heard), `term-group`, `exit`, `raise`, `pause` (for `seconds`),
+the name of an errno (`ENOSPC`: an OSError), and words that the place itself understands (`nan`).
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ def _act(armed: _Armed) -> str | None:
         case "kill" | "term" | "stop":
             number = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGSTOP}
             os.kill(os.getpid(), number[armed.do])
+            time.sleep(armed.seconds)
         case "term-group":
             os.killpg(os.getpgrp(), signal.SIGTERM)
         case "exit":

@@ -100,7 +100,7 @@ def test_killed_and_preempted_by_turns_it_ends_bit_for_bit_as_if_undisturbed(
 @pytest.mark.parametrize("subject", [*EVERY, *ADAPTERS], ids=str)
 def test_a_notice_commits_the_step_that_was_done_and_exits_75(warm, tmp_path, subject):
     script = make_script(tmp_path / "p", subject)
-    strike = {"at": "step.done", "do": "term", "count": 5, "rank": 0}
+    strike = {"at": "step.done", "do": "term", "count": 5, "rank": 0, "seconds": 0.5}
     assert script.attempt(warm, strike) == [EXIT_RESUME_ME] * subject.ranks, script.said()
     newest = max(found.step for found in list_checkpoints(script.run))
     assert newest >= 5, script.said()

@@ -52,7 +52,10 @@ def test_ranks_of_srun_meet_by_a_file_and_stop_at_one_step(warm, tmp_path):
 
 def test_when_rank_0_cannot_begin_the_others_hear_why(warm, tmp_path):
     script = make_script(tmp_path / "p", Subject("s", ALIKE, 24))
-    assert start(warm, script, {"at": "step.done", "do": "term", "count": 3}) == [75, 75]
+    assert start(warm, script, {"at": "step.done", "do": "term", "count": 3, "seconds": 0.5}) == [
+        75,
+        75,
+    ]
     say(script.run, Word.HOLD, reason="look at it", claim=1)
     assert start(warm, script, life=1) == [EXIT_FAILED] * 2
     assert "rank 0 could not begin: run `train` is held: look at it" in script.said()
@@ -60,14 +63,20 @@ def test_when_rank_0_cannot_begin_the_others_hear_why(warm, tmp_path):
 
 def test_another_number_of_ranks_means_another_batch_and_is_refused(warm, tmp_path):
     script = make_script(tmp_path / "p", Subject("s", ALIKE, 24))
-    assert start(warm, script, {"at": "step.done", "do": "term", "count": 3}) == [75, 75]
+    assert start(warm, script, {"at": "step.done", "do": "term", "count": 3, "seconds": 0.5}) == [
+        75,
+        75,
+    ]
     assert start(warm, script, ranks=3, life=1) == [EXIT_FAILED] * 3
     assert "`effective_batch` changed since the last checkpoint: 8 before, 12 now" in script.said()
 
 
 def test_another_number_of_ranks_with_the_same_batch_goes_on_with_the_same_samples(warm, tmp_path):
     script = make_script(tmp_path / "p", Subject("s", ALIKE, 24))
-    assert start(warm, script, {"at": "step.done", "do": "term", "count": 3}) == [75, 75]
+    assert start(warm, script, {"at": "step.done", "do": "term", "count": 3, "seconds": 0.5}) == [
+        75,
+        75,
+    ]
     path = script.folder / "train.py"
     path.write_text(path.read_text().replace("batch_size=4", "batch_size=8"))
     assert script.attempt(warm) == [EXIT_DONE], script.said()

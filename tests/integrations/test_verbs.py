@@ -128,7 +128,7 @@ def test_audit_says_of_a_stream_that_nobody_knows(warm, tmp_path):
 
 def test_logs_keep_what_tasuki_said_of_each_attempt(warm, tmp_path):
     script = make_script(tmp_path / "p", FLAT)
-    strike = {"at": "step.done", "do": "term", "count": 4}
+    strike = {"at": "step.done", "do": "term", "count": 4, "seconds": 0.5}
     assert script.attempt(warm, strike) == [EXIT_RESUME_ME]
     assert script.attempt(warm) == [EXIT_DONE]
     told = dict(read_logs(script.run))
