@@ -165,7 +165,9 @@ def test_every_row_of_the_five_systems_is_in_the_requirements_with_a_command_and
 def test_the_book_is_in_plain_text_that_a_terminal_can_show():
     for page in PAGES:
         assert "\t" not in page.text.replace("\\t", ""), page.path
-        assert not re.search(r"/(?:work/|tmp/\w)", page.text), f"{page.path} names a machine's folder"
+        assert not re.search(r"/(?:work/|tmp/\w)", page.text), (
+            f"{page.path} names a machine's folder"
+        )
 
 
 def test_generated_pages_are_those_of_the_reference_and_the_messages():
