@@ -332,8 +332,9 @@ def test_a_slow_loader_is_found_and_named(project):
 
 
 def test_a_preempted_run_is_profiled_in_each_attempt_and_the_newest_is_shown(project):
-    made = project(params={"pause": 0.05}, stages=[{"name": "one", "data": "d", "epochs": 18}])
-    said = made.type("run", "--profile", "--json", "--preempt-at", "3s")
+    made = project(stages=[{"name": "one", "data": "d", "epochs": 18}])
+    notice = json.dumps([{"at": "step.begin", "do": "term", "claim": 1, "count": 40}])
+    said = made.type("run", "--profile", "--json", TASUKI_FAILPOINTS=notice)
     assert said.code == 0, f"{said}\n{made.logs()}"
     claims = {int(path.name.partition(".")[0]) for path in made.run().profile.glob("*.json")}
     (told,) = said.json()["profiles"]
