@@ -133,6 +133,22 @@ def test_what_starts_from_a_run_that_failed_is_never_begun_and_says_why(warm, tm
     assert packed.outcome()["verdict"] == "end"
 
 
+@pytest.mark.parametrize("is_packed", [True, False], ids=["packed", "alone"])
+def test_what_starts_from_a_run_that_failed_in_an_earlier_job_is_not_begun_either(
+    warm, tmp_path, is_packed
+):
+    after = [{"name": "one", "data": "d", "epochs": 1, "init_from": "bad/one"}]
+    runs = {"bad": experiment(params={"fail_at": 0}), "next": experiment(stages=after), "b": {}}
+    packed = make_packed(tmp_path / "p", runs)
+    assert warm.start(packed.alone["bad"].path).wait() == 1, packed.logs()
+    packed.pack([([0], items("next")), ([1], items("b"))])
+    job = packed.job if is_packed else packed.alone["next"]
+    assert warm.start(job.path).wait() == 75, packed.logs()
+    assert list_claims(packed.runs["next"]) == []
+    assert state_of(packed.runs["next"], now=CLOCK.wall())[0] == "waiting"  # not failed
+    assert packed.runs["b"].is_complete() is is_packed
+
+
 def test_a_free_lane_takes_what_waits_when_another_is_late(warm, tmp_path):
     """By the plan `last` comes after `late`, on its GPU; but that one takes its time."""
     packed = make_packed(

@@ -35,6 +35,7 @@ STAGES = st.builds(
     is_trained=st.booleans(),
     wants_evaluation=st.booleans(),
     is_evaluated=st.booleans(),
+    is_cut_off=st.booleans(),
 )
 RUNS = st.builds(
     RunView,

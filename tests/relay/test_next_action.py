@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -43,6 +44,13 @@ WORK: list[tuple[RunView, Action]] = [
     (FINISH, Finish()),
     (UNTIL, Leave("done")),
 ]
+
+
+def test_a_stage_that_starts_from_weights_that_are_not_coming_is_left_and_no_failure():
+    cut_off = replace(stage("two"), is_cut_off=True)
+    for cause in Cause:
+        assert next_action(run(stage(trained=True), cut_off), Started(cause)) == Leave("blocked")
+    assert next_action(run(stage(), cut_off), Started()) == Train("one")
 
 
 def resumes_after_preemption(requeue: bool | int, preemptions: int) -> bool:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from tasuki.actions.queued import Known, RunsJob, is_gone
-from tasuki.actions.starts import what_keeps
 from tasuki.clock import utc
 from tasuki.errors import StoreError
 from tasuki.plan.risk import Left, left_of_run, look_at_deadline
@@ -23,6 +22,7 @@ from tasuki.store.control import Said, Word, last_said
 from tasuki.store.find import list_remains, list_runs
 from tasuki.store.jobs import JobFolder, last_start, read_outcome
 from tasuki.store.runs import RunFolder
+from tasuki.store.starts import what_keeps
 from tasuki.telemetry.accounts import read_accounts
 from tasuki.telemetry.brief import read_last_of
 from tasuki.telemetry.cost import add_up_spent

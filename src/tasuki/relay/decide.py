@@ -82,15 +82,15 @@ def next_action(run: RunView, event: Event) -> Action:
 
 def _next_work(run: RunView, cause: Cause) -> Action:
     work = _first_work(run)
-    if work is None or cause is Cause.NONE or isinstance(work, Finish):
+    if work is None or cause is Cause.NONE or isinstance(work, Finish | Leave):
         return work or Leave("done")
     return _hand_over(run, cause)
 
 
-def _first_work(run: RunView) -> Train | Evaluate | Finish | None:
+def _first_work(run: RunView) -> Train | Evaluate | Finish | Leave | None:
     for stage in run.stages:
         if not stage.is_trained:
-            return Train(stage.name)
+            return Leave("blocked") if stage.is_cut_off else Train(stage.name)
         if stage.name == run.until and run.trains_only:
             return None
         if stage.wants_evaluation and not stage.is_evaluated:

@@ -41,6 +41,8 @@ class StageView:
     is_trained: bool
     wants_evaluation: bool
     is_evaluated: bool
+    is_cut_off: bool = False
+    """It starts from weights of another run, which was stopped before it had any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

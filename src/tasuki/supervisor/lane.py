@@ -451,7 +451,7 @@ class Lane:
 def _state_after(action: Action) -> str:
     match action:
         case Leave(state):
-            return "waiting" if state in ("done", "superseded") else state
+            return "waiting" if state in ("done", "superseded", "blocked") else state
         case Hold():
             return "held"
         case Fail():
@@ -465,7 +465,7 @@ def _state_after(action: Action) -> str:
 def _gravity(action: Action) -> int:
     match action:
         case Leave(state):
-            return {"cancelled": 1, "superseded": 1, "held": 3, "failed": 3}.get(state, 0)
+            return {"done": 0, "complete": 0, "held": 3, "failed": 3}.get(state, 1)
         case HandOver():
             return 2
         case Hold() | Fail():

@@ -57,6 +57,8 @@ class PackedLanes:
     def _settle_before(self, item: Item) -> None:
         """What is done already, or stopped, takes no lane."""
         action = self._look(item, Cause.NONE)
+        if action == BLOCKED and item.after:
+            return  # perhaps by an item of this job, which a person may let go on
         if isinstance(action, Leave | Hold):
             self.items.end(item.number, action)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from tasuki.store.attempts import Holder, read_attempt_end, read_attempt_ends, r
 from tasuki.store.claims import highest_claim
 from tasuki.store.control import Said, Word, everything_said
 from tasuki.store.runs import RunFolder
+from tasuki.store.starts import is_cut_off
 from tasuki.telemetry.events import read_recent_events
 
 SILENT_AFTER_S = 900.0
@@ -24,7 +26,9 @@ def read_view(
     if run.is_complete():
         return RunView(stages=(), is_complete=True)
     with shaped(run.spec):
-        stages = tuple(_read_stage(run, stage) for stage in read_json(run.spec)["stages"])
+        spec = read_json(run.spec)
+        orders = {stage["name"]: stage for stage in spec.get("spec", {}).get("stages", ())}
+        stages = tuple(_read_stage(run, stage, orders) for stage in spec["stages"])
     said = everything_said(run)
     ends = read_attempt_ends(run)
     return RunView(
@@ -97,13 +101,16 @@ def live_holder(run: RunFolder, *, now: float) -> Holder | None:
     return holder
 
 
-def _read_stage(run: RunFolder, stage: dict[str, Any]) -> StageView:
-    folder = run.stage(stage["name"])
+def _read_stage(
+    run: RunFolder, stage: dict[str, Any], orders: Mapping[str, dict[str, Any]]
+) -> StageView:
+    folder, order = run.stage(stage["name"]), orders.get(stage["name"])
     return StageView(
         name=stage["name"],
         is_trained=folder.metrics.exists(),
         wants_evaluation=bool(stage["evaluates"]),
         is_evaluated=folder.evaluation.exists(),
+        is_cut_off=order is not None and is_cut_off(run, order),
     )
 
 
