@@ -10,63 +10,85 @@ import contextlib
 import io
 import logging
 import os
-import statistics
 import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-PAIRS = 7
+from _measure import Spread, ratios, run_interleaved, spread
+
+ROUNDS = int(os.environ.get("BENCH_ROUNDS", "15"))
 STEPS = 240
 WARM_UP = 40
 BATCH = 32
-GOAL = "≤ 1.03"
+GOAL = 1.03
 
-Row = tuple[str, float, str, str]
+Row = tuple[str, Spread, str, float | None]
 
 
-def measure(pairs: int = PAIRS, steps: int = STEPS) -> list[Row]:
-    """(what, figure, unit, goal), the figure being the median of the ratios of pairs."""
+class Took(NamedTuple):
+    """By a step, in seconds."""
+
+    clock: float
+    core: float
+    """Of all threads of the process: the clock tells of whoever else works."""
+
+
+Train = Callable[..., Took]
+
+
+def measure() -> list[Row]:
     logging.disable(logging.WARNING)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # idle ones spin, and would be counted
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder, _quiet(), contextlib.chdir(folder):
         for name, train in (("Lightning", _lightning), ("HF Trainer", _hf)):
-            train(steps=WARM_UP * 2, run=Path(folder) / f"{name[:2]}-warm")
-            ratios, bare_s = [], []
-            for number in range(pairs):
-                own = Path(folder) / f"{name[:2]}-{number}"
-                if number % 2:
-                    bare, ours = train(steps=steps, run=None), train(steps=steps, run=own)
-                else:
-                    ours, bare = train(steps=steps, run=own), train(steps=steps, run=None)
-                ratios.append(ours / bare)
-                bare_s.append(bare)
-            spread = f"{min(ratios):.3f}–{max(ratios):.3f}"
-            step_ms = 1000 * statistics.median(bare_s)
-            what = f"a step of {name} with tasuki, against without ({step_ms:.1f} ms; {spread})"
-            rows.append((what, statistics.median(ratios), "ratio", GOAL))
+            rows += _compare(name, train, Path(folder))
+    torch.set_num_threads(threads)
     logging.disable(logging.NOTSET)
     return rows
 
 
+def _compare(name: str, train: Train, folder: Path) -> list[Row]:
+    numbers = count()
+    took = run_interleaved(
+        {
+            "alone": lambda: train(run=None),
+            "ours": lambda: train(run=folder / f"{name[:2]}-{next(numbers)}"),
+        },
+        rounds=ROUNDS,
+    )
+    core, clock = ({k: [t[i] for t in v] for k, v in took.items()} for i in (1, 0))
+    step_ms = 1000 * spread(core["alone"]).median
+    what = f"a step of {name} with tasuki, over {step_ms:.2f} ms without"
+    return [
+        (f"{what}, of a core", ratios(core["ours"], core["alone"]), "ratio", GOAL),
+        ("… by the clock", ratios(clock["ours"], clock["alone"]), "ratio", None),
+    ]
+
+
 @contextlib.contextmanager
 def _quiet():
-    """Frameworks print; the adapters say their lines on descriptor 1."""
-    kept, nothing = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    """Frameworks print; the adapters say their lines on the descriptors."""
+    kept, nothing = [os.dup(1), os.dup(2)], os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 1)
+    os.dup2(nothing, 2)
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
-        os.dup2(kept, 1)
-        os.close(kept)
+        for number, descriptor in enumerate(kept, 1):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
         os.close(nothing)
 
 
@@ -77,28 +99,32 @@ def _model() -> nn.Module:
     )
 
 
-def _data(steps: int) -> TensorDataset:
+def _data() -> TensorDataset:
     own = torch.Generator().manual_seed(0)
-    x = torch.randn(steps * BATCH, 256, generator=own)
-    return TensorDataset(x, torch.arange(steps * BATCH) % 8)
+    x = torch.randn(STEPS * BATCH, 256, generator=own)
+    return TensorDataset(x, torch.arange(STEPS * BATCH) % 8)
 
 
 class _Clock:
     """The mean time of a step after the first ones."""
 
-    def __init__(self, steps: int) -> None:
-        self._steps, self._count = steps, 0
-        self.mean_s = 0.0
+    def __init__(self) -> None:
+        self._count = 0
+        self.mean = Took(0.0, 0.0)
 
     def tick(self) -> None:
         self._count += 1
         if self._count == WARM_UP:
-            self._began = time.perf_counter()
-        if self._count == self._steps:
-            self.mean_s = (time.perf_counter() - self._began) / (self._steps - WARM_UP)
+            self._began = time.perf_counter(), time.process_time()
+        if self._count == STEPS:
+            clock_s, core_s = self._began
+            num = STEPS - WARM_UP
+            self.mean = Took(
+                (time.perf_counter() - clock_s) / num, (time.process_time() - core_s) / num
+            )
 
 
-def _lightning(*, steps: int, run: Path | None) -> float:
+def _lightning(*, run: Path | None) -> Took:
     import lightning as pl
 
     from tasuki.integrations.lightning import TasukiCallback
@@ -120,7 +146,7 @@ def _lightning(*, steps: int, run: Path | None) -> float:
         def on_train_batch_start(self, *_: Any) -> None:
             clock.tick()
 
-    clock = _Clock(steps)
+    clock = _Clock()
     ours = [TasukiCallback(run)] if run is not None else []
     trainer = pl.Trainer(
         max_epochs=1,
@@ -131,11 +157,11 @@ def _lightning(*, steps: int, run: Path | None) -> float:
         enable_checkpointing=False,
         callbacks=[*ours, Ticks()],
     )
-    trainer.fit(Module(), DataLoader(_data(steps), BATCH, shuffle=True))
-    return clock.mean_s
+    trainer.fit(Module(), DataLoader(_data(), BATCH, shuffle=True))
+    return clock.mean
 
 
-def _hf(*, steps: int, run: Path | None) -> float:
+def _hf(*, run: Path | None) -> Took:
     import transformers
 
     from tasuki.integrations.hf import Trainer
@@ -153,7 +179,7 @@ def _hf(*, steps: int, run: Path | None) -> float:
         def on_step_begin(self, *_: Any, **__: Any) -> None:
             clock.tick()
 
-    clock = _Clock(steps)
+    clock = _Clock()
     args = transformers.TrainingArguments(
         output_dir="out",
         num_train_epochs=1,
@@ -168,13 +194,8 @@ def _hf(*, steps: int, run: Path | None) -> float:
     )
     kind: Callable[..., Any] = Trainer if run is not None else transformers.Trainer
     more = {"run": run} if run is not None else {}
-    data = [{"x": x, "labels": y} for x, y in _data(steps)]
+    data = [{"x": x, "labels": y} for x, y in _data()]
     trainer = kind(Module(), args, train_dataset=data, callbacks=[Ticks()], **more)
     trainer.remove_callback(transformers.PrinterCallback)
     trainer.train()
-    return clock.mean_s
-
-
-if __name__ == "__main__":
-    for what, figure, unit, goal in measure():
-        print(f"{what}: {figure:.3f} {unit} (goal {goal})")
+    return clock.mean
