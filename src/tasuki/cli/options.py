@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tasuki.actions.queued import Known
     from tasuki.scheduler.slurm.client import Slurm
     from tasuki.spec.resolved import ResolvedSpec
+    from tasuki.store.runs import RunFolder
 
 F = TypeVar("F", bound=Callable[..., Any])
 _CAP = "TASUKI_MEMORY_CAP"
@@ -220,6 +221,23 @@ def runs_folder(runs: Path | None) -> Path:
     from tasuki.spec.load import load_runs_folder
 
     return Path(load_runs_folder("tasuki.yaml", environ=os.environ))
+
+
+def choose_runs(names: Sequence[str], runs: Path | None) -> list[RunFolder]:
+    """What a person means by RUN …; aloud where a name could mean two."""
+    from tasuki.actions.runs import find_run
+
+    folder = runs_folder(runs)
+    say_which(names, folder)
+    return [find_run(name, folder) for name in names]
+
+
+def say_which(names: Iterable[str | None], folder: Path) -> None:
+    from tasuki.actions.runs import which_is_meant
+
+    for name in dict.fromkeys(name for name in names if name):
+        if words := which_is_meant(name.partition("@")[0], folder):
+            click.echo(words, err=True)
 
 
 def make_slurm(*, is_patient: bool = True) -> Slurm:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from tasuki.cli.options import json_option, print_json, runs_folder, runs_option
+from tasuki.cli.options import choose_runs, json_option, print_json, runs_folder, runs_option
 from tasuki.errors import UsageError
 
 _ENDINGS = {"md": ".md", "csv": ".csv", "html": ".html"}
@@ -35,14 +35,13 @@ def command(
     all of them. Without -o: report.html; Markdown and CSV go to stdout.
     """
     from tasuki.actions.report import gather_report
-    from tasuki.actions.runs import find_run
     from tasuki.clock import SystemClock
     from tasuki.store.find import list_runs
     from tasuki.views.report import render
 
     form, place = _form_and_place(form, to)
     folder = runs_folder(runs)
-    chosen = [find_run(name, folder) for name in dict.fromkeys(run)] or list_runs(folder)
+    chosen = choose_runs(list(dict.fromkeys(run)), folder) or list_runs(folder)
     if not chosen:
         raise UsageError(f"there are no runs in {folder}", hint="`--runs FOLDER` names another")
     report = gather_report(folder, chosen, now=SystemClock.wall())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from tasuki.cli.options import json_option, make_request, print_json, runs_folder, runs_option
+from tasuki.cli.options import choose_runs, json_option, make_request, print_json, runs_option
 from tasuki.cli.torchrun import enter_torchrun
 
 
@@ -59,7 +59,6 @@ def command(
         refuse_back_in_job,
         resume_in_its_job,
     )
-    from tasuki.actions.runs import find_run
     from tasuki.cli.run import run_and_show
     from tasuki.cli.submit import submit_and_show
     from tasuki.clock import SystemClock
@@ -67,7 +66,7 @@ def command(
     torchrun = enter_torchrun(os.environ)
     if torchrun is not None and not torchrun.leads:
         return 0
-    folder = find_run(run, runs_folder(runs))
+    (folder,) = choose_runs([run], runs)
     back = None
     if from_ is not None:
         back = plan_going_back(folder, from_, accepted=accepted)
