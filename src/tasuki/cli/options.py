@@ -60,8 +60,39 @@ class WithCommand(ManyValues):
             own, words = args[:end], args[end + 1 :]
             if not words:
                 raise click.UsageError("`--` is followed by no command.", ctx=ctx)
+        else:
+            self._refuse_forgotten(ctx, args)
         ctx.meta[_TYPED] = words
         return super().parse_args(ctx, own)
+
+    def _refuse_forgotten(self, ctx: click.Context, args: list[str]) -> None:
+        """`tasuki run python train.py`: what would be taken for a spec is a command."""
+        words = self._from_first_word(ctx, args)
+        if not _looks_like_command(words):
+            return
+        import shlex
+
+        from tasuki.errors import UsageError
+
+        is_bare = words[0].endswith(".py") and not os.access(words[0], os.X_OK)
+        command = ["python", *words] if is_bare else words
+        whole = shlex.join([*args[: len(args) - len(words)], "--", *command])
+        spec = f"; a spec in Python is named as {words[0]}:FUNCTION" if words[1:] == [] else ""
+        raise UsageError(
+            f"`{words[0]}` is no spec: a command of one's own comes after `--`",
+            hint=f"`{ctx.command_path} {whole}`{spec}",
+        )
+
+    def _from_first_word(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """All from the first word on that is neither an option nor its value."""
+        parser = self.make_parser(ctx)
+        parser.allow_interspersed_args = False
+        try:
+            values, rest, _ = parser.parse_args(list(args))
+        except click.UsageError:
+            return []  # it is told of where the options are read
+        first = values.get("spec")
+        return [first, *rest] if isinstance(first, str) else []
 
 
 _TYPED = "tasuki.command"
@@ -69,6 +100,22 @@ _TYPED = "tasuki.command"
 
 def name_option(function: F) -> F:
     return click.option("--name", metavar="NAME", help="What the run is called.")(function)
+
+
+def _looks_like_command(words: list[str]) -> bool:
+    """A script, or a program with arguments; a word alone may be the name of anything."""
+    import shutil
+
+    if not words or _is_spec(words[0]):
+        return False
+    if words[0].endswith((".py", ".sh")):
+        return True
+    runs_script = any(word.endswith(".py") for word in words[1:])
+    return runs_script or (len(words) > 1 and shutil.which(words[0]) is not None)
+
+
+def _is_spec(word: str) -> bool:
+    return word.endswith((".yaml", ".yml")) or ".py:" in word or Path(word).is_dir()
 
 
 def _looks_like_spec(word: str) -> bool:
