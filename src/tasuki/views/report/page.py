@@ -17,7 +17,7 @@ from tasuki.views.report.curves import curves_of, kinds_of_marks
 from tasuki.views.report.results import known_columns, run_rows, stage_rows
 from tasuki.views.report.text import environment_rows, ledger_rows, shown
 from tasuki.views.report.times import gantt_of, waterfall_of
-from tasuki.views.text import count, money, number
+from tasuki.views.text import count, goodput_of, money, number
 from tasuki.views.told_spec import spec_lines
 
 _Values = Mapping[str, Any]
@@ -158,7 +158,8 @@ def _times(runs: Sequence[_Values]) -> Iterator[str]:
     yield '<div class="falls">'
     for run, picture in drawn:
         if picture is not None:
-            told = f"{format_seconds(run['wall_s'])}, goodput {shown('goodput', run['goodput'])}"
+            wall, share = format_seconds(run["wall_s"]), goodput_of(run["ledger"])
+            told = f"{wall}, {share}" if share else wall
             yield f'<figure class="times">\n<figcaption>{text_in(run["experiment"])}: {told}'
             yield f"</figcaption>\n{picture}\n</figure>"
     yield "</div>"

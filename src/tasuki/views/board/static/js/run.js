@@ -6,7 +6,7 @@ import { bytes, count, moment, money, NONE, number, plural, seconds, share } fro
 import { pill, progressOf } from "./list.js";
 import { LogView } from "./logs.js";
 import * as net from "./net.js";
-import { gantt, ledger } from "./time.js";
+import { allocated, gantt, ledger } from "./time.js";
 
 export const PARTS = ["overview", "machine", "events", "checkpoints", "logs", "spec"];
 
@@ -122,7 +122,7 @@ export class RunView {
       status.state === "running" && fact("left", left, status.eta_s_p90 ? `nine of ten: ${seconds(status.eta_s_p90)}` : ""),
       fact("loss", number(status.loss)),
       fact("attempts", count(status.attempts), status.preemptions ? `${count(status.preemptions)} preempted` : ""),
-      fact("goodput", share(status.goodput), why?.ledger?.wall_s ? `of ${seconds(why.ledger.wall_s)}` : ""),
+      fact("goodput", share(status.goodput), why?.ledger?.wall_s ? `of ${seconds(allocated(why.ledger))}` : ""),
       status.cost === null || status.cost === undefined ? null : fact("cost", money(status.cost)),
       fact("checkpoint", status.last_checkpoint_step === null || status.last_checkpoint_step === undefined ? NONE : `step ${count(status.last_checkpoint_step)}`),
     ];
