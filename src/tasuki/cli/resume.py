@@ -32,7 +32,8 @@ from tasuki.cli.torchrun import enter_torchrun
     "--from",
     "from_",
     metavar="step-N|best|PATH",
-    help="Go back to this checkpoint first; what came later is put aside, not lost.",
+    help="Go back to this checkpoint first (N counts over all stages); what came later is put "
+    "aside, not lost.",
 )
 @click.option("--here/--submit", "is_here", default=None, help="Where (default: as last time).")
 @click.option("--dry-run", is_flag=True, help="Show what would be done.")

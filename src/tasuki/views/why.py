@@ -34,13 +34,16 @@ def show_why(why: dict[str, Any], console: Console | None = None) -> None:
             _show_attempt(attempt, console)
         if not why["attempts"]:
             _say(console, "  no attempt yet")
+        if len(why["stages"]) > 1 and any(one["saved_step"] for one in why["attempts"]):
+            _say(console, "  (steps are those of the run, counted over all stages)")
         _show_ledger(why["ledger"], console)
         for note in why["notes"]:
             warn(console, _line(note))
 
 
 def _show_head(why: dict[str, Any], console: Console) -> None:
-    state, num = why["state"] or "unknown", len(why["attempts"])
+    state = why["state"] or "unknown"
+    num = sum(not attempt["is_word"] for attempt in why["attempts"])
     head = Text()
     head.append(_line(why["experiment"]), style="bold")
     head.append(": ")
