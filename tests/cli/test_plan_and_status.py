@@ -328,3 +328,13 @@ def test_rows_of_a_plan_stay_on_one_line_and_what_has_no_room_is_said_below(here
     assert told and ("times known from: given (2)" in out) == (
         not rows[0].rstrip().endswith("given")
     )
+
+
+def test_a_plan_without_limits_has_no_column_for_them(here, tmp_path):
+    stages = [{"name": "one", "data": "d", "expect": {"wall": "1h"}}]
+    made = make_project(tmp_path / "p", stages=stages)
+    for columns in ("120", "60"):
+        assert "limit " not in here(made.folder, "plan", COLUMNS=columns).out
+    made.change(cluster__time_limit="8h")
+    for columns in ("120", "60"):
+        assert "limit " in here(made.folder, "plan", COLUMNS=columns).out
