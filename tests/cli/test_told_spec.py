@@ -65,3 +65,11 @@ def test_a_report_tells_gpu_hours_of_runs_on_gpus_alone(freeze, device, is_told)
     assert ("GPU-hours" in render(report, "html")) is is_told
     assert ("gpu_hours" in render(report, "md")) is is_told
     assert "gpu_hours" in render(report, "csv"), "scripts count on the columns"
+
+
+def test_a_report_is_asked_for_in_one_form_at_a_time(freeze, here, tmp_path):
+    freeze()
+    said = here(tmp_path, "report", "--md", "--csv", "-o", "r.md")
+    assert said.code == 2 and "two files" in said.err and not (tmp_path / "r.md").exists()
+    for form in ("--md", "--csv"):
+        assert here(tmp_path, "report", form).out.startswith(("# exp", "run,"))
