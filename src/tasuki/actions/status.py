@@ -310,9 +310,14 @@ def _jobs_of(run: RunFolder) -> list[str]:
 
 
 def _notable(run: RunFolder, claim: int, events: list[dict[str, Any]]) -> list[str]:
-    """What a person who watches should read: warnings, and how the attempt before failed."""
+    """What a person who watches should read: warnings, and how the attempt before failed. What was
+    there when a person looked and said `resume` is no news."""
+    said = last_said(run)
+    lifted = said.claim if said is not None and said.word is Word.LIFT else 0
+    if claim <= lifted:
+        return []
     told = [f"attempt {claim}: {e.get('text')}" for e in events if e["kind"] == "warning"]
-    before = read_attempt_end(run, claim - 1) if claim > 1 else None
+    before = read_attempt_end(run, claim - 1) if claim - 1 > lifted else None
     if before is not None and before.get("ending") == "failed" and before.get("message"):
         told.insert(0, f"attempt {claim - 1} failed: {before['message']}")
     return told
