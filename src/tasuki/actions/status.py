@@ -29,7 +29,7 @@ from tasuki.telemetry.cost import add_up_spent
 from tasuki.telemetry.events import read_events, read_recent_events
 from tasuki.telemetry.ledger import Ledger, make_ledger
 from tasuki.telemetry.standing import PlanBook, Standing, number_in, read_standing
-from tasuki.telemetry.view import count_preemptions, live_holder
+from tasuki.telemetry.view import count_attempts, live_holder
 from tasuki.units import format_seconds
 
 _CAUSES = {
@@ -101,14 +101,15 @@ def _describe_run(
     told = read_json_or_none(run.training_state) or {}
     progress = last_progress(run, claim) if state == "running" else {}
     stages = [_describe_stage(run, stage) for stage in spec["stages"]]
+    attempts, preemptions = count_attempts(run)
     return {
         "experiment": run.name,
         "state": state,
         "reason": reason,
         "hint": _hint(run, state, said),
         **{key: progress.get(key, told.get(key)) for key in _PROGRESS},
-        "attempts": len(list_claims(run)),
-        "preemptions": count_preemptions(run),
+        "attempts": attempts,
+        "preemptions": preemptions,
         **_outlook(run, spec, state, now=now, plans=plans),
         **read_accounts(run, spec, now=now if state == "running" else None),
         "last_checkpoint_step": told.get("step"),
@@ -309,9 +310,14 @@ def _jobs_of(run: RunFolder) -> list[str]:
 
 
 def _notable(run: RunFolder, claim: int, events: list[dict[str, Any]]) -> list[str]:
-    """What a person who watches should read: warnings, and how the attempt before failed."""
+    """What a person who watches should read: warnings, and how the attempt before failed. What was
+    there when a person looked and said `resume` is no news."""
+    said = last_said(run)
+    lifted = said.claim if said is not None and said.word is Word.LIFT else 0
+    if claim <= lifted:
+        return []
     told = [f"attempt {claim}: {e.get('text')}" for e in events if e["kind"] == "warning"]
-    before = read_attempt_end(run, claim - 1) if claim > 1 else None
+    before = read_attempt_end(run, claim - 1) if claim - 1 > lifted else None
     if before is not None and before.get("ending") == "failed" and before.get("message"):
         told.insert(0, f"attempt {claim - 1} failed: {before['message']}")
     return told

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from tasuki.cli.options import json_option, look_at_queue, print_json, runs_folder, runs_option
+from tasuki.cli.options import choose_runs, json_option, look_at_queue, print_json, runs_option
 
 
 @click.command(epilog="Example:  tasuki logs sine -f")
@@ -26,12 +26,11 @@ def command(
 ) -> None:
     """What a run printed, over all attempts, oldest first."""
     from tasuki.actions.logs import follow_logs, read_logs
-    from tasuki.actions.runs import find_run
     from tasuki.clock import SystemClock
     from tasuki.store.atomic import FORMAT
     from tasuki.views.text import neutral
 
-    folder = find_run(run, runs_folder(runs))
+    (folder,) = choose_runs([run], runs)
     if as_json:
         texts = dict(read_logs(folder, errors=errors, attempt=attempt))
         print_json({"format": FORMAT, "experiment": folder.name, "logs": texts})

@@ -1,6 +1,7 @@
 """Where every second of the wall clock went, over all attempts. Pure: from events to parts.
 
-The wall clock of a run goes from its first submission to its end. What no attempt covers is
+The wall clock of a run goes from its first submission to its end. A complete run that a person
+takes up again rests in between: that time is nobody's, and not in it. What no attempt covers is
 `queue`; inside an attempt the supervisor's and the workers' events say what was done; what nobody
 accounts for is `other`. So the parts always add up.
 """
@@ -24,6 +25,9 @@ PARTS = (
     "handover",
     "other",
 )
+
+
+_TAKEN_UP = ("attempt-started", "went-back")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +89,33 @@ def make_ledger(events: Sequence[dict[str, Any]], *, now: float | None = None) -
     parts = dict.fromkeys(PARTS, 0.0)
     for attempt in attempts:
         _add_attempt(parts, attempt)
-    wall = last - first
-    parts["queue"] = max(0.0, wall - _covered(attempts))
+    covered = _covered(attempts)
+    wall = max(covered, last - first - _rested(events, attempts, until=last))
+    parts["queue"] = max(0.0, wall - covered)
     # Attempts of a fenced zombie overlap with their successor's: the excess is nobody's wall clock.
     parts["other"] -= sum(parts.values()) - wall
     return Ledger(parts, wall)
 
 
 def is_complete(events: Sequence[dict[str, Any]]) -> bool:
-    return any(event.get("kind") == "complete" for event in events)
+    """Was it so, and has nobody taken it up again?"""
+    done = [int(e.get("claim", 0)) for e in events if e.get("kind") == "complete"]
+    begun = [int(e.get("claim", 0)) for e in events if e.get("kind") in _TAKEN_UP]
+    return bool(done) and max(done) >= max(begun, default=0)
+
+
+def _rested(
+    events: Sequence[dict[str, Any]], attempts: Sequence[Attempt], *, until: float
+) -> float:
+    """From each completion to what was done next with the run."""
+    times = [e["t"] for e in events if e.get("kind") in ("submitted", *_TAKEN_UP)]
+    rests: dict[float, float] = {}
+    for done in (e for e in events if e.get("kind") == "complete"):
+        ends = [a.end for a in attempts if a.claim <= int(done.get("claim", 0))]
+        began = max([done["t"], *ends])
+        again = min((t for t in times if done["t"] < t <= until), default=began)
+        rests[again] = max(0.0, again - began)
+    return sum(rests.values())
 
 
 def _covered(attempts: Sequence[Attempt]) -> float:

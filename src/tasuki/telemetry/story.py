@@ -98,7 +98,7 @@ class AttemptStory:
             *("attempt", "job", "scheduler_job", "partition", "node", "began_at", "ended_at"),
             *("lasted_s", "is_running", "stages", "phase", "from_step", "to_step", "ending"),
             *("cause", "message", "notice_at", "saved_step", "save_s", "steps_lost"),
-            *("back_after_s", "is_complete", "then"),
+            *("back_after_s", "is_complete", "is_word", "then"),
         )
         values = {name: getattr(self, name) for name in names}
         return {**values, "stages": list(self.stages), "sentence": sentence(self)}
@@ -304,7 +304,7 @@ def sentence(story: AttemptStory) -> str:
     parts = [_why(story), *_kept(story)]
     if story.then is not None:
         parts.append(f"the run is {story.then}" if story.then == "held" else "the run has failed")
-    elif story.back_after_s is not None:
+    elif story.back_after_s is not None and not (story.is_complete or story.is_word):
         parts.append(f"back after {format_seconds(story.back_after_s)}")
     return "; ".join(parts)
 
