@@ -73,6 +73,17 @@ def test_the_ledger_of_a_script_adds_up_and_knows_its_parts(warm, tmp_path):
     assert stage["steps"] == 30 and stage["loss"] == read_metrics(script.run)[-1]["loss"]
 
 
+def test_imports_of_a_script_are_told_as_its_start_and_taken_off_no_other_part(warm, tmp_path):
+    script = make_script(tmp_path / "p", FLAT)
+    step = FLAT.script.replace("run.log(loss=loss)", "run.log(loss=loss); time.sleep(0.01)")
+    (script.folder / "train.py").write_text(f"import time; time.sleep(0.5)\n{step}")
+    assert script.attempt(warm) == [EXIT_DONE], script.said()
+    ledger = ledger_of(script.run)
+    assert abs(sum(ledger.parts.values()) - ledger.wall_s) < 0.01
+    assert ledger.parts["start"] >= 0.49 and ledger.parts["step"] >= 0.3, ledger.parts
+    assert ledger.wall_s >= 0.79 and ledger.parts["queue"] < 0.01
+
+
 def audit(run: RunFolder) -> dict:
     """The one stage, as the child of `tasuki audit` finds it: here, where torch is imported."""
     order = {"run": str(run.path), "stages": ["train"], "paths": []}
