@@ -132,6 +132,42 @@ def test_a_mistake_is_told_in_words_without_a_traceback(warm, script, name):
         assert end is not None and end["ending"] in ("failed", "mistake", "stuck"), end
 
 
+@pytest.mark.parametrize(
+    ("tracked", "words"),
+    [
+        ("model=model, scheduler=sched", "an optimizer (SGD) trains `model` and is not tracked"),
+        ("optimizer=opt, scheduler=sched", "optimizer (SGD) trains 2 parameters that no tracked"),
+        ("model=model, optimizer=opt", "a scheduler sets the learning rate of the tracked optim"),
+        ("model=model, optimizer=opt, scheduler=sched", None),
+        ("all=All()", None),
+    ],
+)
+def test_what_trains_and_is_not_tracked_is_said_once(warm, script, tracked, words):
+    own = """
+sched = torch.optim.lr_scheduler.StepLR(opt, 5)
+
+class All:
+    def __init__(self):
+        self.parts = self.model, self.opt, self.sched = model, opt, sched
+    def state_dict(self):
+        return {str(i): part.state_dict() for i, part in enumerate(self.parts)}
+    def load_state_dict(self, state):
+        for i, part in enumerate(self.parts):
+            part.load_state_dict(state[str(i)])
+
+def inner(weights=torch.zeros(2)):
+    once = torch.optim.Adam([weights.clone().requires_grad_()])  # made anew: it learns nothing
+    once.step()
+"""
+    loop = LOOP.replace("model=model, optimizer=opt", tracked).replace(
+        "step(batch)", "step(batch); inner()"
+    )
+    made = script(loop, BEGIN + own)
+    assert made.attempt(warm) == [EXIT_DONE], made.said()
+    told = [line for line in made.said().splitlines() if line.startswith("WARNING")]
+    assert [words in line for line in told] == [True] * (words is not None), told
+
+
 def test_an_exception_in_the_body_keeps_its_traceback_and_what_was_saved(warm, script):
     made = script(
         LOOP + "        if run.step == 5 and not os.path.exists('ok'): raise ValueError(7)\n"
