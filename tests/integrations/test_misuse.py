@@ -325,6 +325,23 @@ def test_a_fork_of_the_script_that_leaves_ends_nothing_of_its_parents_run(warm, 
     assert json.loads(made.run.stage("train").metrics.read_text())["steps"] == 12
 
 
+def test_more_epochs_of_a_complete_run_are_refused_in_words_that_say_how_to_train_more(
+    warm, script
+):
+    made = script(LOOP)
+    assert made.attempt(warm) == [EXIT_DONE], made.said()
+    train = made.folder / "train.py"
+    train.write_text(train.read_text().replace("epochs=4", "epochs=8"))
+    assert made.attempt(warm) == [EXIT_DONE]
+    said = made.said().splitlines()[-2:]
+    assert said[0].startswith("run `train` is complete: 12 steps, in "), said
+    assert "nothing is left to train" in said[0]
+    assert "TASUKI_NAME=other" in said[1] and str(made.run.stage("train").weights) in said[1]
+    assert made.attempt(warm, TASUKI_NAME="other") == [EXIT_DONE]
+    (metrics,) = (made.folder / "runs/other/stages").glob("*/metrics.json")
+    assert read_json(metrics)["steps"] == 24
+
+
 def test_who_leaves_with_0_in_the_middle_is_told_that_it_is_not_done(warm, script):
     made = script(LOOP + "        if run.step == 4: sys.exit(0)\n")
     assert made.attempt(warm) == [EXIT_FAILED], made.said()

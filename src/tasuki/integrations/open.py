@@ -32,7 +32,7 @@ from tasuki.runtime.stopwatch import Stopwatch, process_age_s
 from tasuki.runtime.worker import Worker
 from tasuki.spec.resolved import ResolvedSave, ResolvedStage, stage_from_plain
 from tasuki.spec.values import parse_every, parse_every_steps
-from tasuki.store.atomic import FILE_MODE, make_folder, read_json, shaped
+from tasuki.store.atomic import FILE_MODE, make_folder, read_json, read_json_or_none, shaped
 from tasuki.store.runs import RunFolder
 from tasuki.telemetry.events import EventLog
 
@@ -147,12 +147,21 @@ def _meet(name: str | Path | None, place: Place, clock: Clock) -> Met:
 
 
 def _end_at_once(run: RunFolder, place: Place, *, in_kernel: bool) -> None:
+    with shaped(run.spec):
+        stages = [run.stage(stage["name"]) for stage in read_json(run.spec)["stages"]]
+        told = [read_json_or_none(stage.metrics) or {} for stage in stages]
+        steps = sum(int(value.get("steps") or 0) for value in told)
+    words = f"run `{run.name}` is complete: {steps:,} steps, in {run.path}"
+    more = "more epochs are another run: tasuki.open_run('other')"
     if in_kernel:
-        raise RunError(
-            f"run `{run.name}` is complete", hint="give another name: tasuki.open_run('other')"
-        )
+        raise RunError(words, hint=more)
     if place.rank == 0:
-        sys.stderr.write(f"run `{run.name}` is complete: {run.path}\n")
+        weights = stages[-1].weights
+        learnt = f"; {weights} has what this one learnt" if weights.exists() else ""
+        sys.stderr.write(
+            f"{words}; nothing is left to train, and the script ends here\n"
+            f"hint: {more}, or TASUKI_NAME=other{learnt}\n"
+        )
     raise SystemExit(EXIT_DONE)
 
 
