@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -15,6 +16,7 @@ from tasuki.actions.audit import audit_run
 from tasuki.actions.cancel import cancel_run
 from tasuki.actions.logs import read_logs
 from tasuki.actions.status import describe_run, ledger_of
+from tasuki.actions.why import tell_why
 from tasuki.answers import Told
 from tasuki.clock import SystemClock
 from tasuki.errors import EXIT_DONE, EXIT_RESUME_ME
@@ -82,6 +84,21 @@ def test_imports_of_a_script_are_told_as_its_start_and_taken_off_no_other_part(w
     assert abs(sum(ledger.parts.values()) - ledger.wall_s) < 0.01
     assert ledger.parts["start"] >= 0.49 and ledger.parts["step"] >= 0.3, ledger.parts
     assert ledger.wall_s >= 0.79 and ledger.parts["queue"] < 0.01
+
+
+def test_why_tells_what_attempts_of_a_loop_saved_and_lost_and_which_signal_it_was(warm, tmp_path):
+    script = make_script(tmp_path / "p", FLAT)
+    assert script.attempt(warm, {"at": "step.done", "do": "term", "count": 9}) == [EXIT_RESUME_ME]
+    assert script.attempt(warm, {"at": "save.pruned", "do": "kill"}) == [-signal.SIGKILL]
+    assert script.attempt(warm) == [EXIT_DONE], script.said()
+    told = tell_why(script.run, now=CLOCK.wall())["attempts"]
+    first, second, third = (one["sentence"] for one in told)
+    assert re.fullmatch(
+        r"interrupted by SIGTERM after .+; saved step \d+ in .+; 0 steps lost; back after .+", first
+    ), first
+    assert re.search(r"died without a word.*; last saved step 14 in .+ lost;", second), second
+    assert third.startswith("complete after")
+    assert told[1]["saved_step"] == 14 and told[1]["steps_lost"] == told[1]["to_step"] - 14
 
 
 def audit(run: RunFolder) -> dict:

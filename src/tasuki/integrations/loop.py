@@ -439,7 +439,7 @@ class Loop:
         worker.say(f"Handing over at {at} ({watch.notice})")
         self._event_progress()
         worker.event("handed-over", step=step, cause=watch.notice)
-        self._close(PhaseEnded(ending=Ending.HANDED_OVER, cause=self._cause()))
+        self._close(self._handed_over())
         worker.ranks.say_goodbye()
         if self._is_kernel:
             raise RunError(f"handed over at {at}", hint="run it again: it goes on from there")
@@ -492,17 +492,19 @@ class Loop:
         """After HandedOver: go, without the interpreter's teardown. Does not return."""
         leave(self.worker.watch, ending=Ending.HANDED_OVER, status=EXIT_RESUME_ME)
 
-    def _cause(self) -> Cause:
+    def _handed_over(self) -> PhaseEnded:
+        """As `tasuki why` tells it: which signal it was, where nobody knows more about it."""
+        cause = self.worker.watch.notice
         said = last_said(self.worker.run) if self._is_alone else None
         if said is not None and said.word is Word.CANCEL:
-            return Cause.CANCELLED
-        return self.worker.watch.notice
+            cause = Cause.CANCELLED
+        by = self.worker.watch.signal_name if cause is Cause.INTERRUPTED else ""
+        return PhaseEnded(ending=Ending.HANDED_OVER, cause=cause, message=by)
 
     def _on_leaving(self) -> None:
         """By whatever thread: the watch leaves before the first step, and after the last."""
         self.before_leaving()
-        cause = self._cause()
-        self._close(PhaseEnded(ending=Ending.HANDED_OVER, cause=cause))
+        self._close(self._handed_over())
 
     def _close(self, end: PhaseEnded, state: str = "handed-over") -> None:
         """Once. Where a supervisor holds the claim, that writes the attempt's end."""

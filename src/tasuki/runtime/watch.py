@@ -162,6 +162,12 @@ class Watch(threading.Thread):
         """How long before the end the last step must be over: one step, one save, and a bit."""
         return self.p99_step_s + time_for_leaving_s(self.longest_save_s)
 
+    @property
+    def signal_name(self) -> str:
+        """Of the signal that was the notice; empty: it was none."""
+        number = self._signals.first if self._signals is not None else None
+        return "" if number is None else signal.Signals(number).name
+
     def remaining_s(self) -> float | None:
         return None if self._deadline is None else self._deadline - self._clock.monotonic()
 
