@@ -7,8 +7,11 @@ import json
 import pytest
 from tests.integrations.subjects import DATA, Script, Subject, make_script
 
-from tasuki.actions.status import read_status
+from tasuki.actions.logs import where_output_went
+from tasuki.actions.status import describe_run, read_status
+from tasuki.actions.why import tell_why
 from tasuki.checkpoint.lineage import list_checkpoints
+from tasuki.clock import SystemClock
 from tasuki.errors import EXIT_DONE, EXIT_FAILED, EXIT_RESUME_ME
 from tasuki.store.atomic import read_json
 from tasuki.store.attempts import read_attempt_ends
@@ -17,6 +20,7 @@ from tasuki.telemetry.metrics import read_metrics
 from tasuki.views.status import show_status
 
 pytestmark = pytest.mark.timeout(60)
+CLOCK = SystemClock()
 
 BEGIN = (
     DATA
@@ -168,7 +172,9 @@ def inner(weights=torch.zeros(2)):
     assert [words in line for line in told] == [True] * (words is not None), told
 
 
-def test_an_exception_in_the_body_keeps_its_traceback_and_what_was_saved(warm, script):
+def test_a_script_that_crashed_has_failed_keeps_its_traceback_and_goes_on_from_its_last_save(
+    warm, script
+):
     made = script(
         LOOP + "        if run.step == 5 and not os.path.exists('ok'): raise ValueError(7)\n"
     )
@@ -178,6 +184,12 @@ def test_an_exception_in_the_body_keeps_its_traceback_and_what_was_saved(warm, s
     assert end is not None and (end["ending"], end["has_progressed"]) == ("failed", True)
     assert "ValueError: 7 (at train.py:" in end["message"]
     assert max(found.step for found in list_checkpoints(made.run)) == 4
+    found = describe_run(made.run, now=CLOCK.wall())
+    assert (found["state"], found["step"]) == ("failed", 4) and "ValueError: 7" in found["reason"]
+    assert "start the script again: it goes on from the last checkpoint" in found["hint"]
+    told = tell_why(made.run, now=CLOCK.wall())
+    assert (told["state"], told["hint"]) == ("failed", found["hint"])
+    assert "went to its terminal" in where_output_went(made.run)
     (made.folder / "ok").touch()
     assert made.attempt(warm) == [EXIT_DONE], made.said()
     assert "Resuming from epoch 1 step 4" in made.said()

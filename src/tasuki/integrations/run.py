@@ -379,8 +379,8 @@ class Run:
                 at = f"step {loop.progress.step} of {loop.course.total_steps}"
                 raise RunError(
                     f"the loop was left at {at}: the run is not done",
-                    hint="run it again to go on from its last checkpoint; where a loop may end "
-                    "early, call run.finish() after it",
+                    hint="where a loop may end early, call run.finish() after it: `break` alone is "
+                    "no end, and the next attempt goes on from the last checkpoint",
                 )
             loop.progress.step += self._is_in_step  # the step that was left by `break`
             self._is_in_step = False
