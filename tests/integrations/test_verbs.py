@@ -71,6 +71,9 @@ def test_the_ledger_of_a_script_adds_up_and_knows_its_parts(warm, tmp_path):
     assert all(seconds >= -0.01 for seconds in ledger.parts.values()), ledger.parts
     found = describe_run(script.run, now=CLOCK.wall())
     assert (found["state"], found["step"], found["attempts"]) == ("complete", 30, 2)
+    logs = "".join(text for _, text in read_logs(script.run)).splitlines()
+    losses = [line for line in logs if re.match(r"Step .+ of 30 \(epoch \d\): loss \d", line)]
+    assert len(losses) == 3, "the first one of each attempt, and the last one"
     (stage,) = found["stages"]
     assert stage["steps"] == 30 and stage["loss"] == read_metrics(script.run)[-1]["loss"]
 

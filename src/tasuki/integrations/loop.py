@@ -214,7 +214,8 @@ class Loop:
         worker, course = self.worker, self.course
         self._first_step, self.is_at_end = self.progress.step, is_end
         now, progress = worker.clock.monotonic(), self.progress
-        self._journal.begin(step=progress.step, samples=progress.samples, now=now)
+        at = {"step": progress.step, "samples": progress.samples}
+        self._journal.begin(**at, total_steps=course.total_steps, now=now)
         self.saving = Saving(
             worker,
             self.saver,
