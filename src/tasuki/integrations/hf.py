@@ -13,6 +13,7 @@ handler of SIGTERM (`enable_jit_checkpoint`) are switched off.
 from __future__ import annotations
 
 import signal
+from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,8 @@ class _Resumable(transformers.Trainer):
         self._driven: Driven | None = None
         self._holds: _Holds | None = None
         self._first_epoch = 0
+        self._losses: deque[Any] = deque()
+        """Of the micro-batches of a step; each is its share of the step's."""
         super().__init__(*args, **kwargs)
 
     # -- the start ------------------------------------------------------------------------------
@@ -151,11 +154,22 @@ class _Resumable(transformers.Trainer):
             if not driven.is_begun:
                 self._settle(driven)
             driven.at_step(holds, holds.course)
+            self._losses = deque(maxlen=num_batches)
         return super().get_batch_samples(epoch_iterator, num_batches, device)
 
     def _settle(self, driven: Driven) -> None:
         driven.settle(self.model_wrapped)
         driven.loop.lr = self._get_learning_rate
+        driven.loop.newest_loss = self._newest_loss
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        loss = super().training_step(*args, **kwargs)
+        self._losses.append(loss)
+        return loss
+
+    def _newest_loss(self) -> float | None:
+        """Of the last step: the Trainer itself tells a mean, every `logging_steps`."""
+        return float(sum(self._losses)) if self._losses else None
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         super().log(logs, start_time)

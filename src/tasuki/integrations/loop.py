@@ -95,6 +95,8 @@ class Loop:
         """Ends what would be in the way, such as loader workers."""
         self.lr: Callable[[], float | None] = lambda: None
         """Written into each line."""
+        self.newest_loss: Callable[[], float | None] = lambda: None
+        """Of the last step, for a glance where no line has told one: frameworks log seldom."""
         self.is_over = False
         """The attempt has ended; nothing is written any more."""
         self.is_at_end = False
@@ -401,7 +403,9 @@ class Loop:
         return name.startswith("shared.") and self._holds.must_be_finite(name[7:])
 
     def loss(self) -> Any:
-        return spelled(self.rows.last.get("loss"))  # it may be NaN, which JSON has not
+        last = self.rows.last
+        # It may be NaN, which JSON has not.
+        return spelled(last["loss"] if "loss" in last else self.newest_loss())
 
     # -- the end --------------------------------------------------------------------------------
 
@@ -458,7 +462,10 @@ class Loop:
                 steps=self.progress.step,
                 steps_per_epoch=self.course.steps_per_epoch,
                 samples=self.progress.samples,
-                last=self.rows.last,
+                last={
+                    **({} if (loss := self.loss()) is None else {"loss": loss}),
+                    **self.rows.last,
+                },
                 metrics=metrics,
             )
             if self._files is not None:
