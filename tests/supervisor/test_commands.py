@@ -90,6 +90,17 @@ def test_with_its_done_marker_exit_0_under_a_notice_is_complete(tmp_path):
     assert made.run.is_complete() and len(made.steps()) < 60
 
 
+def test_a_notice_between_the_done_marker_and_the_end_of_the_script_costs_no_attempt(tmp_path):
+    script = """import os, time
+open(os.environ["TASUKI_DONE"], "w").close()
+open("began.1", "w").close()
+time.sleep(60)
+"""
+    made = make_commands(tmp_path / "p", script=script)
+    assert made.start(once_begun(made)).exit_code == EXIT_DONE
+    assert made.ends() == [DONE] and made.run.is_complete()
+
+
 def test_a_script_that_ignores_its_notice_is_killed_with_all_that_it_started(tmp_path):
     made = make_commands(tmp_path / "p", "500", "deaf", "leaves", cluster={"grace": "3s"})
     children = []

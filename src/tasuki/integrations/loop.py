@@ -453,7 +453,7 @@ class Loop:
     def complete(self, metrics: Mapping[str, Any] | None = None) -> None:
         """The stage is done, and without a supervisor the run is."""
         worker = self.worker
-        worker.watch.is_interruptible = False  # a notice now would only cost another attempt
+        worker.watch.see_through()
         if worker.is_first:
             finish_stage(
                 worker,

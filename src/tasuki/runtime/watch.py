@@ -118,6 +118,12 @@ class Watch(threading.Thread):
                 leave(self, ending=Ending.HANDED_OVER, status=EXIT_RESUME_ME)
             self.is_interruptible = False
 
+    def see_through(self) -> None:
+        """What follows is the very end: a notice that comes now would only cost another attempt.
+        Does not come back where the thread is leaving already: half of it must not be done."""
+        with self._lock:
+            self.is_interruptible = False
+
     def begin_handover(self) -> None:
         """The loop stands at its last boundary: nothing is published any more. Does not come back
         where a snapshot is being published, as that leaves."""
