@@ -10,6 +10,7 @@ import sys
 import time
 
 import pytest
+from tests.harness.warm import warm_server
 from tests.integrations.subjects import SUBJECTS, make_script
 
 from tasuki.actions.audit import audit_run
@@ -194,3 +195,14 @@ def test_weights_and_results_are_left_where_every_verb_looks(warm, tmp_path):
     rows = read_metrics(script.run)
     assert {row["split"] for row in rows} == {"train", "val"}
     assert all(row["nothing"] == "nan" for row in rows if row["split"] == "train")
+
+
+@pytest.mark.long
+def test_tests_leave_no_script_behind_that_they_did_not_wait_for(tmp_path):
+    script = make_script(tmp_path / "p", FLAT)
+    (script.folder / "train.py").write_text(SLOW)
+    (tmp_path / "server").mkdir()
+    with warm_server(tmp_path / "server", "tasuki.integrations.open") as server:
+        (started,) = script.start(server)
+        wait_until(script.run.spec.exists)
+    wait_until(lambda: not os.path.exists(f"/proc/{started.pid}"), within_s=5.0)  # noqa: PTH110
