@@ -302,3 +302,16 @@ def test_the_time_of_a_command_is_step_up_to_its_notice_and_lost_where_it_failed
     found = {name: seconds for name, seconds in ledger.parts.items() if seconds}
     assert found == {"queue": 1.0, "other": 2.0, **parts}
     assert sum(ledger.parts.values()) == ledger.wall_s == 11.0
+
+
+def test_an_attempt_of_a_loop_that_ended_before_it_told_of_itself_was_all_start():
+    story = Story()
+    for begin in (0, 20):
+        story.attempt(begin).worker(begin + 1)
+        story.events[-1]["is_command"] = True
+        if begin:
+            story.add(24, "doing", who="rank0", what="restoring")
+            story.progress(29, (0, 5), start=3, step=5)
+        story.worker_ended(begin + 10).ended(begin + 10)
+    found = nonzero(make_ledger(story.sorted()))
+    assert found == {"start": 9 + 3, "step": 5, "queue": 10, "other": 2 + 1}

@@ -192,13 +192,36 @@ def state_of(run: RunFolder, *, now: float) -> tuple[str, str]:
     if end["ending"] == "handed-over":
         cause = _CAUSES.get(str(end["cause"]), str(end["cause"]))
         return "handed-over", f"{cause}; {_on(run)}"
+    if is_alone(run, claim) and end["ending"] != "done":
+        if str(end.get("cause")) == "interrupted":
+            return "handed-over", f"interrupted, without a last save; {_on(run)}"
+        return "failed", str(end.get("message", ""))
     if end["ending"] == "done":
         left = "what was asked for is done; `tasuki run` does the stages that are left"
         return "waiting", what_keeps(run) or left
     return "waiting", str(end.get("message", ""))
 
 
+def is_alone(run: RunFolder, claim: int) -> bool:
+    """A script by itself (`tasuki.open_run`) made this attempt: no job did, and nobody goes on."""
+    holder = read_holder(run, claim)
+    return holder is not None and not holder.job
+
+
+def hint_of_crashed(run: RunFolder) -> str:
+    """Of a script by itself, which nobody starts again; empty: it is none."""
+    claim = highest_claim(run)
+    end = read_attempt_end(run, claim) if claim and is_alone(run, claim) else None
+    if end is None:
+        return ""
+    return str(end.get("hint") or "") or (
+        "mend it, then start the script again: it goes on from the last checkpoint"
+    )
+
+
 def _hint(run: RunFolder, state: str, said: Said | None) -> str:
+    if state == "failed" and (said is None or said.word is not Word.FAIL):
+        return hint_of_crashed(run)
     if said is None or state not in _STATE_OF.values():
         return ""
     if state == "held":

@@ -25,7 +25,7 @@ def command(
     as_json: bool,
 ) -> None:
     """What a run printed, over all attempts, oldest first."""
-    from tasuki.actions.logs import follow_logs, read_logs
+    from tasuki.actions.logs import follow_logs, read_logs, where_output_went
     from tasuki.clock import SystemClock
     from tasuki.store.atomic import FORMAT
     from tasuki.views.text import neutral
@@ -51,6 +51,8 @@ def command(
             click.echo(f"==> {name}", err=True)
             last = name
         click.echo(neutral(text), nl=False)
-    if not last:
+    if not last and (told := where_output_went(folder, attempt=attempt)):
+        click.echo(told, err=True)
+    elif not last:
         what = "no errors" if errors else "nothing"
         click.echo(f"run `{folder.name}` has printed {what} so far", err=True)

@@ -59,6 +59,9 @@ class Worker:
     ended_well: bool = False
     is_command: bool = False
     """Of the user's own. It tells nothing of its parts, unless its loop is a `tasuki.open_run`."""
+    is_loop: bool = False
+    """It is one: in this attempt or another one somebody told of its loop. Until it does, an
+    attempt is at its start."""
     noticed_at: float | None = None
 
 
@@ -146,7 +149,14 @@ def read_attempts(events: Sequence[dict[str, Any]], now: float | None) -> list[A
         gpus, price = started.get("gpus"), started.get("price_per_gpu_hour")
         cause = str(ended.get("cause", "")) if ended else ""
         attempts.append(Attempt(started["t"], end, workers, gpus, price, claim, cause))
+    _mark_loops([worker for attempt in attempts for worker in attempt.workers])
     return attempts
+
+
+def _mark_loops(workers: Sequence[Worker]) -> None:
+    loops = {(worker.phase, worker.stage) for worker in workers if worker.is_loop}
+    for worker in workers:
+        worker.is_loop = (worker.phase, worker.stage) in loops
 
 
 def _read_workers(
@@ -159,9 +169,12 @@ def _read_workers(
             phase, stage = str(event.get("phase")), str(event.get("stage"))
             own = Worker(phase, stage, event["t"], attempt_end, is_running=is_open)
             own.is_command = bool(event.get("is_command"))
+            own.is_loop = event.get("who") == "rank0"  # a script by itself
             workers.append(own)
-        elif workers and kind in ("progress", "time") and event.get("who") == "rank0":
-            _take_progress(workers[-1], event)
+        elif workers and event.get("who") == "rank0" and kind != "worker-ended":
+            workers[-1].is_loop = True
+            if kind in ("progress", "time"):
+                _take_progress(workers[-1], event)
         elif workers and kind == "notice":
             workers[-1].noticed_at = event["t"]
         elif workers and kind == "worker-ended":
@@ -213,7 +226,7 @@ def _add_attempt(parts: dict[str, float], attempt: Attempt) -> None:
     left = attempt.end - attempt.begin
     for worker in attempt.workers:
         lived = max(0.0, worker.end - worker.begin)
-        if worker.is_command and worker.told_at is None:
+        if worker.is_command and not worker.is_loop:
             _add_command(parts, worker, lived)
             left -= lived
             continue
