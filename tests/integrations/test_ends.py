@@ -33,7 +33,27 @@ with tasuki.open_run(log_every=2, save="2 steps") as run:
         loss = step(batch)
         run.best(loss=loss)
 """
-ENDS = {"best": BEST}
+EARLY = """
+with tasuki.open_run(log_every=2, save="2 steps") as run:
+    run.track(model=model, optimizer=opt)
+    for batch in run.steps(loader, epochs=4):
+        step(batch)
+        if run.step == 6:
+            break
+    run.finish({"stopped": run.step})
+"""
+EARLY_EPOCH = """
+with tasuki.open_run(log_every=2, save="2 steps") as run:
+    run.track(model=model, optimizer=opt)
+    for epoch in run.epochs(4):
+        for batch in run.steps(loader):
+            loss = step(batch)
+        run.best(loss=loss)
+        if epoch == 1:
+            break
+    run.finish()
+"""
+ENDS = {"best": BEST, "early": EARLY, "early-epoch": EARLY_EPOCH}
 PLACES = ("finish.begin", "finish.weights", "finish.swept", "finish.marker")
 
 
@@ -64,6 +84,8 @@ def quick(name: str, *places: str) -> list:
     ("name", "place"),
     [
         *quick("best", "finish.swept"),
+        *quick("early", "finish.begin"),
+        *quick("early-epoch"),
     ],
 )
 def test_killed_between_its_last_checkpoint_and_the_marker_it_still_ends_as_if_undisturbed(

@@ -249,7 +249,8 @@ class Run:
     def _take_steps(self, feed: Feed, until: int) -> Iterator[Any]:
         loop, batches, progress = self._loop, self._batches, self._loop.progress
         assert batches is not None
-        while progress.step < until:
+        # At the end of a loop that was left early there are steps that nobody wants any more.
+        while progress.step < until and not loop.is_at_end:
             if os.getpid() != self._pid:
                 raise RunError(
                     "a fork of the script goes on with its loop",
