@@ -33,6 +33,17 @@ with tasuki.open_run(log_every=2, save="2 steps") as run:
         loss = step(batch)
         run.best(loss=loss)
 """
+EPOCHS = """
+with tasuki.open_run(log_every=2, save="2 steps") as run:
+    run.track(model=model, optimizer=opt)
+    for epoch in run.epochs(4):
+        for batch in run.steps(loader):
+            step(batch)
+    with torch.no_grad():
+        value = model(torch.ones(1, 6)).item()
+    run.best(value=value)
+    run.save()
+"""
 EARLY = """
 with tasuki.open_run(log_every=2, save="2 steps") as run:
     run.track(model=model, optimizer=opt)
@@ -53,7 +64,7 @@ with tasuki.open_run(log_every=2, save="2 steps") as run:
             break
     run.finish()
 """
-ENDS = {"best": BEST, "early": EARLY, "early-epoch": EARLY_EPOCH}
+ENDS = {"best": BEST, "epochs": EPOCHS, "early": EARLY, "early-epoch": EARLY_EPOCH}
 PLACES = ("finish.begin", "finish.weights", "finish.swept", "finish.marker")
 
 
@@ -84,6 +95,7 @@ def quick(name: str, *places: str) -> list:
     ("name", "place"),
     [
         *quick("best", "finish.swept"),
+        *quick("epochs", "finish.marker"),
         *quick("early", "finish.begin"),
         *quick("early-epoch"),
     ],

@@ -48,6 +48,8 @@ class Run:
         self._accumulation = 1
         self._num_epochs: int | None = None
         """Of run.epochs, if the script goes through epochs itself."""
+        self._is_begun = False
+        """The steps have; on a resume at the end of run.epochs without a loader."""
         self._is_in_step = False
         self._is_finished = False
         self._metrics: Mapping[str, Any] | None = None
@@ -186,7 +188,7 @@ class Run:
 
     @property
     def epoch(self) -> int:
-        return self.step // self._feed.steps_per_epoch if self._feed is not None else 0
+        return self.step // self._loop.course.steps_per_epoch if self._is_begun else 0
 
     @property
     def path(self) -> Any:
@@ -239,6 +241,7 @@ class Run:
         loop.lr = self._lr
         holds = _Tracked(things)
         loop.begin(holds, course)
+        self._is_begun = True
         return holds
 
     def _iterate(self, feed: Feed) -> Iterator[Any]:
@@ -313,7 +316,7 @@ class Run:
         return float(optimizers[0].param_groups[0]["lr"]) if optimizers else None
 
     def _on_optimizer_step(self, *_: Any) -> None:
-        may_step = self._is_in_step or (self._num_epochs is not None and self._feed is not None)
+        may_step = self._is_in_step or (self._num_epochs is not None and self._is_begun)
         if not may_step and not self._loop.is_over:
             raise RunError(
                 "the optimizer was stepped outside of `run.steps`: no checkpoint would know of it",
@@ -321,7 +324,7 @@ class Run:
             )
 
     def _refuse_outside(self, what: str) -> None:
-        if self._batches is None:
+        if not self._is_begun:
             raise RunError(f"{what} was called before the steps began", hint=_STEPS_HINT)
 
     # -- the end --------------------------------------------------------------------------------
