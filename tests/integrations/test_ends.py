@@ -7,6 +7,7 @@ import json
 
 import pytest
 from tests.integrations.subjects import DATA, Script, Subject, make_script
+from tests.integrations.test_verbs import audit
 
 from tasuki.errors import EXIT_DONE
 
@@ -111,3 +112,11 @@ def test_killed_between_its_last_checkpoint_and_the_marker_it_still_ends_as_if_u
     assert script.differences(whole(name)) == [], script.said()
     steps = json.loads(script.run.stage("train").metrics.read_text())
     assert steps["best"] == json.loads(whole(name).run.stage("train").metrics.read_text())["best"]
+
+
+def test_a_loop_that_was_left_early_is_proven_by_the_audit_up_to_its_last_step(whole):
+    script = whole("early")
+    stage = audit(script.run)
+    assert (stage["verdict"], stage["steps"]) == ("proven", 7), stage
+    metrics = json.loads(script.run.stage("train").metrics.read_text())
+    assert (metrics["steps"], metrics["samples"]) == (7, 56)

@@ -266,10 +266,15 @@ class Run:
             batch = batches.next()
             self._is_in_step = True
             yield batch
-            self._is_in_step = False
-            loop.end_step(
-                samples=batches.samples, indices=batches.indices, waited_s=batches.waited_s
-            )
+            self._end_step()
+
+    def _end_step(self) -> None:
+        batches = self._batches
+        assert batches is not None
+        self._is_in_step = False
+        self._loop.end_step(
+            samples=batches.samples, indices=batches.indices, waited_s=batches.waited_s
+        )
 
     def _iterate_epochs(self, count: int) -> Iterator[int]:
         loop = self._loop
@@ -373,8 +378,8 @@ class Run:
                     hint="run it again to go on from its last checkpoint; where a loop may end "
                     "early, call run.finish() after it",
                 )
-            loop.progress.step += self._is_in_step  # the step that was left by `break`
-            self._is_in_step = False
+            if self._is_in_step:  # the one that was left by `break`
+                self._end_step()
             self._stop_batches()
             loop.end()
         loop.complete(self._metrics)
