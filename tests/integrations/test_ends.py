@@ -10,6 +10,7 @@ from tests.integrations.subjects import DATA, Script, Subject, make_script
 from tests.integrations.test_verbs import audit
 
 from tasuki.errors import EXIT_DONE
+from tasuki.telemetry.metrics import read_metrics
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -43,6 +44,7 @@ with tasuki.open_run(log_every=2, save="2 steps") as run:
     with torch.no_grad():
         value = model(torch.ones(1, 6)).item()
     run.best(value=value)
+    run.log(value=value, at=run.epoch)
     run.save()
 """
 EARLY = """
@@ -120,3 +122,9 @@ def test_a_loop_that_was_left_early_is_proven_by_the_audit_up_to_its_last_step(w
     assert (stage["verdict"], stage["steps"]) == ("proven", 7), stage
     metrics = json.loads(script.run.stage("train").metrics.read_text())
     assert (metrics["steps"], metrics["samples"]) == (7, 56)
+
+
+def test_what_is_logged_after_the_loop_stands_in_its_last_line(whole):
+    row = read_metrics(whole("epochs").run)[-1]
+    assert (row["step"], row["at"], row["split"]) == (12, 4, "train")
+    assert "value" in row and "loss" in row

@@ -125,6 +125,8 @@ class Run:
             self._pending.update(values)
         else:
             self._loop.rows.add(values, split)
+            if self._is_begun and not self._is_in_step:  # else when the step is done
+                self._loop.write_others()
 
     def save(self) -> None:
         """A checkpoint after this step, beside those that come by themselves."""
