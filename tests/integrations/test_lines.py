@@ -40,7 +40,11 @@ def test_each_validation_has_a_line_at_its_step_whatever_log_every_says(warm, tm
     assert [val[step]["inside"] for step in (1, 4, 7, 10)] == [0, 3, 6, 9]
     for epoch in range(4):
         row = val[3 * epoch + 3]
-        assert (row["epoch_loss"], row["accuracy"], row["samples"]) == (epoch, epoch, 24 * epoch + 24)
+        assert (row["epoch_loss"], row["accuracy"], row["samples"]) == (
+            epoch,
+            epoch,
+            24 * epoch + 24,
+        )
     assert list(rows_of(script, "noisy")) == [3, 6, 9, 12]
     assert rows_of(script, "test")[12]["accuracy"] == 9
     assert list(rows_of(script, "train")) == [5, 10, 12]
