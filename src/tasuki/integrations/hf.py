@@ -350,7 +350,7 @@ def _switch_off(trainer: transformers.Trainer) -> list[str]:
     if args.ignore_data_skip:
         args.ignore_data_skip = False  # at a resume it would begin the epoch's data again
         told.append(
-            "`ignore_data_skip` is switched off: a resume takes up any batch at once, and repeats none"
+            "`ignore_data_skip` is switched off: a resume takes up any batch at once, repeats none"
         )
     if args.eval_on_start:
         told.append("`eval_on_start`: every attempt of the run begins with an evaluation")
