@@ -288,6 +288,24 @@ def test_a_kernel_lives_on_after_a_handover_and_the_cell_run_again_goes_on(warm,
         assert (made.folder / "runs" / name / "training_complete.marker").exists(), said
 
 
+def test_a_kernel_that_opens_many_runs_keeps_none_of_their_files_open(warm, script):
+    runs = """
+import threading
+sys.ps1 = ">>> "
+for number in range(4):
+    with tasuki.open_run(f"note{number}", log_every=1) as run:
+        run.track(model=model, optimizer=opt)
+        for batch in run.steps(loader, epochs=1):
+            run.log(loss=step(batch))
+    kept = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")
+            if os.path.exists(f"/proc/self/fd/{fd}")]
+    print("kept", number, [path for path in kept if "/runs/" in path])
+"""
+    made = script(runs)
+    assert made.attempt(warm) == [EXIT_DONE], made.said()
+    assert "kept 3 []" in made.said(), made.said()
+
+
 def test_a_script_without_a_name_is_asked_for_one(warm, script):
     made = script(KERNEL.replace('cell("note", strike)', "cell(None, strike)"))
     made.attempt(warm)

@@ -526,3 +526,5 @@ class Loop:
             has_saved = self._saver is not None and self._saver.committed is not None
             with contextlib.suppress(StoreError):
                 close_alone(worker, end, state, has_saved=has_saved)
+        self._journal.metrics.close()
+        worker.close_logs()
