@@ -103,3 +103,15 @@ def test_a_script_that_opens_two_runs_meets_for_each_and_leaves_no_file_of_it(wa
         assert f"{rank} was in {name}" in script.said()
         assert (script.folder / "runs" / name / "training_complete.marker").exists()
     assert list((script.folder / "runs/.ranks").iterdir()) == []
+
+
+BEST = ALIKE.replace("epochs=8", "steps=2").replace(
+    "        run.log(loss=loss)\n",
+    "        print(os.environ['SLURM_PROCID'], 'hears', run.best(loss=-run.step))\n",
+)
+
+
+def test_rank_0_alone_knows_whether_weights_were_the_best_and_the_others_know_that(warm, tmp_path):
+    script = make_script(tmp_path / "p", Subject("s", BEST, 2))
+    assert start(warm, script) == [EXIT_DONE] * 2, script.said()
+    assert script.said().count("0 hears True") == 2 and script.said().count("1 hears None") == 2

@@ -135,9 +135,10 @@ class Run:
 
     def best(
         self, metric: Any = None, *, mode: Literal["min", "max"] = "min", **named: Any
-    ) -> bool:
+    ) -> bool | None:
         """Keep the model's weights if this metric is the best so far: `run.best(val_loss)`, or
-        `run.best(accuracy=acc, mode="max")`. They become the run's `weights.safetensors`."""
+        `run.best(accuracy=acc, mode="max")`. They become the run's `weights.safetensors`. Was it
+        the best? Rank 0 alone decides and knows; None on the others."""
         self._refuse_outside("run.best")
         if (metric is None) == (not named) or len(named) > 1:
             raise UsageError("run.best takes one metric", hint="run.best(val_loss=loss)")
@@ -148,21 +149,22 @@ class Run:
         if model is None:
             raise RunError("no model is tracked", hint="call run.track(model=model) first")
         loop, before = self._loop, self._loop.progress.best
-        if loop.worker.is_first:
-            loop.progress.best = when_there_is_room(
-                lambda: keep_if_better(
-                    loop.worker,
-                    model.state_dict(),
-                    before,
-                    metric=name,
-                    value=float(value),
-                    mode=mode,
-                    step=loop.progress.step + self._is_in_step,
-                ),
-                say=loop.worker.say,
-                clock=loop.worker.clock,
-                should_stop=lambda: self.should_stop,
-            )
+        if not loop.worker.is_first:
+            return None
+        loop.progress.best = when_there_is_room(
+            lambda: keep_if_better(
+                loop.worker,
+                model.state_dict(),
+                before,
+                metric=name,
+                value=float(value),
+                mode=mode,
+                step=loop.progress.step + self._is_in_step,
+            ),
+            say=loop.worker.say,
+            clock=loop.worker.clock,
+            should_stop=lambda: self.should_stop,
+        )
         return loop.progress.best is not before
 
     def finish(self, metrics: Mapping[str, Any] | None = None) -> None:
