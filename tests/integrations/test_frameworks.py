@@ -220,6 +220,45 @@ def test_hf_is_told_that_a_checkpoint_of_its_own_is_not_what_is_resumed(servers,
     assert not (tmp_path / "runs").exists()
 
 
+_STRIKE = (
+    "from common import _wait_until_seen; "
+    "os.environ.get('STRIKE') and (os.kill(os.getpid(), signal.SIGTERM), _wait_until_seen())"
+)
+
+
+def test_hf_with_ignore_data_skip_repeats_no_data_after_a_handover_and_is_told_so(
+    servers, tmp_path
+):
+    text, weights = hugging(_STRIKE, "ignore_data_skip=True"), []
+    for name in ("whole", "struck"):
+        folder = tmp_path / name
+        folder.mkdir()
+        if name == "struck":
+            status, said = run_script(servers, HF, folder, text, STRIKE="yes")
+            assert status == 75 and "`ignore_data_skip` is switched off" in said, said
+        status, said = run_script(servers, HF, folder, text)
+        assert status == 0, said
+        weights += [p.read_bytes() for p in folder.glob("runs/it/stages/*/weights.safetensors")]
+    assert len(weights) == 2 and weights[0] == weights[1]
+
+
+def test_a_stream_without_a_length_is_refused_by_hf_in_words(servers, tmp_path):
+    text = """
+from torch.utils.data import IterableDataset
+class Stream(IterableDataset):
+    def __iter__(self):
+        return (Noisy()[i] for i in range(44))
+"""
+    text = (
+        hugging()
+        .replace("class At", text + "\nclass At")
+        .replace("train_dataset=Noisy()", "train_dataset=Stream()")
+    )
+    status, said = run_script(servers, HF, tmp_path, text)
+    assert status == 1 and "in which no position can be found again" in said, said
+    assert "hint: give it one DataLoader with a length" in said and "Traceback" not in said, said
+
+
 @pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("text", [light(), hugging()], ids=["lightning", "hf"])

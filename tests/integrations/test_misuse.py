@@ -16,6 +16,7 @@ from tasuki.errors import EXIT_DONE, EXIT_FAILED, EXIT_RESUME_ME
 from tasuki.store.atomic import read_json
 from tasuki.store.attempts import read_attempt_ends
 from tasuki.store.control import Word, say
+from tasuki.store.runs import RunFolder
 from tasuki.telemetry.metrics import read_metrics
 from tasuki.views.status import show_status
 
@@ -268,6 +269,22 @@ def test_other_arguments_than_before_are_refused_and_another_name_begins_anew(wa
     assert (made.folder / "runs" / "other" / "training_complete.marker").exists()
 
 
+def test_a_name_changes_the_folder_and_nothing_of_what_is_learnt(warm, script):
+    made = script(
+        "for name in (None, 'third', 'x/fourth'):\n"
+        + LOOP.replace("\n", "\n    ").replace("open_run(", "open_run(name, ")
+    )
+    reset = (
+        "    torch.manual_seed(1); random.seed(2); np.random.seed(3); model.reset_parameters()\n"
+    )
+    path = made.folder / "train.py"
+    path.write_text(path.read_text().replace("'x/fourth'):\n", f"'x/fourth'):\n{reset}"))
+    assert made.attempt(warm) == [EXIT_DONE], made.said()
+    runs = [made.run, RunFolder(made.folder / "runs/third"), RunFolder(made.folder / "x/fourth")]
+    first, *others = [run.stage("train").weights.read_bytes() for run in runs]
+    assert all(other == first for other in others)
+
+
 def test_a_hold_is_not_lifted_by_typing_the_script_again_and_a_cancel_is(warm, script):
     made = script(LOOP)
     strike = {"at": "step.done", "do": "term", "count": 3}
@@ -311,12 +328,30 @@ def test_a_kernel_lives_on_after_a_handover_and_the_cell_run_again_goes_on(warm,
     made = script(KERNEL)
     assert made.attempt(warm) == [EXIT_DONE], made.said()
     said = made.said()
-    assert "said: handed over at step 6 of 12 of stage note | run it again" in said, said
+    assert "said: handed over at step 6 of 12 of stage train | run it again" in said, said
     assert "Resuming from epoch 2 step 6" in said and "cell is through" in said, said
     assert "said: run `note` is complete" in said
     assert "alive True" in said
     for name in ("note", "aside"):
         assert (made.folder / "runs" / name / "training_complete.marker").exists(), said
+
+
+def test_a_kernel_that_opens_many_runs_keeps_none_of_their_files_open(warm, script):
+    runs = """
+import threading
+sys.ps1 = ">>> "
+for number in range(4):
+    with tasuki.open_run(f"note{number}", log_every=1) as run:
+        run.track(model=model, optimizer=opt)
+        for batch in run.steps(loader, epochs=1):
+            run.log(loss=step(batch))
+    kept = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")
+            if os.path.exists(f"/proc/self/fd/{fd}")]
+    print("kept", number, [path for path in kept if "/runs/" in path])
+"""
+    made = script(runs)
+    assert made.attempt(warm) == [EXIT_DONE], made.said()
+    assert "kept 3 []" in made.said(), made.said()
 
 
 def test_a_script_without_a_name_is_asked_for_one(warm, script):

@@ -81,3 +81,37 @@ def test_another_number_of_ranks_with_the_same_batch_goes_on_with_the_same_sampl
     path.write_text(path.read_text().replace("batch_size=4", "batch_size=8"))
     assert script.attempt(warm) == [EXIT_DONE], script.said()
     assert "world: 2 → 1" in script.said()
+
+
+TWICE = (
+    ALIKE[: ALIKE.index("with tasuki")]
+    + """
+for name in ("first", "second"):
+    with tasuki.open_run(name, save="4 steps") as run:
+        run.track(model=model, optimizer=opt)
+        for batch in run.steps(loader, steps=3):
+            opt.zero_grad(); loss_of(model, batch).backward(); opt.step()
+    print(os.environ["SLURM_PROCID"], "was in", run.path.name)
+"""
+)
+
+
+def test_a_script_that_opens_two_runs_meets_for_each_and_leaves_no_file_of_it(warm, tmp_path):
+    script = make_script(tmp_path / "p", Subject("s", TWICE, 3))
+    assert start(warm, script) == [EXIT_DONE] * 2, script.said()
+    for rank, name in ((0, "first"), (0, "second"), (1, "first"), (1, "second")):
+        assert f"{rank} was in {name}" in script.said()
+        assert (script.folder / "runs" / name / "training_complete.marker").exists()
+    assert list((script.folder / "runs/.ranks").iterdir()) == []
+
+
+BEST = ALIKE.replace("epochs=8", "steps=2").replace(
+    "        run.log(loss=loss)\n",
+    "        print(os.environ['SLURM_PROCID'], 'hears', run.best(loss=-run.step))\n",
+)
+
+
+def test_rank_0_alone_knows_whether_weights_were_the_best_and_the_others_know_that(warm, tmp_path):
+    script = make_script(tmp_path / "p", Subject("s", BEST, 2))
+    assert start(warm, script) == [EXIT_DONE] * 2, script.said()
+    assert script.said().count("0 hears True") == 2 and script.said().count("1 hears None") == 2

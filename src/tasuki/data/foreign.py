@@ -133,9 +133,18 @@ class ForeignOrder:
     """What the training loop must know about a loader's steps; not which samples they have."""
 
     def __init__(
-        self, loader: Any, *, seed: int, stage: str, accumulation: int, length_steps: int | None
+        self,
+        loader: Any,
+        *,
+        seed: int,
+        stage: str,
+        accumulation: int,
+        length_steps: int | None,
+        rank: int = 0,
     ) -> None:
+        """`rank`: of a loader that draws for each rank by itself; else all ranks draw the same."""
         self.seed, self.stage, self.accumulation = seed, stage, accumulation
+        self.rank = rank
         self.effective_batch = 0
         """Unknown: the loader decides."""
         batches = num_batches(loader)
@@ -260,7 +269,8 @@ class ForeignLoader:
         self._is_fresh = True
 
     def _seed(self) -> int:
-        return sample_seed(self._order.seed, f"{self._order.stage}#loader", self._epoch, 0)
+        order = self._order
+        return sample_seed(order.seed, f"{order.stage}#loader", self._epoch, order.rank)
 
     def _end_epoch(self, *, is_empty: bool) -> None:
         """The loader has no more batches. Where it says how many it has, that is too early."""

@@ -56,8 +56,8 @@ class Asked:
         name = self.path.name if self.path is not None else self.name
         if name is not None:
             check_name(name, what="the run")
-            stages = tuple(msgspec.structs.replace(s, name=name) for s in experiment.stages)
-            experiment = msgspec.structs.replace(experiment, name=name, stages=stages)
+            # As TASUKI_NAME does: the stage's name goes into the order of samples, and stays.
+            experiment = msgspec.structs.replace(experiment, name=name)
         if self.world > 1:
             stages = tuple(msgspec.structs.replace(s, ranks=self.world) for s in experiment.stages)
             experiment = msgspec.structs.replace(experiment, stages=stages)

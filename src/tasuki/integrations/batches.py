@@ -32,6 +32,10 @@ from tasuki.data.shares import StepSplit
 from tasuki.data.tempo import LoaderSettings
 from tasuki.errors import DataError, UsageError
 
+_SHARE_OUT = (
+    "WARNING: every rank goes through this loader under the same random numbers: let each take a "
+    "part of its own, by its rank, or all get the same batches"
+)
 _LENGTH_HINT = "write run.steps(loader, epochs=10) or run.steps(loader, steps=5000)"
 
 
@@ -196,22 +200,33 @@ def _foreign(loader: Any, wanted: Wanted) -> Feed:
             f"the loader is a {type(loader).__name__} that does not say how many batches it has",
             hint="write run.steps(loader, steps=5000)",
         )
+    draws, shares = _draws_apart(loader), _is_shared_out(loader)
+    is_known = isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)
+    if wanted.world > 1 and is_known and not (draws or shares):
+        raise DataError(
+            f"all {wanted.world} ranks would get the same batches: a "
+            f"{type(_source(loader)).__name__} shares no samples out",
+            hint="leave the sampler out, and tasuki shares them out; or give a sampler with `rank` "
+            "and `num_replicas`, such as DistributedSampler",
+        )
     order = ForeignOrder(
         loader,
         seed=wanted.seed,
         stage=wanted.stage,
         accumulation=1,
         length_steps=wanted.steps,
+        rank=wanted.rank if draws else 0,
     )
     total = wanted.total(order.steps_per_epoch)
     has_state = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
-    told = (
+    how = (
         "the loader keeps its own place (state_dict): which samples a step has is not known, so "
         "that `tasuki audit` can prove nothing"
         if has_state
         else "the loader's batches are taken as they come: a resume reads again what was read in "
         "that epoch, and `tasuki audit` can prove nothing"
     )
+    told = (how,) if wanted.world == 1 or draws or shares else (how, _SHARE_OUT)
     return Feed(
         total_steps=total,
         steps_per_epoch=order.steps_per_epoch,
@@ -226,8 +241,29 @@ def _foreign(loader: Any, wanted: Wanted) -> Feed:
             say=wanted.say,
             count=_samples_in,
         ),
-        told=(told,),
+        told=told,
     )
+
+
+def _source(loader: Any) -> Any:
+    """What decides about the order: a sampler, or one of batches that hides its own."""
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    if batch_sampler is None:
+        return getattr(loader, "sampler", None)
+    return getattr(batch_sampler, "sampler", batch_sampler)
+
+
+def _draws_apart(loader: Any) -> bool:
+    """Samples that are drawn with replacement need not be shared out: each rank draws its own."""
+    return getattr(_source(loader), "replacement", None) is True and not _is_shared_out(loader)
+
+
+def _is_shared_out(loader: Any) -> bool:
+    """Does each rank have a part of its own? Then all must draw the same order: torch's and
+    Lightning's samplers say `num_replicas`, accelerate's shards `num_processes`."""
+    parts = [getattr(loader, name, None) for name in ("batch_sampler", "sampler", "dataset")]
+    parts += [loader, _source(loader)]
+    return any(hasattr(part, name) for part in parts for name in ("num_replicas", "num_processes"))
 
 
 def _samples_in(batch: Any) -> int:

@@ -16,6 +16,7 @@ from typing import Any
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from tasuki.data.foreign import num_batches
 from tasuki.errors import UsageError
 from tasuki.integrations.alone import is_kernel
 from tasuki.integrations.batches import Batches, Feed, Wanted, make_feed
@@ -73,7 +74,7 @@ class Driven:
     def feed_from(self, loader: Any) -> int:
         """Take over this loader; the number of batches of an epoch."""
         worker = self.loop.worker
-        if not hasattr(loader, "__iter__") or not hasattr(loader, "__len__"):
+        if not hasattr(loader, "__iter__") or num_batches(loader) is None:
             raise UsageError(
                 f"the training's data are a {type(loader).__name__}, in which no position can be "
                 "found again",

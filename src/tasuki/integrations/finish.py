@@ -11,10 +11,12 @@ from typing import Any
 from tasuki.checkpoint.weights import read_weights, write_weights
 from tasuki.clock import utc
 from tasuki.errors import CheckpointError, WeightsError
+from tasuki.failpoints import failpoint
 from tasuki.integrations.rows import read
 from tasuki.runtime.best import Best, sweep_done
 from tasuki.runtime.worker import Worker
 from tasuki.store.atomic import FORMAT, make_folder, write_json
+from tasuki.store.runs import StageFolder
 from tasuki.telemetry.lines import spelled
 
 
@@ -30,18 +32,20 @@ def finish_stage(
     metrics: Mapping[str, Any] | None,
 ) -> None:
     """Idempotent: repeated by the next attempt when this one is killed in here."""
+    failpoint("finish.begin")
     stage = worker.stage.name
     folder = worker.run.stage(stage)
     make_folder(folder.path)
     sha256 = None
     if best is not None:
-        weights = read_weights(folder.path / best.file, sha256=best.sha256 or None)
+        weights = _read_best(folder, best)
     if weights is not None:
         facts = {"stage": stage, "step": str(best.step if best else steps)}
         try:
             sha256 = write_weights(folder.weights, weights, facts)
         except (WeightsError, CheckpointError) as error:
             worker.say(f"WARNING: there is no weights.safetensors of stage {stage}: {error}")
+    failpoint("finish.weights")
     now = utc(worker.clock.wall())
     if metrics is not None:
         told = spelled(read(dict(metrics)))
@@ -65,5 +69,14 @@ def finish_stage(
         },
     )
     sweep_done(worker.run, stage, best=best)
+    failpoint("finish.swept")
     worker.say(f"Finished stage {stage}: {steps} steps")
     worker.event("stage-done", stage=stage, steps=steps, sha256=sha256)
+
+
+def _read_best(folder: StageFolder, best: Best) -> dict[str, Any]:
+    """An attempt that was killed before its marker has made them the stage's weights already, byte
+    by byte, and removed the double."""
+    path = folder.path / best.file
+    is_moved = bool(best.sha256) and not path.exists() and folder.weights.exists()
+    return read_weights(folder.weights if is_moved else path, sha256=best.sha256 or None)

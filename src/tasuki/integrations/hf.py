@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from tasuki.errors import UsageError
 from tasuki.integrations.versions import HF, check_version, installed, refuse_absent
@@ -275,6 +275,8 @@ def _plain(trainer: transformers.Trainer, loader: Any) -> Any:
     if type(trainer)._get_train_sampler is not transformers.Trainer._get_train_sampler:
         return loader  # an order of the user's own
     dataset = loader.dataset
+    if isinstance(dataset, IterableDataset):
+        return loader  # it has no order to take over
     sampler = RandomSampler(dataset) if kind == "random" else SequentialSampler(dataset)
     return DataLoader(
         dataset,
@@ -336,6 +338,11 @@ def _switch_off(trainer: transformers.Trainer) -> list[str]:
     elif args.save_strategy != SaveStrategy.NO and not needs_best:
         args.save_strategy = SaveStrategy.NO
         told.append("the Trainer's own saves (`save_strategy`) are switched off: tasuki saves")
+    if args.ignore_data_skip:
+        args.ignore_data_skip = False  # at a resume it would begin the epoch's data again
+        told.append(
+            "`ignore_data_skip` is switched off: a resume takes up any batch at once, repeats none"
+        )
     if args.eval_on_start:
         told.append("`eval_on_start`: every attempt of the run begins with an evaluation")
     return told

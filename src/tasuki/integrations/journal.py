@@ -28,6 +28,7 @@ class Journal:
         self._lines: list[dict[str, Any]] = []
         self._flush_at = 0.0
         self._told_at, self._told_samples = 0.0, 0
+        self._rate = 0.0
 
     def begin(self, *, step: int, samples: int, total_steps: int, now: float) -> None:
         """The attempt goes on from here: later lines of earlier ones are void."""
@@ -43,19 +44,32 @@ class Journal:
             self._rows.clear()
             return
         failpoint("loop.log")
-        for split, values in self._rows.take().items():
-            line = {"t": round(self._worker.clock.wall(), 3), **at, "split": split, **values}
-            if split == "train":
-                self._rows.last = values
-                if lr is not None:
-                    line.setdefault("lr", lr)
+        if self._rows.pending:
+            line = self._line(at, "train")
+            if lr is not None:
+                line.setdefault("lr", lr)
+            if at["samples"] != self._told_samples:
                 samples = at["samples"] - self._told_samples
-                line["samples_per_sec"] = samples / max(1e-9, now - self._told_at)
+                self._rate = samples / max(1e-9, now - self._told_at)
                 self._told_at, self._told_samples = now, at["samples"]
-                self._spoken.tell(at, values, now=now)
-            self._lines.append(line)
+            line["samples_per_sec"] = self._rate
+            self._spoken.tell(at, self._rows.last, now=now)
+        self.write_others(at)
         if now >= self._flush_at or len(self._lines) >= _MOST_LINES:
             self.flush(now)
+
+    def write_others(self, at: Mapping[str, Any]) -> None:
+        """Lines of other splits than `train`: they wait for no `log_every`."""
+        if not self._worker.is_first:
+            self._rows.others.clear()
+        for split in list(self._rows.others):
+            self._line(at, split)
+
+    def _line(self, at: Mapping[str, Any], split: str) -> dict[str, Any]:
+        values = self._rows.take(split, step=at["step"])
+        line = {"t": round(self._worker.clock.wall(), 3), **at, "split": split, **values}
+        self._lines.append(line)
+        return line
 
     def flush(self, now: float) -> None:
         self._flush_at = now + _FLUSH_EVERY_S

@@ -281,11 +281,24 @@ class Loop:
         parts["step"] += took_s - waited_s
         watch.step_s.append(took_s)
         failpoint("step.done")
+        if self.rows.others:
+            self.write_others()
         if self.saver.news is not None:
             self.saving.hear()
         if progress.step >= self._boundary or now >= self._tell_at:
             self._at_boundary(now)
         self._took_s = took_s
+
+    def write_lines(self) -> None:
+        """What was logged, as lines of the step that is done."""
+        now = self.worker.clock.monotonic()
+        self.journal.write(self._at(), lr=self.lr(), now=now)
+        self.journal.flush(now)
+
+    def write_others(self) -> None:
+        """The same of splits other than `train` alone, which wait for no `log_every`."""
+        self.journal.write_others(self._at())
+        self.journal.flush(self.worker.clock.monotonic())
 
     def save(self) -> None:
         """At the next boundary."""
@@ -355,9 +368,7 @@ class Loop:
     def end(self) -> None:
         """All steps are done: the last checkpoint is durable when this returns."""
         worker = self.worker
-        now = worker.clock.monotonic()
-        self.journal.write(self._at(), lr=self.lr(), now=now)
-        self.journal.flush(now)
+        self.write_lines()
         # Ranks that share no collective may be far apart: who is done still answers the others.
         worker.ranks.await_all("end")
         self.agreement.close()
@@ -397,6 +408,7 @@ class Loop:
         """The stage is done, and without a supervisor the run is."""
         worker = self.worker
         worker.watch.see_through()
+        self.write_lines()  # of what came after the steps
         if worker.is_first:
             finish_stage(
                 worker,
@@ -467,3 +479,5 @@ class Loop:
             has_saved = self._saver is not None and self._saver.committed is not None
             with contextlib.suppress(StoreError):
                 close_alone(worker, end, state, has_saved=has_saved)
+        self.journal.metrics.close()
+        worker.close_logs()

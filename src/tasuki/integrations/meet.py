@@ -2,11 +2,13 @@
 
 Rank 0 opens a key-value store of our own and tells the others where, and which attempt this is:
 through the script's process group if it is there already, else through torchrun's store, else by a
-file that only this start knows. If rank 0 cannot begin, the others hear why.
+file that only this start knows. If rank 0 cannot begin, the others hear why. A script that opens
+several runs, one after another, meets anew for each: meetings are numbered.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import socket
@@ -26,6 +28,8 @@ from tasuki.runtime.ranks import ALONE, Ranks
 from tasuki.store.atomic import FORMAT, make_folder, read_json_or_none, write_json
 
 _MEET_WITHIN_S = 300.0
+_numbers = itertools.count()
+"""Of the meetings of this process: each rank of a script opens the same runs in the same order."""
 _FOLDER = ".ranks"
 """In the folder of all runs, for ranks that srun started."""
 
@@ -37,15 +41,30 @@ class Met:
     claim: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Way:
+    tell: Callable[[dict[str, Any]], object]
+    """Of rank 0."""
+    hear: Callable[[], dict[str, Any]]
+    file: Path | None = None
+    """To be removed when all have met."""
+
+
 def meet(place: Place, begin: Callable[[], tuple[Path, int]], *, runs: Path, clock: Clock) -> Met:
     """`begin` is called on rank 0 alone: it opens the run and takes the claim."""
     if place.world == 1:
         run, claim = begin()
         return Met(ALONE, run, claim)
-    tell, hear = _ways(place, runs, clock)
-    if place.rank == 0:
-        return _lead(place, begin, tell)
-    told = hear()
+    way = _find_way(place, runs, clock, number=next(_numbers))
+    met = _lead(place, begin, way.tell) if place.rank == 0 else _follow(place, way.hear())
+    if way.file is not None:
+        met.ranks.await_all("met")
+        if place.rank == 0:
+            way.file.unlink(missing_ok=True)
+    return met
+
+
+def _follow(place: Place, told: dict[str, Any]) -> Met:
     if "error" in told:
         raise RunError(f"rank 0 could not begin: {told['error']}", hint=told["hint"])
     address = (told["host"], int(told["port"]))
@@ -71,17 +90,15 @@ def _lead(
     return Met(ranks, run, claim)
 
 
-def _ways(
-    place: Place, runs: Path, clock: Clock
-) -> tuple[Callable[[dict[str, Any]], object], Callable[[], dict[str, Any]]]:
-    """(how rank 0 tells, how the others hear)."""
+def _find_way(place: Place, runs: Path, clock: Clock, *, number: int) -> _Way:
     if dist.is_available() and dist.is_initialized():
-        return _broadcast, lambda: _broadcast({})
+        return _Way(_broadcast, lambda: _broadcast({}))
     if place.agent is not None:
-        return _by_store(TCPStore(*place.agent, is_master=False, wait_for_workers=False))
+        store = TCPStore(*place.agent, is_master=False, wait_for_workers=False)
+        return _by_store(store, number)
     if place.launch:
         folder = place.job.files.path if place.job is not None else runs / _FOLDER
-        return _by_file(folder / f"{place.launch}.json", clock)
+        return _by_file(folder / f"{place.launch}.{number}.json", clock)
     raise RunError(
         f"this is rank {place.rank} of {place.world}, and the ranks have no way to meet",
         hint="call torch.distributed.init_process_group before open_run, or start with torchrun",
@@ -95,22 +112,18 @@ def _broadcast(value: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _by_store(
-    store: Store,
-) -> tuple[Callable[[dict[str, Any]], object], Callable[[], dict[str, Any]]]:
-    key = f"tasuki/meet/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+def _by_store(store: Store, number: int) -> _Way:
+    key = f"tasuki/meet/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{number}"
 
     def hear() -> dict[str, Any]:
         store.wait([key], timedelta(seconds=_MEET_WITHIN_S))
         found: dict[str, Any] = json.loads(store.get(key))
         return found
 
-    return lambda value: store.set(key, json.dumps(value)), hear
+    return _Way(lambda value: store.set(key, json.dumps(value)), hear)
 
 
-def _by_file(
-    path: Path, clock: Clock
-) -> tuple[Callable[[dict[str, Any]], object], Callable[[], dict[str, Any]]]:
+def _by_file(path: Path, clock: Clock) -> _Way:
     def tell(value: dict[str, Any]) -> None:
         make_folder(path.parent)
         write_json(path, {"format": FORMAT, **value})
@@ -124,4 +137,4 @@ def _by_file(
             clock.sleep(0.02)
         raise RunError(f"rank 0 did not open a meeting point within {_MEET_WITHIN_S:.0f} s")
 
-    return tell, hear
+    return _Way(tell, hear, path)

@@ -215,14 +215,14 @@ def _device(place: Place) -> torch.device:
     return torch.device("cuda", place.local_rank % torch.cuda.device_count())
 
 
-def _voices(run: RunFolder, place: Place, claim: int) -> tuple[int, ...]:
+def _voices(run: RunFolder, place: Place, claim: int) -> list[int]:
     """A supervisor gathers what its command prints. Else a person reads it, and what tasuki says is
     kept for `tasuki logs`; what the script itself prints is not."""
     if place.job is not None or place.rank:
-        return (1,)
+        return [1]
     make_folder(run.logs)
     path = run.logs / f"script.{claim}.log"
-    return 2, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, FILE_MODE)
+    return [2, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, FILE_MODE)]
 
 
 def _grace_s(run: RunFolder, place: Place) -> float | None:

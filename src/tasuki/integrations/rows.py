@@ -2,6 +2,7 @@
 
 `run.log` is called in every step, so it only keeps what it is given. Tensors are read when a line
 is written, or saved: reading one waits for the GPU. A line holds the newest value of each name.
+Splits other than `train` are rare, and theirs are the numbers that people compare: written at once.
 """
 
 from __future__ import annotations
@@ -25,39 +26,50 @@ class Rows:
     def __init__(self) -> None:
         self.pending: dict[str, Any] = {}
         """Of the split `train`. Always this dict: who logs has it at hand."""
-        self._others: dict[str, dict[str, Any]] = {}
-        self.last: dict[str, Value] = {}
-        """The newest line of `train`."""
+        self.others: dict[str, dict[str, Any]] = {}
+        """Of the other splits: for the end of the step that is being done."""
+        self._written: dict[str, tuple[int, dict[str, Value]]] = {}
+        """The newest line of each split, with its step."""
 
     def add(self, values: dict[str, Any], split: str) -> None:
-        self._others.setdefault(split, {}).update(values)
+        self.others.setdefault(split, {}).update(values)
 
-    def take(self) -> dict[str, dict[str, Value]]:
-        """All that is due, read, by split; nothing is left."""
-        found = {"train": read(self.pending)} if self.pending else {}
-        if self._others:
-            found |= {split: read(values) for split, values in self._others.items()}
-        self.clear()
+    def take(self, split: str, *, step: int) -> dict[str, Value]:
+        """What is due of a split, read; nothing of it is left. A second line of one step stands for
+        the first as well: of each step one counts."""
+        values = self.pending if split == "train" else self.others.pop(split)
+        found = read(values)
+        values.clear()
+        at, before = self._written.get(split, (-1, {}))
+        if at == step:
+            found = before | found
+        self._written[split] = (step, found)
         return found
+
+    @property
+    def last(self) -> dict[str, Value]:
+        """The newest line of `train`."""
+        return self._written.get("train", (-1, {}))[1]
 
     def clear(self) -> None:
         """Nobody reads them: another rank writes the lines."""
         self.pending.clear()
-        self._others = {}
+        self.others = {}
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint: what is not written yet is not lost."""
         return {
             "train": read(self.pending),
-            "others": {split: read(values) for split, values in self._others.items()},
-            "last": self.last,
+            "others": {split: read(values) for split, values in self.others.items()},
+            "written": {split: list(line) for split, line in self._written.items()},
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         self.clear()
         self.pending.update(state["train"])
-        self._others = {split: dict(values) for split, values in state["others"].items()}
-        self.last = dict(state["last"])
+        self.others = {split: dict(values) for split, values in state["others"].items()}
+        written = state.get("written") or {"train": (-1, state.get("last") or {})}
+        self._written = {split: (at, dict(values)) for split, (at, values) in written.items()}
 
 
 def read(values: dict[str, Any]) -> dict[str, Value]:

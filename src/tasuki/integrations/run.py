@@ -51,6 +51,8 @@ class Run:
         self._accumulation = 1
         self._num_epochs: int | None = None
         """Of run.epochs, if the script goes through epochs itself."""
+        self._is_begun = False
+        """The steps have; on a resume at the end of run.epochs without a loader."""
         self._is_in_step = False
         self._is_finished = False
         self._metrics: Mapping[str, Any] | None = None
@@ -126,6 +128,8 @@ class Run:
             self._pending.update(values)
         else:
             self._loop.rows.add(values, split)
+            if self._is_begun and not self._is_in_step:  # else when the step is done
+                self._loop.write_others()
 
     def save(self) -> None:
         """A checkpoint after this step, beside those that come by themselves."""
@@ -134,9 +138,10 @@ class Run:
 
     def best(
         self, metric: Any = None, *, mode: Literal["min", "max"] = "min", **named: Any
-    ) -> bool:
+    ) -> bool | None:
         """Keep the model's weights if this metric is the best so far: `run.best(val_loss)`, or
-        `run.best(accuracy=acc, mode="max")`. They become the run's `weights.safetensors`."""
+        `run.best(accuracy=acc, mode="max")`. They become the run's `weights.safetensors`. Was it
+        the best? Rank 0 alone decides and knows; None on the others."""
         self._refuse_outside("run.best")
         if (metric is None) == (not named) or len(named) > 1:
             raise UsageError("run.best takes one metric", hint="run.best(val_loss=loss)")
@@ -147,21 +152,22 @@ class Run:
         if model is None:
             raise RunError("no model is tracked", hint="call run.track(model=model) first")
         loop, before = self._loop, self._loop.progress.best
-        if loop.worker.is_first:
-            loop.progress.best = when_there_is_room(
-                lambda: keep_if_better(
-                    loop.worker,
-                    model.state_dict(),
-                    before,
-                    metric=name,
-                    value=float(value),
-                    mode=mode,
-                    step=loop.progress.step + self._is_in_step,
-                ),
-                say=loop.worker.say,
-                clock=loop.worker.clock,
-                should_stop=lambda: self.should_stop,
-            )
+        if not loop.worker.is_first:
+            return None
+        loop.progress.best = when_there_is_room(
+            lambda: keep_if_better(
+                loop.worker,
+                model.state_dict(),
+                before,
+                metric=name,
+                value=float(value),
+                mode=mode,
+                step=loop.progress.step + self._is_in_step,
+            ),
+            say=loop.worker.say,
+            clock=loop.worker.clock,
+            should_stop=lambda: self.should_stop,
+        )
         return loop.progress.best is not before
 
     def finish(self, metrics: Mapping[str, Any] | None = None) -> None:
@@ -189,7 +195,7 @@ class Run:
 
     @property
     def epoch(self) -> int:
-        return self.step // self._feed.steps_per_epoch if self._feed is not None else 0
+        return self.step // self._loop.course.steps_per_epoch if self._is_begun else 0
 
     @property
     def path(self) -> Any:
@@ -245,6 +251,7 @@ class Run:
         loop.lr = self._lr
         holds = _Tracked(things)
         loop.begin(holds, course)
+        self._is_begun = True
         return holds
 
     def _iterate(self, feed: Feed) -> Iterator[Any]:
@@ -262,7 +269,8 @@ class Run:
     def _take_steps(self, feed: Feed, until: int) -> Iterator[Any]:
         loop, batches, progress = self._loop, self._batches, self._loop.progress
         assert batches is not None
-        while progress.step < until:
+        # At the end of a loop that was left early there are steps that nobody wants any more.
+        while progress.step < until and not loop.is_at_end:
             if os.getpid() != self._pid:
                 raise RunError(
                     "a fork of the script goes on with its loop",
@@ -275,10 +283,15 @@ class Run:
             batch = batches.next()
             self._is_in_step = True
             yield batch
-            self._is_in_step = False
-            loop.end_step(
-                samples=batches.samples, indices=batches.indices, waited_s=batches.waited_s
-            )
+            self._end_step()
+
+    def _end_step(self) -> None:
+        batches = self._batches
+        assert batches is not None
+        self._is_in_step = False
+        self._loop.end_step(
+            samples=batches.samples, indices=batches.indices, waited_s=batches.waited_s
+        )
 
     def _iterate_epochs(self, count: int) -> Iterator[int]:
         loop = self._loop
@@ -325,7 +338,7 @@ class Run:
         return float(optimizers[0].param_groups[0]["lr"]) if optimizers else None
 
     def _on_optimizer_step(self, *_: Any) -> None:
-        may_step = self._is_in_step or (self._num_epochs is not None and self._feed is not None)
+        may_step = self._is_in_step or (self._num_epochs is not None and self._is_begun)
         if not may_step and not self._loop.is_over:
             raise RunError(
                 "the optimizer was stepped outside of `run.steps`: no checkpoint would know of it",
@@ -333,7 +346,7 @@ class Run:
             )
 
     def _refuse_outside(self, what: str) -> None:
-        if self._batches is None:
+        if not self._is_begun:
             raise RunError(f"{what} was called before the steps began", hint=_STEPS_HINT)
 
     # -- the end --------------------------------------------------------------------------------
@@ -382,8 +395,8 @@ class Run:
                     hint="where a loop may end early, call run.finish() after it: `break` alone is "
                     "no end, and the next attempt goes on from the last checkpoint",
                 )
-            loop.progress.step += self._is_in_step  # the step that was left by `break`
-            self._is_in_step = False
+            if self._is_in_step:  # the one that was left by `break`
+                self._end_step()
             self._stop_batches()
             loop.end()
         loop.complete(self._metrics)

@@ -35,6 +35,7 @@ class LoopWatch(Watch):
         if place.slurm_job is not None or place.job is not None:
             self.signalled_as = Cause.PREEMPTED
         self._look_at = self._ask_at = -1.0
+        self._deadline_text = ""
         self._is_over = threading.Event()
         self._interrupts = 0
 
@@ -85,8 +86,10 @@ class LoopWatch(Watch):
     def _read_files(self, files: CommandFolder) -> None:
         with contextlib.suppress(OSError, ValueError):
             text = files.deadline.read_text().strip()
-            left = None if text == "never" else float(text) - self._clock.wall()
-            self._deadline = None if left is None else self._clock.monotonic() + left
+            if text != self._deadline_text:  # once: somebody may set the wall clock
+                left = None if text == "never" else float(text) - self._clock.wall()
+                self._deadline = None if left is None else self._clock.monotonic() + left
+                self._deadline_text = text
         if self.notice is Cause.NONE or self._is_guessed:
             with contextlib.suppress(OSError, ValueError):
                 cause = Cause(files.notice.read_text().strip())

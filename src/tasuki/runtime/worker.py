@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from tasuki.store.runs import RunFolder
 from tasuki.telemetry.events import EventLog
 
 _WARNING = "WARNING: "
+_STDERR = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +44,7 @@ class Worker:
     clock: Clock
     grace_s: float | None = None
     """How long a notice lasts."""
-    voices: tuple[int, ...] = (1,)
+    voices: list[int] = field(default_factory=lambda: [1])
     """Descriptors to which its lines go: the attempt's log."""
 
     @property
@@ -56,9 +57,15 @@ class Worker:
         if self.is_first:
             if text.startswith(_WARNING):
                 self.events.add("warning", text=text.removeprefix(_WARNING))
-            for voice in self.voices:
+            for voice in tuple(self.voices):
                 with contextlib.suppress(OSError):  # a full disk under the log must not end the run
                     os.write(voice, f"{text}\n".encode())
+
+    def close_logs(self) -> None:
+        """Of its own: a process that lives on, as a kernel does, may open many runs."""
+        for voice in [voice for voice in self.voices if voice > _STDERR]:
+            self.voices.remove(voice)
+            os.close(voice)
 
     def event(self, kind: str, **facts: Any) -> None:
         if self.is_first:

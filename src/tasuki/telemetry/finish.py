@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tasuki.clock import Clock, utc
+from tasuki.failpoints import failpoint
 from tasuki.store.atomic import FORMAT, create_exclusive, read_json, read_json_or_none, to_json
 from tasuki.store.atomic import write_json as write
 from tasuki.store.claims import sweep_temps
@@ -23,6 +24,7 @@ def finish_run(run: RunFolder, *, claim: int, clock: Clock) -> None:
     write_metrics_history(run)
     write(run.final_metrics, _final_metrics(run, spec, trained, now=clock.wall()))
     write(run.final_results, _results(run, stages[-1], trained[stages[-1]]))
+    failpoint("finish.marker")
     finished = clock.wall()
     create_exclusive(
         run.marker,

@@ -1,0 +1,55 @@
+"""What a script logs stands in lines of the step at which it was logged."""
+
+from __future__ import annotations
+
+import pytest
+from tests.integrations.subjects import Script, Subject, make_script
+from tests.integrations.test_ends import BEGIN
+
+from tasuki.errors import EXIT_DONE, EXIT_RESUME_ME
+from tasuki.telemetry.metrics import read_metrics
+
+pytestmark = pytest.mark.timeout(60)
+
+VALIDATES = """
+with tasuki.open_run(log_every=5, save="2 steps") as run:
+    run.track(model=model, optimizer=opt)
+    for epoch in run.epochs(4):
+        for batch in run.steps(loader):
+            step(batch)
+            if run.step % 3 == 0:
+                run.log(inside=run.step, split="val")
+        run.log(epoch_loss=epoch, split="val")
+        run.log(accuracy=epoch, split="val")
+        run.log(robust=epoch, split="noisy")
+    run.log(accuracy=9, split="test")
+"""
+
+
+def rows_of(script: Script, split: str) -> dict[int, dict]:
+    return {row["step"]: row for row in read_metrics(script.run) if row["split"] == split}
+
+
+def test_each_validation_has_a_line_at_its_step_whatever_log_every_says(warm, tmp_path):
+    script, again = (
+        make_script(tmp_path / name, Subject("s", BEGIN + VALIDATES, 12)) for name in ("p", "q")
+    )
+    assert script.attempt(warm) == [EXIT_DONE], script.said()
+    val = rows_of(script, "val")
+    assert list(val) == [1, 3, 4, 6, 7, 9, 10, 12]
+    assert [val[step]["inside"] for step in (1, 4, 7, 10)] == [0, 3, 6, 9]
+    for epoch in range(4):
+        row = val[3 * epoch + 3]
+        assert (row["epoch_loss"], row["accuracy"], row["samples"]) == (
+            epoch,
+            epoch,
+            24 * epoch + 24,
+        )
+    assert list(rows_of(script, "noisy")) == [3, 6, 9, 12]
+    assert rows_of(script, "test")[12]["accuracy"] == 9
+    assert list(rows_of(script, "train")) == [5, 10, 12]
+    for count in (3, 4):
+        strike = {"at": "step.done", "do": "term", "count": count, "seconds": 0.3}
+        assert again.attempt(warm, strike) == [EXIT_RESUME_ME], again.said()
+    assert again.attempt(warm) == [EXIT_DONE], again.said()
+    assert again.differences(script) == []
