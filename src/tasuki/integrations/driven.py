@@ -158,9 +158,8 @@ class Driven:
     def _begin(self, holds: Holds, course: Course) -> None:
         assert self._feed is not None
         facts, order = {**self._feed.facts, **course.facts}, self._feed.order
-        if order is not None:  # of steps; the feed's is one of batches
-            batch = order["effective_batch"] * self._accumulation
-            order = {**order, "effective_batch": batch}
+        if order is not None and self._accumulation > 1:  # the feed's is one of batches
+            order = {**order, "gathered": self._accumulation}
         self._is_begun = True
         self.loop.begin(
             holds,
