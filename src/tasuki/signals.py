@@ -27,6 +27,8 @@ class SignalPipe:
     def __init__(self) -> None:
         self.has_notice = False
         """One of NOTICES came. Stays true: a second one says nothing new."""
+        self.first: int | None = None
+        """Which of them."""
         self.reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._previous: list[tuple[int, object]] = []
         self._mask: set[signal.Signals] = set()
@@ -58,11 +60,15 @@ class SignalPipe:
         """Read what has come; never blocks. Called by the one thread that listens."""
         with contextlib.suppress(BlockingIOError):
             while data := os.read(self.reader, 4096):
-                if any(number in NOTICES for number in data):
-                    self.has_notice = True
+                for number in data:
+                    self._note(number)
 
     def _on_signal(self, number: int, _: object) -> None:
+        self._note(number)
+
+    def _note(self, number: int) -> None:
         if number in NOTICES:
+            self.first = self.first or number
             self.has_notice = True
 
     def _forget(self) -> None:

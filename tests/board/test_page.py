@@ -276,6 +276,18 @@ def test_on_a_phone_list_and_run_follow_each_other_and_nothing_is_wider_than_it(
     page.wait("#list", state="visible")
 
 
+def test_a_run_s_page_ends_where_it_ends_however_far_it_is_scrolled(board, look):
+    page = look(board.at("exp"), height=600)
+    page.wait(".ledger")
+    page.page.mouse.move(900, 300)
+    page.until("() => document.querySelector('#main').scrollHeight > innerHeight")
+    for _ in range(3):  # the part scrolls to its end first, then what is around it
+        page.page.mouse.wheel(0, 9000)
+        page.page.wait_for_timeout(60)
+    script = "[document.documentElement.scrollHeight - innerHeight, scrollY]"
+    assert page.page.evaluate(script) == [0, 0]
+
+
 def test_curves_follow_the_width_of_the_window(board, look):
     page = look(board.at("exp"))
     page.drawn()

@@ -90,3 +90,25 @@ def test_a_typed_command_is_planned_and_says_what_it_cannot_have(person, here):
     assert not person.runs.exists()
     refused = here(person.folder, "run", "--config", "small", "--", "python", "train.py")
     assert refused.code == 2 and "`--config` and a command after `--`" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("run python train.py --lr 3e-4", "run -- python train.py --lr 3e-4"),
+        ("submit --name mine train.py --new", "submit --name mine -- python train.py --new"),
+        ("run torchrun --nproc-per-node 2 train.py", "run -- torchrun --nproc-per-node 2 train.py"),
+        ("run train.py", "run -- python train.py"),
+        ("run sh -c true", "run -- sh -c true"),
+    ],
+)
+def test_who_forgets_the_dashes_is_shown_the_whole_command_with_them(person, here, typed, meant):
+    said = here(person.folder, *typed.split())
+    assert said.code == 2 and f"hint: `tasuki {meant}`" in said.err, said
+    assert "comes after `--`" in said.err and not (person.folder / "runs").exists()
+
+
+def test_a_word_that_is_no_command_stays_a_spec(person, here):
+    for typed in ("run sh", "run spec.yaml --new", "run nothing", "submit specs.py:make"):
+        said = here(person.folder, *typed.split())
+        assert said.code != 0 and "comes after `--`" not in said.err, said

@@ -328,3 +328,20 @@ def test_rows_of_a_plan_stay_on_one_line_and_what_has_no_room_is_said_below(here
     assert told and ("times known from: given (2)" in out) == (
         not rows[0].rstrip().endswith("given")
     )
+
+
+def test_a_plan_without_limits_has_no_column_for_them(here, tmp_path):
+    stages = [{"name": "one", "data": "d", "expect": {"wall": "1h"}}]
+    made = make_project(tmp_path / "p", stages=stages)
+    for columns in ("120", "60"):
+        assert "limit " not in here(made.folder, "plan", COLUMNS=columns).out
+    made.change(cluster__time_limit="8h")
+    for columns in ("120", "60"):
+        assert "limit " in here(made.folder, "plan", COLUMNS=columns).out
+
+
+def test_a_wrong_recipe_for_a_finished_run_is_told_with_what_to_do(finished, here):
+    said = here(finished.folder, "plan", "--set", "recipe=recipes:Nope", COLUMNS="400")
+    assert said.code == 0 and "nothing left to do" in said.out
+    assert "was begun with another spec" in said.err + said.out
+    assert "`--new` plans another run" in said.err + said.out

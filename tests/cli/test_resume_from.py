@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -50,7 +51,7 @@ def test_a_dry_run_tells_what_would_be_void_and_changes_nothing(done, here):
     words = ("resume", "exp", "--from", "step-4", "--accept-change", "complete", "--dry-run")
     said = here(done.folder, *words)
     assert said.code == 0, said
-    assert "goes back to step 4, step 4 of stage one (step-000000004.c1)" in said.out
+    assert "goes back to step 4 of the run (stage one: step 4) by step-000000004.c1" in said.out
     assert "the results of stage one, the results of stage two, the completion marker" in said.out
     assert "tasuki checkpoint prune exp" in said.out
     told = here(done.folder, *words, "--json").json()
@@ -70,9 +71,12 @@ def test_resume_from_a_step_trains_on_here_and_says_aloud_what_became_void(done,
     assert "Resuming from epoch 1 step 8" in done.logs()
     assert_undisturbed(done, undisturbed)
     why = here(done.folder, "why", "exp").out
-    assert "a person went back: step 8 (step-000000008.c1)" in " ".join(why.split())
+    assert "a person went back: step 8 of the run (stage one: step 8)" in " ".join(why.split())
     status = here(done.folder, "status", "--json").run
-    assert status["state"] == "complete"
+    assert (status["state"], status["attempts"]) == ("complete", 2), "a person's word is none"
+    assert "exp: complete, 2 attempts" in why
+    undo = re.search(r"`tasuki (resume exp --from \S+ [^`]*)` undoes this", said.err)
+    assert undo and here(done.folder, *undo[1].split(), "--dry-run").code == 0
 
 
 def test_as_a_python_function_and_from_best_where_nothing_was_validated(
@@ -83,7 +87,8 @@ def test_as_a_python_function_and_from_best_where_nothing_was_validated(
         tasuki.resume("exp", runs=done.runs, from_="best", accepted=["complete"])
     told = tasuki.resume("exp", runs=done.runs, from_="step-12", accepted=["complete"])
     assert told["exit_code"] == 0
-    assert any("goes back to step 12, step 0 of stage two" in note for note in told["notes"])
+    words = "goes back to step 12 of the run (stage two: step 0)"
+    assert any(words in note for note in told["notes"])
     assert_undisturbed(done, undisturbed)
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tasuki.actions.status import brief_run
 from tasuki.clock import utc
-from tasuki.store.attempts import write_holder
+from tasuki.store.attempts import write_attempt_end, write_holder
 from tasuki.store.claims import take_claim
 from tasuki.store.control import Word, say
 from tasuki.store.runs import RunFolder
@@ -286,3 +287,16 @@ def test_of_a_held_run_the_verb_that_goes_on_is_named_beside_any_advice(here, tm
     of_why = here(tmp_path, "why", "exp", "--json").json()
     for told in (of_status, of_why):
         assert told["hint"] == "look at the logs; when it is mended, `tasuki resume exp` goes on"
+
+
+def test_failures_from_before_a_person_said_resume_are_no_news(tmp_path):
+    run = make_run(tmp_path / "runs")
+    for _ in range(2):
+        end = {"ending": "failed", "cause": "none", "message": "it broke", "at": NOW}
+        write_attempt_end(
+            run, take_claim(run), {**end, "has_progressed": False, "has_stepped": True}
+        )
+    take_claim(run)
+    assert brief_run(run, now=NOW)["notable"] == ["attempt 2 failed: it broke"]
+    say(run, Word.LIFT, reason="a person said so", claim=2)
+    assert brief_run(run, now=NOW)["notable"] == []

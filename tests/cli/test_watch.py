@@ -353,3 +353,11 @@ def test_watching_imports_neither_torch_nor_numpy(finished: Project):
         check=True,
     )
     assert done.stderr == "set()\n"
+
+
+def test_a_loss_that_falls_by_more_than_a_power_of_ten_is_drawn_by_logarithm():
+    from tasuki.views.blocks import sparkline
+
+    assert sparkline([1000.0, 100.0, 10.0, 1.0], 4, is_ascii=False) == "█▆▃▁"
+    assert sparkline([8.0, 4.0, 2.0, 1.0], 4, is_ascii=False) == "█▄▂▁", "within a power of ten"
+    assert sparkline([100.0, 1.0, 0.0], 3, is_ascii=False) == "█▁▁", "0 has no logarithm"

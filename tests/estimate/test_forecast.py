@@ -36,6 +36,16 @@ def test_only_a_change_of_more_than_a_tenth_is_news(elapsed_s, is_news):
     assert later.is_news(None)
 
 
+@pytest.mark.parametrize(("whole_s", "is_said"), [(160.0, False), (255.0, False), (300.0, True)])
+def test_the_log_has_a_forecast_again_only_where_it_moves_by_a_quarter_and_a_minute(
+    whole_s, is_said
+):
+    said = ahead()  # of 200 s
+    later = ahead(done=400, left=0, elapsed_s=whole_s)
+    assert later.is_worth_a_line(said) is is_said and later.is_worth_a_line(None)
+    assert not ahead(elapsed_s=20.0).is_worth_a_line(ahead(elapsed_s=10.0)), "seconds only"
+
+
 def piece(from_step, to_step, expected_s, **more):
     facts = {"experiment": "e", "stage": "s", "kind": "train", "expected_s": expected_s}
     return {**facts, "from_step": from_step, "to_step": to_step, **more}

@@ -110,7 +110,7 @@ class Commands:
 
 def make_commands(folder: Path, *words: str, script: str = SCRIPT, **more: Any) -> Commands:
     """One experiment `exp` that runs `python train.py WORDS`; `more` goes into the spec."""
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "train.py").write_text(script)
     cluster = {"gpu": "cpu", "gpus": 1, "cpus": 1, "grace": "20s", **more.pop("cluster", {})}
     stage = {"command": ["python", "train.py", *words], **more.pop("stage", {})}

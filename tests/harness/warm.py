@@ -104,9 +104,18 @@ def serve(path: str, modules: list[str]) -> None:
         threading.Thread(target=_answer, args=(connection, listener), daemon=True).start()
 
 
+_forked: set[int] = set()
+"""Leaders of the groups that live."""
+
+
 def _end_with_parent() -> None:
-    """Tests that were killed leave no server behind: end of file on stdin."""
+    """Tests that are over, or were killed, leave nobody behind: end of file on stdin. What was
+    forked has a session of its own, and looks like this server in a list of processes."""
     os.read(0, 1)
+    for pid in list(_forked):
+        for end in (os.killpg, os.kill):  # it may have no group of its own yet
+            with suppress(ProcessLookupError, PermissionError):
+                end(pid, signal.SIGKILL)
     os._exit(0)
 
 
@@ -132,8 +141,10 @@ def _answer(connection: socket.socket, listener: socket.socket) -> None:
             traceback.print_exc()
         finally:
             os._exit(1)
+    _forked.add(pid)
     connection.sendall(f"{pid}\n".encode())
     _, status = os.waitpid(pid, 0)
+    _forked.discard(pid)
     connection.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
     connection.close()
 
@@ -233,8 +244,13 @@ def warm_server(folder: Path, *modules: str):
         assert server.stdout.readline() == b"ready\n"
         yield Warm(path)
     finally:
-        server.kill()
-        server.wait()
+        assert server.stdin is not None
+        server.stdin.close()  # it ends what it has forked, and goes
+        try:
+            server.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
 
 
 if __name__ == "__main__":

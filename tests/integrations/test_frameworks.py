@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 from tests.integrations.subjects import FRAMEWORKS, HF, LIGHTNING
 
+from tasuki.actions.status import describe_run
 from tasuki.errors import UsageError
 from tasuki.integrations import versions
 from tasuki.integrations.versions import check_version
+from tasuki.store.runs import RunFolder
 
 ROOT = Path(__file__).resolve().parents[2]
 TASUKI = str(Path(sys.executable).parent / "tasuki")
@@ -189,6 +191,15 @@ def test_hf_neither_saves_by_itself_nor_answers_the_signal(servers, tmp_path):
     assert "(`save_strategy`) are switched off" in said
     assert "Handing over at step 4 of 8" in said
     assert not list(tmp_path.glob("out/checkpoint-*"))
+
+
+def test_status_has_the_loss_of_an_hf_training_that_logs_none_itself(servers, tmp_path):
+    status, said = run_script(
+        servers, HF, tmp_path, hugging("pass", "gradient_accumulation_steps=2")
+    )
+    assert status == 0, said
+    (stage,) = describe_run(RunFolder(tmp_path / "runs/it"), now=0.0)["stages"]
+    assert isinstance(stage["loss"], float) and 0 < stage["loss"] < 100
 
 
 def test_hf_saves_models_only_where_the_best_one_is_wanted(servers, tmp_path):

@@ -17,7 +17,7 @@ from tasuki.actions.status import describe_run
 from tasuki.backends.local import Preemption
 from tasuki.checkpoint.lineage import list_checkpoints
 from tasuki.clock import SystemClock
-from tasuki.errors import EXIT_DONE
+from tasuki.errors import EXIT_DONE, EXIT_RESUME_ME
 from tasuki.integrations.place import find_place
 from tasuki.spec.load import load_spec
 from tasuki.store.atomic import read_json
@@ -69,6 +69,29 @@ def test_as_a_stage_of_a_spec_it_is_preempted_and_ends_as_if_undisturbed(
     assert (found["state"], found["step"]) == ("complete", subject.steps)
     ranks = {e["ranks"] for e in read_events(run) if e["kind"] == "worker-started"}
     assert ranks == {subject.ranks}
+
+
+@pytest.mark.long
+def test_status_keeps_the_progress_of_a_loop_whose_next_attempt_dies_while_it_imports(
+    warm, tmp_path
+):
+    script = make_script(tmp_path / "p", FLAT)
+    dying = "import os\nif os.path.exists('dies'): raise SystemExit(3)\n" + FLAT.script
+    (script.folder / "train.py").write_text(dying)
+    strike = {"at": "step.done", "do": "term", "count": 9}
+    assert script.attempt(warm, strike) == [EXIT_RESUME_ME], script.said()
+    before = describe_run(script.run, now=SystemClock.wall())["step"]
+    assert before >= 9
+    (script.folder / "dies").touch()
+    command = {"train": {"command": ["python", "train.py"]}}
+    assert make_commands(script.folder, script=dying, experiments=command).start().exit_code == 1
+    found = describe_run(script.run, now=SystemClock.wall())
+    assert (found["state"], found["attempts"]) == ("held", 4)
+    assert (found["step"], found["total_steps"], found["last_checkpoint_step"]) == (
+        before,
+        30,
+        before,
+    )
 
 
 def make_like(folder: Path, whole):

@@ -7,8 +7,11 @@ import json
 import pytest
 from tests.integrations.subjects import DATA, Script, Subject, make_script
 
-from tasuki.actions.status import read_status
+from tasuki.actions.logs import where_output_went
+from tasuki.actions.status import describe_run, read_status
+from tasuki.actions.why import tell_why
 from tasuki.checkpoint.lineage import list_checkpoints
+from tasuki.clock import SystemClock
 from tasuki.errors import EXIT_DONE, EXIT_FAILED, EXIT_RESUME_ME
 from tasuki.store.atomic import read_json
 from tasuki.store.attempts import read_attempt_ends
@@ -17,6 +20,7 @@ from tasuki.telemetry.metrics import read_metrics
 from tasuki.views.status import show_status
 
 pytestmark = pytest.mark.timeout(60)
+CLOCK = SystemClock()
 
 BEGIN = (
     DATA
@@ -132,7 +136,45 @@ def test_a_mistake_is_told_in_words_without_a_traceback(warm, script, name):
         assert end is not None and end["ending"] in ("failed", "mistake", "stuck"), end
 
 
-def test_an_exception_in_the_body_keeps_its_traceback_and_what_was_saved(warm, script):
+@pytest.mark.parametrize(
+    ("tracked", "words"),
+    [
+        ("model=model, scheduler=sched", "an optimizer (SGD) trains `model` and is not tracked"),
+        ("optimizer=opt, scheduler=sched", "optimizer (SGD) trains 2 parameters that no tracked"),
+        ("model=model, optimizer=opt", "a scheduler sets the learning rate of the tracked optim"),
+        ("model=model, optimizer=opt, scheduler=sched", None),
+        ("all=All()", None),
+    ],
+)
+def test_what_trains_and_is_not_tracked_is_said_once(warm, script, tracked, words):
+    own = """
+sched = torch.optim.lr_scheduler.StepLR(opt, 5)
+
+class All:
+    def __init__(self):
+        self.parts = self.model, self.opt, self.sched = model, opt, sched
+    def state_dict(self):
+        return {str(i): part.state_dict() for i, part in enumerate(self.parts)}
+    def load_state_dict(self, state):
+        for i, part in enumerate(self.parts):
+            part.load_state_dict(state[str(i)])
+
+def inner(weights=torch.zeros(2)):
+    once = torch.optim.Adam([weights.clone().requires_grad_()])  # made anew: it learns nothing
+    once.step()
+"""
+    loop = LOOP.replace("model=model, optimizer=opt", tracked).replace(
+        "step(batch)", "step(batch); inner()"
+    )
+    made = script(loop, BEGIN + own)
+    assert made.attempt(warm) == [EXIT_DONE], made.said()
+    told = [line for line in made.said().splitlines() if line.startswith("WARNING")]
+    assert [words in line for line in told] == [True] * (words is not None), told
+
+
+def test_a_script_that_crashed_has_failed_keeps_its_traceback_and_goes_on_from_its_last_save(
+    warm, script
+):
     made = script(
         LOOP + "        if run.step == 5 and not os.path.exists('ok'): raise ValueError(7)\n"
     )
@@ -142,6 +184,12 @@ def test_an_exception_in_the_body_keeps_its_traceback_and_what_was_saved(warm, s
     assert end is not None and (end["ending"], end["has_progressed"]) == ("failed", True)
     assert "ValueError: 7 (at train.py:" in end["message"]
     assert max(found.step for found in list_checkpoints(made.run)) == 4
+    found = describe_run(made.run, now=CLOCK.wall())
+    assert (found["state"], found["step"]) == ("failed", 4) and "ValueError: 7" in found["reason"]
+    assert "start the script again: it goes on from the last checkpoint" in found["hint"]
+    told = tell_why(made.run, now=CLOCK.wall())
+    assert (told["state"], told["hint"]) == ("failed", found["hint"])
+    assert "went to its terminal" in where_output_went(made.run)
     (made.folder / "ok").touch()
     assert made.attempt(warm) == [EXIT_DONE], made.said()
     assert "Resuming from epoch 1 step 4" in made.said()
@@ -287,6 +335,23 @@ def test_a_fork_of_the_script_that_leaves_ends_nothing_of_its_parents_run(warm, 
     assert made.attempt(warm) == [EXIT_DONE], made.said()
     assert made.run.is_complete() and len(read_metrics(made.run)) == 0
     assert json.loads(made.run.stage("train").metrics.read_text())["steps"] == 12
+
+
+def test_more_epochs_of_a_complete_run_are_refused_in_words_that_say_how_to_train_more(
+    warm, script
+):
+    made = script(LOOP)
+    assert made.attempt(warm) == [EXIT_DONE], made.said()
+    train = made.folder / "train.py"
+    train.write_text(train.read_text().replace("epochs=4", "epochs=8"))
+    assert made.attempt(warm) == [EXIT_DONE]
+    said = made.said().splitlines()[-2:]
+    assert said[0].startswith("run `train` is complete: 12 steps, in "), said
+    assert "nothing is left to train" in said[0]
+    assert "TASUKI_NAME=other" in said[1] and str(made.run.stage("train").weights) in said[1]
+    assert made.attempt(warm, TASUKI_NAME="other") == [EXIT_DONE]
+    (metrics,) = (made.folder / "runs/other/stages").glob("*/metrics.json")
+    assert read_json(metrics)["steps"] == 24
 
 
 def test_who_leaves_with_0_in_the_middle_is_told_that_it_is_not_done(warm, script):

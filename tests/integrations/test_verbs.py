@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 import time
 
 import pytest
+from tests.harness.warm import warm_server
 from tests.integrations.subjects import SUBJECTS, make_script
 
 from tasuki.actions.audit import audit_run
 from tasuki.actions.cancel import cancel_run
 from tasuki.actions.logs import read_logs
 from tasuki.actions.status import describe_run, ledger_of
+from tasuki.actions.why import tell_why
 from tasuki.answers import Told
 from tasuki.clock import SystemClock
 from tasuki.errors import EXIT_DONE, EXIT_RESUME_ME
@@ -70,8 +73,37 @@ def test_the_ledger_of_a_script_adds_up_and_knows_its_parts(warm, tmp_path):
     assert all(seconds >= -0.01 for seconds in ledger.parts.values()), ledger.parts
     found = describe_run(script.run, now=CLOCK.wall())
     assert (found["state"], found["step"], found["attempts"]) == ("complete", 30, 2)
+    logs = "".join(text for _, text in read_logs(script.run)).splitlines()
+    losses = [line for line in logs if re.match(r"Step .+ of 30 \(epoch \d\): loss \d", line)]
+    assert len(losses) == 3, "the first one of each attempt, and the last one"
     (stage,) = found["stages"]
     assert stage["steps"] == 30 and stage["loss"] == read_metrics(script.run)[-1]["loss"]
+
+
+def test_imports_of_a_script_are_told_as_its_start_and_taken_off_no_other_part(warm, tmp_path):
+    script = make_script(tmp_path / "p", FLAT)
+    step = FLAT.script.replace("run.log(loss=loss)", "run.log(loss=loss); time.sleep(0.01)")
+    (script.folder / "train.py").write_text(f"import time; time.sleep(0.5)\n{step}")
+    assert script.attempt(warm) == [EXIT_DONE], script.said()
+    ledger = ledger_of(script.run)
+    assert abs(sum(ledger.parts.values()) - ledger.wall_s) < 0.01
+    assert ledger.parts["start"] >= 0.49 and ledger.parts["step"] >= 0.3, ledger.parts
+    assert ledger.wall_s >= 0.79 and ledger.parts["queue"] < 0.01
+
+
+def test_why_tells_what_attempts_of_a_loop_saved_and_lost_and_which_signal_it_was(warm, tmp_path):
+    script = make_script(tmp_path / "p", FLAT)
+    assert script.attempt(warm, {"at": "step.done", "do": "term", "count": 9}) == [EXIT_RESUME_ME]
+    assert script.attempt(warm, {"at": "save.pruned", "do": "kill"}) == [-signal.SIGKILL]
+    assert script.attempt(warm) == [EXIT_DONE], script.said()
+    told = tell_why(script.run, now=CLOCK.wall())["attempts"]
+    first, second, third = (one["sentence"] for one in told)
+    assert re.fullmatch(
+        r"interrupted by SIGTERM after .+; saved step \d+ in .+; 0 steps lost; back after .+", first
+    ), first
+    assert re.search(r"died without a word.*; last saved step 14 in .+ lost;", second), second
+    assert third.startswith("complete after")
+    assert told[1]["saved_step"] == 14 and told[1]["steps_lost"] == told[1]["to_step"] - 14
 
 
 def audit(run: RunFolder) -> dict:
@@ -165,3 +197,14 @@ def test_weights_and_results_are_left_where_every_verb_looks(warm, tmp_path):
     rows = read_metrics(script.run)
     assert {row["split"] for row in rows} == {"train", "val"}
     assert all(row["nothing"] == "nan" for row in rows if row["split"] == "train")
+
+
+@pytest.mark.long
+def test_tests_leave_no_script_behind_that_they_did_not_wait_for(tmp_path):
+    script = make_script(tmp_path / "p", FLAT)
+    (script.folder / "train.py").write_text(SLOW)
+    (tmp_path / "server").mkdir()
+    with warm_server(tmp_path / "server", "tasuki.integrations.open") as server:
+        (started,) = script.start(server)
+        wait_until(script.run.spec.exists)
+    wait_until(lambda: not os.path.exists(f"/proc/{started.pid}"), within_s=5.0)  # noqa: PTH110

@@ -334,10 +334,22 @@ def test_a_strange_folder_is_refused_with_what_it_is(done, tmp_path):
 def test_what_is_not_there_is_refused_with_all_that_is(done, text):
     with pytest.raises(RunError) as refused:
         plan_going_back(done.run, text, accepted=["complete"])
-    assert "`step-000000014.c1`" in refused.value.hint
+    assert "`step-000000014.c1` (stage one: step 14)" in refused.value.hint
+
+
+def test_who_types_a_stage_s_step_is_told_the_run_s(done):
+    with pytest.raises(RunError, match="at step 12 of the run") as refused:
+        plan_going_back(done.run, "12", accepted=["complete"])
+    assert refused.value.hint == "step 12 of stage `two` is `--from step-36`"
+
+
+def test_a_typo_is_told_before_it_is_asked_for_a_word_more(done):
+    with pytest.raises(RunError, match="nothing that `bset` could mean"):
+        plan_going_back(done.run, "bset")
 
 
 def test_a_complete_run_asks_for_a_word_more(done):
     with pytest.raises(RunError, match="is complete") as refused:
         plan_going_back(done.run, "14")
     assert "--accept-change complete" in refused.value.hint
+    assert "`tasuki run --new`" in refused.value.hint, "`resume` has no such option"

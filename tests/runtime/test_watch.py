@@ -23,7 +23,7 @@ from tasuki.signals import NOTICES, SignalPipe
 """
 
 
-def run(code: str) -> str:
+def run(code: str, *, status: int = 0) -> str:
     done = subprocess.run(
         [sys.executable, "-c", BEGIN + code],
         capture_output=True,
@@ -31,7 +31,7 @@ def run(code: str) -> str:
         timeout=60,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == status, done.stderr
     return done.stdout.strip()
 
 
@@ -303,3 +303,19 @@ def test_every_word_of_the_loop_says_how_long_it_may_be_silent(line):
         ("phase", "save", 600.0),
         ("step", None, None),
     ]
+
+
+def test_who_is_leaving_at_a_notice_does_not_let_the_loop_complete_its_run_meanwhile() -> None:
+    code = """
+import time
+watch, leaving = Watch(None, SystemClock()), threading.Event()
+watch.before_leaving = lambda: (leaving.set(), time.sleep(0.2))
+watch.install_handlers()
+watch.start()
+os.kill(os.getpid(), signal.SIGTERM)
+leaving.wait()
+watch.see_through()
+print("completed", flush=True)
+time.sleep(5)
+"""
+    assert run(code, status=75) == ""

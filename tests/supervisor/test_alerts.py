@@ -90,7 +90,7 @@ def test_who_waits_for_a_run_is_told_when_it_is_complete(tmp_path, told):
     assert supervise(project) == 0
     (one,) = told()
     assert (one["outcome"], one["state"], one["run"]) == ("complete", "complete", "exp")
-    assert one["text"] == "run exp is complete"
+    assert one["text"] == "t: run exp is complete"
     assert one["metrics"] == {"one": {"loss": "inf"}}, "what JSON has no number for is a word"
     assert one["attempt"] == 1 and one["deadline"]["danger"] is False
     assert one["paths"]["run"] == str(project.run.path)
@@ -123,8 +123,8 @@ def test_the_payload_has_the_keys_of_the_reference(tmp_path, told):
 @pytest.mark.parametrize(
     ("words", "state", "text"),
     [
-        (CRASHED, "held", "run exp is held: "),
-        (MISTAKE, "failed", "run exp has failed: no such layer"),
+        (CRASHED, "held", "t: run exp is held: "),
+        (MISTAKE, "failed", "t: run exp has failed: no such layer"),
     ],
 )
 def test_a_run_that_waits_for_a_person_tells_them_why_once(tmp_path, told, words, state, text):
@@ -275,7 +275,7 @@ def test_who_may_miss_a_deadline_says_so_once_while_it_runs(tmp_path, told):
     assert (one["outcome"], one["state"], one["step"]) == ("deadline-risk", "running", 1)
     assert one["eta_s"] == 990.0 and one["deadline"]["danger"] is True
     assert one["deadline"]["late_s"] == pytest.approx(690.0, abs=30.0)
-    assert one["text"].startswith("run exp may miss its deadline by 11m")
+    assert one["text"].startswith("t: run exp may miss its deadline by 11m")
     main_again = supervise(project, PREEMPTED, 75)
     assert main_again == 75 and len(told()) == 1, "nor do later attempts"
 

@@ -63,6 +63,18 @@ def test_a_script_that_saves_itself_gets_through_three_preemptions_and_a_limit(t
     assert not [text for text in told if "time limit" in text], "told by us, before the scheduler"
 
 
+@pytest.mark.long
+def test_preemptions_that_leave_less_time_than_a_start_takes_do_not_go_on_for_ever(tmp_path):
+    made = make_commands(tmp_path / "p", script="import time; time.sleep(1.2)")
+    told: list[str] = []
+    result = made.start(Preemption(every_s=0.4), on_event=lambda _, text: told.append(text))
+    assert result.exit_code == EXIT_DONE, made.logs()
+    assert made.ends()[:3] == [PREEMPTED] * 3 and made.ends()[-1] == DONE, made.ends()
+    words = [text for text in told if "before they had saved anything" in text]
+    assert words[0].endswith("`--preempt-every` leaves time for start and a save")
+    assert "3 attempts in a row" in words[0] and "the next has 400ms × 2" in words[0]
+
+
 def test_exit_0_under_a_notice_is_not_complete_and_the_command_comes_back(tmp_path):
     made = make_commands(tmp_path / "p", "60")
     assert made.start(once_begun(made)).exit_code == EXIT_DONE
@@ -76,6 +88,17 @@ def test_with_its_done_marker_exit_0_under_a_notice_is_complete(tmp_path):
     assert made.start(once_begun(made)).exit_code == EXIT_DONE
     assert made.ends() == [DONE] or made.ends() == [("done", "preempted")]
     assert made.run.is_complete() and len(made.steps()) < 60
+
+
+def test_a_notice_between_the_done_marker_and_the_end_of_the_script_costs_no_attempt(tmp_path):
+    script = """import os, time
+open(os.environ["TASUKI_DONE"], "w").close()
+open("began.1", "w").close()
+time.sleep(60)
+"""
+    made = make_commands(tmp_path / "p", script=script)
+    assert made.start(once_begun(made)).exit_code == EXIT_DONE
+    assert made.ends() == [DONE] and made.run.is_complete()
 
 
 def test_a_script_that_ignores_its_notice_is_killed_with_all_that_it_started(tmp_path):

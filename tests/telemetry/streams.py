@@ -98,7 +98,7 @@ def wild_stories(draw: st.DrawFn) -> list[dict[str, Any]]:
     for _ in range(draw(st.integers(0, 4))):
         story.attempt(draw(when))
         for _ in range(draw(st.integers(0, 5))):
-            match draw(st.integers(0, 4)):
+            match draw(st.integers(0, 5)):
                 case 0:
                     story.worker(draw(when), stage=draw(st.sampled_from(["one", "two"])))
                 case 1:
@@ -113,6 +113,8 @@ def wild_stories(draw: st.DrawFn) -> list[dict[str, Any]]:
                     story.worker_ended(draw(when), draw(st.sampled_from(["done", "failed"])))
                 case 3:
                     story.ended(draw(when))
+                case 4:
+                    story.add(draw(when), draw(st.sampled_from(["complete", "went-back"])))
                 case _:
                     story.submitted(draw(when))
     return story.sorted()

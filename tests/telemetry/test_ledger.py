@@ -222,6 +222,24 @@ def test_a_complete_run_whose_supervisor_was_killed_stops_its_wall_clock() -> No
     assert make_ledger(story.events, now=10_000).wall_s == 100
 
 
+def test_the_time_between_a_completion_and_going_back_is_nobody_s() -> None:
+    story = one_attempt().add(100, "complete")
+    story.claim = 2
+    story.add(5000, "went-back", who="resume").submitted(5001)
+    story.attempt(5003).worker(5003).progress(5043, (50, 100), step=40).worker_ended(5043)
+    ledger = make_ledger(story.ended(5043).sorted())
+    assert ledger.wall_s == pytest.approx(143) and ledger.parts["queue"] == pytest.approx(3)
+    assert ledger.goodput == pytest.approx((40 + 40) / 140)
+    check_sum(ledger)
+
+
+def test_a_run_that_was_complete_and_goes_on_has_a_wall_clock_that_runs() -> None:
+    story = one_attempt().add(100, "complete")
+    story.claim = 2
+    story.add(5000, "went-back", who="resume").attempt(5000).worker(5000)
+    assert make_ledger(story.sorted(), now=5060).wall_s == pytest.approx(160)
+
+
 def test_a_later_submission_does_not_stretch_an_attempt_that_died_without_a_word() -> None:
     story = Story().attempt(0).worker(0).progress(10, (0, 5), step=10)
     story.submitted(1000).attempt(1010).ended(1020)
@@ -284,3 +302,16 @@ def test_the_time_of_a_command_is_step_up_to_its_notice_and_lost_where_it_failed
     found = {name: seconds for name, seconds in ledger.parts.items() if seconds}
     assert found == {"queue": 1.0, "other": 2.0, **parts}
     assert sum(ledger.parts.values()) == ledger.wall_s == 11.0
+
+
+def test_an_attempt_of_a_loop_that_ended_before_it_told_of_itself_was_all_start():
+    story = Story()
+    for begin in (0, 20):
+        story.attempt(begin).worker(begin + 1)
+        story.events[-1]["is_command"] = True
+        if begin:
+            story.add(24, "doing", who="rank0", what="restoring")
+            story.progress(29, (0, 5), start=3, step=5)
+        story.worker_ended(begin + 10).ended(begin + 10)
+    found = nonzero(make_ledger(story.sorted()))
+    assert found == {"start": 9 + 3, "step": 5, "queue": 10, "other": 2 + 1}

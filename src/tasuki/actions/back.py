@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasuki.actions.back_target import Target, find_target, stage_names
+from tasuki.actions.back_target import Target, find_target, place_in_words, stage_names
 from tasuki.checkpoint.commit import discard_draft, open_draft, publish
 from tasuki.checkpoint.lineage import ancestry_of, lineage, list_checkpoints
 from tasuki.checkpoint.manifest import MANIFEST_NAME, checkpoint_name
@@ -99,9 +99,8 @@ class GoingBack:
         """What becomes of the run, for people: before it is done as after."""
         run, at = self.run, self.target.manifest.position
         of = f" of run `{self.target.other.name}`" if self.target.other else ""
-        where = f"step {at.step:,}, step {at.stage_step:,} of stage {at.stage}"
-        what = f"({self.target.manifest.name}{of}); later metrics are void"
-        words = [f"run `{run.name}` goes back to {where} {what}"]
+        what = f"by {self.target.manifest.name}{of}; later metrics are void"
+        words = [f"run `{run.name}` goes back to {place_in_words(at)} {what}"]
         aside = [f"the results of stage {stage}" for stage in self.void]
         aside += ["the completion marker"] if self.was_complete else []
         if aside:
@@ -111,22 +110,22 @@ class GoingBack:
         if self.left:
             words.append(
                 f"left behind: {', '.join(self.left)}; no attempt removes them. `tasuki resume "
-                f"{run.name} --from {self.left[0]}` undoes this, `tasuki checkpoint prune "
-                f"{run.name}` frees the room"
+                f"{run.name} --from {self.left[0]} --accept-change {COMPLETE}` undoes this, "
+                f"`tasuki checkpoint prune {run.name}` frees the room"
             )
         return words
 
 
 def plan_going_back(run: RunFolder, text: str, *, accepted: Sequence[str] = ()) -> GoingBack:
     """What `--from` a checkpoint would do; refused where that cannot be done."""
+    settle_back(run)  # of an earlier word that was cut short: what is there tells now
+    seen, target = highest_claim(run), find_target(run, text)
     if run.is_complete() and COMPLETE not in accepted:
         raise RunError(
             f"run `{run.name}` is complete: going back makes its marker and its results void",
             hint=f"they are put aside, not lost: say so with `--accept-change {COMPLETE}`; or "
-            "begin another run with `--new`",
+            "begin another run with `tasuki run --new`",
         )
-    settle_back(run)  # of an earlier word that was cut short: what is there tells now
-    seen, target = highest_claim(run), find_target(run, text)
     names = lineage(run)
     is_on_way = target.is_inside(run) and target.path.name in names
     void = _void_stages(run, target, is_on_way=is_on_way)
@@ -266,7 +265,7 @@ def _tell(going: GoingBack, claim: int, name: str, clock: Clock) -> None:
         "ending": Ending.HANDED_OVER,
         "cause": Cause.NONE,
         "went_back": name,
-        "message": f"step {at.step:,} ({name})",
+        "message": f"{place_in_words(at)} by {name}",
         "hint": "",
         "has_progressed": True,
         "has_stepped": False,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tasuki.checkpoint.lineage import lineage, list_checkpoints
-from tasuki.checkpoint.manifest import MANIFEST_NAME, Manifest, parse_name
+from tasuki.checkpoint.manifest import MANIFEST_NAME, Manifest, Position, parse_name
 from tasuki.checkpoint.records import check_file
 from tasuki.checkpoint.verify import check_files, frozen_folder, read_manifest, verify
 from tasuki.errors import CheckpointError, DamagedCheckpoint, RunError, UsageError
@@ -19,7 +19,7 @@ from tasuki.store.runs import RunFolder
 from tasuki.telemetry.events import read_events
 
 _STEP = re.compile(r"(?:step-)?(\d{1,18})", re.ASCII)
-_SHOWN = 12
+_SHOWN = 6
 _FORMS = "name it as `step-N`, `best`, or by its folder"
 
 
@@ -59,8 +59,23 @@ def _at_step(run: RunFolder, step: int) -> Target:
     """The newest of that run-wide step that verifies, in the lineage."""
     names = [name for name in lineage(run) if _step(name) == step]
     if not names:
-        _refuse_unknown(run, f"no checkpoint at step {step:,} in its lineage", near=step)
+        _refuse_step_of_stage(run, step)
+        what = f"no checkpoint at step {step:,} of the run (counted over all stages) in its lineage"
+        _refuse_unknown(run, what, near=step)
     return _first_whole(run, names)
+
+
+def _refuse_step_of_stage(run: RunFolder, step: int) -> None:
+    """`status` counts in the stage: who types its number is told the one that is meant."""
+    for name in lineage(run):
+        manifest = _manifest_or_none(run, name)
+        if manifest is not None and manifest.position.stage_step == step:
+            at = manifest.position
+            raise RunError(
+                f"run `{run.name}` has no checkpoint at step {step:,} of the run (counted over all "
+                "stages) in its lineage",
+                hint=f"step {step:,} of stage `{at.stage}` is `--from step-{at.step}`",
+            )
 
 
 def _first_whole(run: RunFolder, names: list[str]) -> Target:
@@ -266,10 +281,23 @@ def _refuse_unknown(run: RunFolder, what: str, near: int | None = None) -> NoRet
     raise RunError(f"run `{run.name}` has {what}", hint=words)
 
 
+def place_in_words(at: Position) -> str:
+    """Both ways to count: names of checkpoints have the one, `status` the other."""
+    return f"step {at.step:,} of the run (stage {at.stage}: step {at.stage_step:,})"
+
+
 def _some(run: RunFolder, names: Iterable[str]) -> str:
-    every = [f"`{name}`" for name in names]
+    every = list(names)
+    shown = [_with_stage(run, name) for name in every[:_SHOWN]]
     rest = f" and {len(every) - _SHOWN} more" if len(every) > _SHOWN else ""
-    return f"{', '.join(every[:_SHOWN])}{rest}" or f"none in {run.checkpoints}"
+    return f"{', '.join(shown)}{rest}" or f"none in {run.checkpoints}"
+
+
+def _with_stage(run: RunFolder, name: str) -> str:
+    manifest = _manifest_or_none(run, name)
+    if manifest is None:
+        return f"`{name}`"
+    return f"`{name}` (stage {manifest.position.stage}: step {manifest.position.stage_step:,})"
 
 
 def _step(name: str) -> int:

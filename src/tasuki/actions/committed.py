@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasuki.actions.runs import find_run
+from tasuki.actions.runs import find_run, split_stage
 from tasuki.checkpoint.leftovers import checkpoint_in
 from tasuki.checkpoint.lineage import lineage, list_checkpoints
 from tasuki.checkpoint.manifest import MANIFEST_NAME, Manifest, ParsedName, parse_name
@@ -94,10 +94,8 @@ def _run_around(checkpoints: Path) -> RunFolder | None:
 
 def _run_and_stage(name: str, runs: Path) -> tuple[RunFolder, str | None]:
     run = find_run(name, runs)
-    if RunFolder(Path(name)).spec.exists():
-        return run, None
-    stage = name.partition("/")[2].rstrip("/")
-    if not stage:
+    _, stage = split_stage(name)
+    if stage is None:
         return run, None
     value = read_json(run.spec)
     with shaped(run.spec):

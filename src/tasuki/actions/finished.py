@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from tasuki.actions.runs import find_run
+from tasuki.actions.runs import find_run, split_stage
 from tasuki.errors import RunError, UsageError
 from tasuki.spec.resolved import (
     ResolvedCluster,
@@ -47,11 +47,10 @@ def open_run(name: str, runs: Path, *, stage: str | None = None) -> tuple[Frozen
             msgspec.convert(value["cluster"], ResolvedCluster),
             Path(value["folder"]),
         )
-    is_folder = RunFolder(Path(name)).spec.exists()
-    _, _, in_name = name.partition("/")
-    if stage is not None and in_name and not is_folder and stage != in_name:
+    _, in_name = split_stage(name)
+    if stage is not None and in_name and stage != in_name:
         raise UsageError(f"`{name}` and `--stage {stage}` name two stages", hint="give one of them")
-    return run, stage or (in_name if not is_folder and in_name else None)
+    return run, stage or in_name
 
 
 def stage_named(stages: tuple[ResolvedStage, ...], name: str) -> ResolvedStage:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from tasuki.actions.status import state_of
+from tasuki.actions.status import is_alone, state_of
 from tasuki.clock import Clock
 from tasuki.store.attempts import live_runner, read_attempt_end
 from tasuki.store.claims import highest_claim
@@ -41,6 +41,17 @@ def read_logs(
         with suppress(FileNotFoundError):  # somebody deletes the run meanwhile
             if text := path.read_text(errors="replace"):
                 yield path.name, text
+
+
+def where_output_went(run: RunFolder, *, attempt: int | None = None) -> str:
+    """Of a script by itself only what tasuki said is kept; empty: a supervisor kept it all."""
+    claim = attempt or highest_claim(run)
+    if not claim or not is_alone(run, claim):
+        return ""
+    return (
+        "the script ran by itself: what it printed went to its terminal, and only what tasuki said "
+        f"is kept (`tasuki logs {run.name}`)"
+    )
 
 
 def follow_logs(

@@ -122,7 +122,10 @@ def _changes(experiment: ResolvedExperiment, run: RunFolder) -> Iterator[str]:
     changed = differences(read_json(run.spec)["spec"], to_plain(experiment))
     keys = [difference.key for difference in changed if not difference.harmless]
     if keys:
-        yield f"{run.path} was begun with another spec ({', '.join(keys)}): `run` will ask about it"
+        yield (
+            f"{run.path} was begun with another spec ({', '.join(keys)}), and the new one was not "
+            "tried: `run` goes on only with `--accept-change KEY`; `--new` plans another run"
+        )
 
 
 def _wanted(experiment: ResolvedExperiment, stages: Sequence[str]) -> list[ResolvedStage]:

@@ -18,6 +18,9 @@ from tasuki.actions.why import tell_why
 from tasuki.clock import utc
 from tasuki.errors import StoreError
 from tasuki.store.atomic import FORMAT, read_json_or_none
+from tasuki.store.attempts import read_holder
+from tasuki.store.claims import highest_claim
+from tasuki.store.jobs import job_folder
 from tasuki.store.runs import RunFolder
 
 Values = dict[str, Any]
@@ -49,19 +52,33 @@ def _gather(run: RunFolder, *, now: float, points: int) -> Values:
 
     status = part(lambda: describe_run(run, now=now))
     why = part(lambda: tell_why(run, now=now))
-    told = ("state", "reason", "attempts", "preemptions", "goodput", "gpu_hours", "cost")
+    told = ("state", "reason", "attempts", "preemptions", "goodput", "cost")
+    environment = part(lambda: read_environment(run))
+    where = part(lambda: {"is_cpu": _is_on_cpu(run, environment)})
     return {
         "experiment": run.name,
         **{key: status.get(key) for key in told},
+        "gpu_hours": None if where.get("is_cpu") else status.get("gpu_hours"),
         "wall_s": why.get("ledger", {}).get("wall_s"),
         "results": [_result(run, stage, part) for stage in status.get("stages", ())],
         "story": why.get("attempts", []),
         "ledger": why.get("ledger", {}),
         "curves": part(lambda: read_curves(run, points=points)),
-        "environment": part(lambda: read_environment(run)),
+        "environment": environment,
         "spec": part(lambda: read_told_spec(run)),
         "problems": list(dict.fromkeys([*problems, *why.get("notes", [])])),
     }
+
+
+def _is_on_cpu(run: RunFolder, environment: Values) -> bool:
+    """As its first attempt found; a command tells nothing of it, but its job may."""
+    if "device" in environment:
+        return bool(environment["device"] == "cpu")
+    holder = read_holder(run, highest_claim(run))
+    if holder is None or not holder.job or "/" in holder.job:
+        return False
+    lanes = read_json_or_none(job_folder(run.path.parent, holder.job).lanes) or {}
+    return lanes.get("device") == "cpu"
 
 
 def _result(

@@ -1,4 +1,8 @@
-"""Find runs by name: RUN is an experiment, experiment/stage, or a folder."""
+"""Find runs by name: RUN is an experiment, experiment/stage, or a folder (with a stage, too).
+
+An experiment's name means its newest run, also where a folder is called just so: whoever began one
+anew with `--new` goes on with that. Earlier ones are meant by their folders.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +16,11 @@ from tasuki.store.runs import RunFolder
 
 def find_run(name: str, runs: Path) -> RunFolder:
     """The run a person means."""
-    as_folder = RunFolder(Path(name))
+    base, _ = split_stage(name)
+    as_folder = RunFolder(Path(base))
     if as_folder.spec.exists():
         return RunFolder(as_folder.path.absolute())
-    experiment = name.split("/", 1)[0]
+    experiment = base
     exact = RunFolder(runs / experiment)
     latest = latest_run(runs, experiment)
     for run in (latest, exact):
@@ -33,3 +38,30 @@ def find_run(name: str, runs: Path) -> RunFolder:
             else "is this the folder of the project? (`--runs FOLDER` names another)"
         ),
     )
+
+
+def split_stage(name: str) -> tuple[str, str | None]:
+    """(the run's name or folder, the stage if one is named)."""
+    if RunFolder(Path(name)).spec.exists():
+        return name, None
+    folder, _, last = name.rstrip("/").rpartition("/")
+    if folder and RunFolder(Path(folder)).spec.exists():
+        return folder, last
+    experiment, _, stage = name.partition("/")
+    return experiment, stage.rstrip("/") or None
+
+
+def which_is_meant(name: str, runs: Path) -> str:
+    """For who types a name that is also an earlier run's; empty where it can mean one run only."""
+    base, _ = split_stage(name)
+    earlier = RunFolder(runs / base)
+    if RunFolder(Path(base)).spec.exists() or not earlier.spec.exists():
+        return ""
+    latest = latest_run(runs, base)
+    if latest.name == earlier.name:
+        return ""
+    try:
+        folder = earlier.path.relative_to(Path.cwd())
+    except ValueError:
+        folder = earlier.path
+    return f"`{base}` means `{latest.name}`, its newest run; the one called so is `{folder}`"

@@ -29,7 +29,7 @@ from tasuki.telemetry.cost import add_up_spent
 from tasuki.telemetry.events import read_events, read_recent_events
 from tasuki.telemetry.ledger import Ledger, make_ledger
 from tasuki.telemetry.standing import PlanBook, Standing, number_in, read_standing
-from tasuki.telemetry.view import count_preemptions, live_holder
+from tasuki.telemetry.view import count_attempts, live_holder
 from tasuki.units import format_seconds
 
 _CAUSES = {
@@ -101,14 +101,15 @@ def _describe_run(
     told = read_json_or_none(run.training_state) or {}
     progress = last_progress(run, claim) if state == "running" else {}
     stages = [_describe_stage(run, stage) for stage in spec["stages"]]
+    attempts, preemptions = count_attempts(run)
     return {
         "experiment": run.name,
         "state": state,
         "reason": reason,
         "hint": _hint(run, state, said),
         **{key: progress.get(key, told.get(key)) for key in _PROGRESS},
-        "attempts": len(list_claims(run)),
-        "preemptions": count_preemptions(run),
+        "attempts": attempts,
+        "preemptions": preemptions,
         **_outlook(run, spec, state, now=now, plans=plans),
         **read_accounts(run, spec, now=now if state == "running" else None),
         "last_checkpoint_step": told.get("step"),
@@ -191,13 +192,36 @@ def state_of(run: RunFolder, *, now: float) -> tuple[str, str]:
     if end["ending"] == "handed-over":
         cause = _CAUSES.get(str(end["cause"]), str(end["cause"]))
         return "handed-over", f"{cause}; {_on(run)}"
+    if is_alone(run, claim) and end["ending"] != "done":
+        if str(end.get("cause")) == "interrupted":
+            return "handed-over", f"interrupted, without a last save; {_on(run)}"
+        return "failed", str(end.get("message", ""))
     if end["ending"] == "done":
         left = "what was asked for is done; `tasuki run` does the stages that are left"
         return "waiting", what_keeps(run) or left
     return "waiting", str(end.get("message", ""))
 
 
+def is_alone(run: RunFolder, claim: int) -> bool:
+    """A script by itself (`tasuki.open_run`) made this attempt: no job did, and nobody goes on."""
+    holder = read_holder(run, claim)
+    return holder is not None and not holder.job
+
+
+def hint_of_crashed(run: RunFolder) -> str:
+    """Of a script by itself, which nobody starts again; empty: it is none."""
+    claim = highest_claim(run)
+    end = read_attempt_end(run, claim) if claim and is_alone(run, claim) else None
+    if end is None:
+        return ""
+    return str(end.get("hint") or "") or (
+        "mend it, then start the script again: it goes on from the last checkpoint"
+    )
+
+
 def _hint(run: RunFolder, state: str, said: Said | None) -> str:
+    if state == "failed" and (said is None or said.word is not Word.FAIL):
+        return hint_of_crashed(run)
     if said is None or state not in _STATE_OF.values():
         return ""
     if state == "held":
@@ -309,9 +333,14 @@ def _jobs_of(run: RunFolder) -> list[str]:
 
 
 def _notable(run: RunFolder, claim: int, events: list[dict[str, Any]]) -> list[str]:
-    """What a person who watches should read: warnings, and how the attempt before failed."""
+    """What a person who watches should read: warnings, and how the attempt before failed. What was
+    there when a person looked and said `resume` is no news."""
+    said = last_said(run)
+    lifted = said.claim if said is not None and said.word is Word.LIFT else 0
+    if claim <= lifted:
+        return []
     told = [f"attempt {claim}: {e.get('text')}" for e in events if e["kind"] == "warning"]
-    before = read_attempt_end(run, claim - 1) if claim > 1 else None
+    before = read_attempt_end(run, claim - 1) if claim - 1 > lifted else None
     if before is not None and before.get("ending") == "failed" and before.get("message"):
         told.insert(0, f"attempt {claim - 1} failed: {before['message']}")
     return told

@@ -2,7 +2,8 @@
 
 By allow-list: what a job's cluster is like, what its stages are; nothing of the environment but
 versions and devices. Values that are named like keys and passwords are left out, and so are the
-arguments of sinks. Called by the board and the report.
+arguments of sinks. Of a command only what differs from the defaults is told: its script decides on
+batches, rates and saves, and nobody knows what it took. Called by the board and the report.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
+from tasuki.spec.resolved import ResolvedCluster, ResolvedStage
 from tasuki.store.atomic import read_json, read_json_or_none, shaped
 from tasuki.store.runs import RunFolder
 from tasuki.units import format_bytes, format_seconds
@@ -21,17 +25,22 @@ _ENVIRONMENT = ("torch", "python", "numpy", "device", "device_model", "world", "
                 "cudnn", "nccl")  # fmt: skip
 _SECRET = re.compile(r"secret|passw|token(?!iz|s\b)|api_?key|access_?key|credential|auth\b", re.I)
 HIDDEN = "(not shown)"
+_STAGE_AS_IS = msgspec.json.decode(msgspec.json.encode(ResolvedStage(name="")))
+_CLUSTER_AS_IS = msgspec.json.decode(msgspec.json.encode(ResolvedCluster()))
 
 
 def read_told_spec(run: RunFolder) -> dict[str, Any]:
     """{project, cluster, all, stages}: what holds for all stages once, then each one's own."""
     value = read_json(run.spec)
     with shaped(run.spec):
-        stages = [_without_secrets(_plain(stage)) for stage in value["spec"]["stages"]]
+        frozen = value["spec"]["stages"]
+        stages = [_without_secrets(_plain(_given(stage))) for stage in frozen]
         shared = _shared(stages)
+        is_ours = any(stage.get("command") is None for stage in frozen)
+        cluster = value["cluster"] if is_ours else _but_defaults(value["cluster"], _CLUSTER_AS_IS)
         return {
             "project": value.get("project"),
-            "cluster": _told_cluster(value["cluster"]),
+            "cluster": _told_cluster(cluster),
             "sinks": [str(name) for name in value.get("sinks") or ()],
             "all": shared,
             "stages": [{k: v for k, v in stage.items() if k not in shared} for stage in stages],
@@ -42,6 +51,17 @@ def read_environment(run: RunFolder) -> dict[str, Any]:
     """Versions and devices of the first attempt; empty before it."""
     value = read_json_or_none(run.frozen) or {}
     return {key: value[key] for key in _ENVIRONMENT if value.get(key) is not None}
+
+
+def _given(stage: Mapping[str, Any]) -> dict[str, Any]:
+    is_command = stage.get("command") is not None
+    return _but_defaults(stage, _STAGE_AS_IS) if is_command else dict(stage)
+
+
+def _but_defaults(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: value for key, value in values.items() if key not in defaults or value != defaults[key]
+    }
 
 
 def _plain(value: Any) -> Any:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tasuki.actions.runs import find_run
-from tasuki.actions.status import how_to_lift, state_of
+from tasuki.actions.status import hint_of_crashed, how_to_lift, state_of
 from tasuki.errors import StoreError, UsageError
 from tasuki.store.atomic import FORMAT, read_json, read_json_or_none, shaped
 from tasuki.store.attempts import read_attempt_end, read_holder
@@ -185,6 +185,8 @@ def _hint(run: RunFolder, state: str | None) -> str:
         return how_to_lift(run, said)
     if said is not None and said.hint and state in _STOPPED:
         return said.hint
+    if state == "failed" and (told := hint_of_crashed(run)):
+        return told
     if state == "failed":
         return f"mend it, then `tasuki resume {run.name} --code current`"
     return f"`tasuki resume {run.name}` goes on from the last checkpoint"

@@ -20,15 +20,16 @@ from typing import Any
 
 from tasuki.clock import Clock
 from tasuki.errors import EXIT_FAILED, EXIT_RESUME_ME, RunError, StoreError
-from tasuki.relay.decide import after_stillbirth, stays_away
+from tasuki.relay.decide import MAX_FAILURES, after_stillbirth, stays_away
 from tasuki.relay.values import Cause, Hold, Verdict
 from tasuki.scheduler.local import give_cause, read_deadline, set_deadline
 from tasuki.store.atomic import FILE_MODE
-from tasuki.store.attempts import Holder, read_holder
+from tasuki.store.attempts import Holder, read_attempt_end, read_holder
 from tasuki.store.claims import highest_claim
 from tasuki.store.control import Word, last_said, say
 from tasuki.store.jobs import JobFolder, last_start, make_smaller, read_outcome
 from tasuki.store.runs import RunFolder
+from tasuki.units import format_seconds
 
 _TICK_S = 0.1
 _BURIED_WITHIN_S = 60.0
@@ -62,7 +63,7 @@ class Preemption:
     """When to preempt, for trying things out."""
 
     every_s: float | None = None
-    """After the start of each attempt."""
+    """After the start of each attempt; longer, aloud, where attempts bring nothing in that time."""
     at_s: float | None = None
     """Once, counted from the beginning."""
     when: Callable[[], bool] = lambda: False
@@ -87,6 +88,10 @@ class _Running:
     cause: Cause = Cause.NONE
     devices: tuple[str, ...] = ()
     exit_code: int = 0
+    num_fruitless: int = 0
+    """Attempts in a row that were preempted before they had saved anything."""
+    patience: float = 1.0
+    """By which `Preemption.every_s` is stretched."""
     num_failed_starts: int = 0
     """Starts whose end nobody could write down."""
 
@@ -264,7 +269,8 @@ class LocalBackend:
 
     def _is_to_preempt(self, job: _Running, now: float) -> bool:
         rule = self._preemption
-        if rule.every_s is not None and now >= self._attempt_began(job, now) + rule.every_s:
+        every_s = None if rule.every_s is None else rule.every_s * job.patience
+        if every_s is not None and now >= self._attempt_began(job, now) + every_s:
             return True
         if self._has_preempted_once:
             return False
@@ -274,10 +280,27 @@ class LocalBackend:
 
     def _attempt_began(self, job: _Running, now: float) -> float:
         """When the newest attempt of this start began: one that failed is tried again inside it."""
-        own = (job.job.folder.name, job.start)
-        holders = [_last_holder(run) for run in job.job.runs]
-        ages = [self._clock.wall() - h.at for h in holders if h and (h.job, h.start) == own]
+        ages = [self._clock.wall() - holder.at for _, holder in _held_by(job)]
         return max(job.started_at, now - min(ages)) if ages else job.started_at
+
+    def _count_fruitless(self, job: _Running) -> None:
+        """A rule that leaves less time than imports take would preempt for ever."""
+        every_s = self._preemption.every_s
+        if job.cause is not Cause.PREEMPTED or not every_s:
+            return
+        ends = [read_attempt_end(run, holder.claim) for run, holder in _held_by(job)]
+        if any(end is not None and end.get("has_progressed") for end in ends):
+            job.num_fruitless = 0
+            return
+        job.num_fruitless += 1
+        if job.num_fruitless >= MAX_FAILURES:
+            job.patience *= 2
+            self._on_event(
+                "job-patience",
+                f"job {job.job.folder.name}: {job.num_fruitless} attempts in a row were preempted "
+                f"before they had saved anything: the next has {format_seconds(every_s)} × "
+                f"{job.patience:.0f}; a longer `--preempt-every` leaves time for start and a save",
+            )
 
     def _end(self, job: _Running, cause: Cause) -> None:
         """TERM now; KILL when the grace is over."""
@@ -294,6 +317,8 @@ class LocalBackend:
         job.devices = ()
         self._end_stragglers(job)
         outcome = read_outcome(job.job.folder, job.start) or self._bury(job)
+        with contextlib.suppress(StoreError):  # a courtesy, not worth an end
+            self._count_fruitless(job)
         verdict, job.exit_code = Verdict(outcome["verdict"]), int(outcome["exit_code"])
         if verdict is not Verdict.END and not self.is_interrupted:
             job.state = JobState.WAITING
@@ -393,6 +418,13 @@ def _last_holder(run: RunFolder) -> Holder | None:
         return read_holder(run, highest_claim(run))
     except StoreError:
         return None
+
+
+def _held_by(job: _Running) -> list[tuple[RunFolder, Holder]]:
+    """Runs whose newest attempt is of this start."""
+    own = (job.job.folder.name, job.start)
+    found = [(run, _last_holder(run)) for run in job.job.runs]
+    return [(run, h) for run, h in found if h is not None and (h.job, h.start) == own]
 
 
 def _is_alive(group: int) -> bool:

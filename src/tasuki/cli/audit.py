@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from tasuki.cli.options import json_option, print_json, runs_folder, runs_option
+from tasuki.cli.options import json_option, print_json, runs_folder, runs_option, say_which
 from tasuki.errors import EXIT_DONE, EXIT_FAILED
 
 
@@ -29,11 +29,13 @@ def command(run: str, stage: str | None, runs: Path | None, as_json: bool) -> in
     from tasuki.clock import SystemClock
     from tasuki.views.waiting import Waiting
 
+    folder = runs_folder(runs)
+    say_which([run], folder)
     with Waiting(clock=SystemClock()) as waiting:
         found = audit_run(
             run,
             stage=stage,
-            runs=runs_folder(runs),
+            runs=folder,
             python=sys.executable,
             environment=dict(os.environ),
             on_progress=waiting,

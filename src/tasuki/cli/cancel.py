@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from tasuki.cli.options import json_option, make_slurm, print_json, runs_folder, runs_option, user
+from tasuki.cli.options import choose_runs, json_option, make_slurm, print_json, runs_option, user
 
 
 @click.command(epilog="Example:  tasuki cancel sine")
@@ -17,10 +17,9 @@ from tasuki.cli.options import json_option, make_slurm, print_json, runs_folder,
 def command(run: str, dry_run: bool, runs: Path | None, as_json: bool) -> None:
     """End a run, saved. It stays cancelled until `tasuki run`, `submit` or `resume`."""
     from tasuki.actions.cancel import Controller, cancel_run
-    from tasuki.actions.runs import find_run
     from tasuki.clock import SystemClock
 
-    folder = find_run(run, runs_folder(runs))
+    (folder,) = choose_runs([run], runs)
     controller = Controller(slurm=make_slurm(), user=user())
     answer = cancel_run(folder, clock=SystemClock(), controller=controller, is_dry=dry_run)
     if as_json:

@@ -8,7 +8,14 @@ from pathlib import Path
 
 import click
 
-from tasuki.cli.options import json_option, print_json, runs_folder, runs_option
+from tasuki.cli.options import (
+    choose_runs,
+    json_option,
+    print_json,
+    runs_folder,
+    runs_option,
+    say_which,
+)
 from tasuki.errors import EXIT_DONE, EXIT_FAILED, UsageError
 
 
@@ -50,6 +57,7 @@ def show(what: str | None, pattern: str | None, runs: Path | None, as_json: bool
     from tasuki.clock import SystemClock
 
     folder = runs_folder(runs)
+    say_which([what], folder)
     told = show_checkpoints(what, runs=folder, now=SystemClock().wall(), pattern=pattern)
     if as_json:
         print_json(told)
@@ -77,6 +85,7 @@ def verify(what: str | None, is_all: bool, runs: Path | None, as_json: bool) -> 
     if what is not None and is_all:
         raise UsageError(f"`{what}` and `--all` say two things", hint="give one of them")
     folder = runs_folder(runs)
+    say_which([what], folder)
     with Waiting(clock=SystemClock()) as waiting:
         told = verify_checkpoints(what, runs=folder, is_all=is_all, on_progress=waiting)
     if as_json:
@@ -103,12 +112,13 @@ def diff(a: str, b: str, runs: Path | None, as_json: bool) -> int:
     from tasuki.clock import SystemClock
     from tasuki.views.waiting import Waiting
 
-    clock = SystemClock()
+    clock, folder = SystemClock(), runs_folder(runs)
+    say_which([a, b], folder)
     with Waiting(clock=clock) as waiting:
         asking = ComparedBy(
             python=sys.executable, environment=dict(os.environ), on_progress=waiting
         )
-        told = diff_checkpoints(a, b, runs=runs_folder(runs), now=clock.wall(), asking=asking)
+        told = diff_checkpoints(a, b, runs=folder, now=clock.wall(), asking=asking)
     if told["a"]["folder"] == told["b"]["folder"]:
         click.echo(
             f"warning: both mean {told['a']['folder']}; an experiment's name means its newest run, "
@@ -138,12 +148,11 @@ def prune(run: str, keep: int | None, dry_run: bool, runs: Path | None, as_json:
     parameters that nothing refers to go too. Refused while the run is running.
     """
     from tasuki.actions.prune import prune_run
-    from tasuki.actions.runs import find_run
     from tasuki.clock import SystemClock
     from tasuki.views.waiting import Waiting
 
     clock = SystemClock()
-    folder = find_run(run, runs_folder(runs))
+    (folder,) = choose_runs([run], runs)
     with Waiting(clock=clock) as waiting:
         told = prune_run(folder, now=clock.wall(), keep=keep, is_dry=dry_run, on_progress=waiting)
     if as_json:

@@ -16,6 +16,7 @@ from tasuki.cli.options import (
     read_spec,
     runs_folder,
     runs_option,
+    say_which,
 )
 from tasuki.errors import EXIT_DONE, EXIT_FAILED, UsageError
 
@@ -153,6 +154,8 @@ def _compare(
     with Waiting(clock=SystemClock()) as waiting:
         asking = Asking(python=sys.executable, environment=dict(os.environ), on_progress=waiting)
         if len(sources) > 1 or (sources and RunFolder(Path(sources[0])).spec.exists()):
-            return compare_runs(sources, runs_folder(runs), intended=keys, asking=asking)
+            folder = runs_folder(runs)
+            say_which(sources, folder)
+            return compare_runs(sources, folder, intended=keys, asking=asking)
         spec = read_spec(sources[0] if sources else "tasuki.yaml", settings, config)
         return compare_experiments(spec, experiments, intended=keys, asking=asking)

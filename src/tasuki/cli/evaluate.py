@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tasuki.cli.options import json_option, print_json, read_spec, runs_folder, runs_option
+from tasuki.cli.options import (
+    json_option,
+    print_json,
+    read_spec,
+    runs_folder,
+    runs_option,
+    say_which,
+)
 from tasuki.errors import UsageError
 
 if TYPE_CHECKING:
@@ -103,4 +110,6 @@ def _of_run(name: str, asked: Asked, runs: Path | None, overrides: list[str]) ->
             f"`{overrides[0]}` changes the spec, but a run has its own",
             hint=f"leave `{name}` out and give `--weights` to evaluate with the spec here",
         )
-    return of_run(name, asked, runs=runs_folder(runs))
+    folder = runs_folder(runs)
+    say_which([name], folder)
+    return of_run(name, asked, runs=folder)

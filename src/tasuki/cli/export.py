@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tasuki.cli.options import json_option, print_json, runs_folder, runs_option
+from tasuki.cli.options import json_option, print_json, runs_folder, runs_option, say_which
 
 if TYPE_CHECKING:
     from tasuki.spec.export import FileFormat
@@ -51,6 +51,8 @@ def command(
     """Write the weights of RUN or RUN/STAGE (default: its last finished stage) to a file."""
     from tasuki.actions.export import Wanted, export_run
 
+    folder = runs_folder(runs)
+    say_which([run], folder)
     told = export_run(
         run,
         Wanted(
@@ -61,7 +63,7 @@ def command(
             force=force,
             is_dry=dry_run,
         ),
-        runs=runs_folder(runs),
+        runs=folder,
         python=sys.executable,
         environment=dict(os.environ),
     )

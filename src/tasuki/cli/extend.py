@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from tasuki.cli.options import json_option, make_slurm, print_json, runs_folder, runs_option, user
+from tasuki.cli.options import choose_runs, json_option, make_slurm, print_json, runs_option, user
 
 
 @click.command(
@@ -21,10 +21,9 @@ def command(run: str, amount: str, dry_run: bool, runs: Path | None, as_json: bo
     """Give the job that works on a run more time: `+2h` adds, `24h` sets."""
     from tasuki.actions.cancel import Controller
     from tasuki.actions.extend import extend_run
-    from tasuki.actions.runs import find_run
     from tasuki.clock import SystemClock
 
-    folder = find_run(run, runs_folder(runs))
+    (folder,) = choose_runs([run], runs)
     controller = Controller(slurm=make_slurm(), user=user())
     answer = extend_run(folder, amount, clock=SystemClock(), controller=controller, is_dry=dry_run)
     if as_json:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from tasuki.cli.options import json_option, look_at_queue, print_json, runs_folder, runs_option
+from tasuki.cli.options import choose_runs, json_option, look_at_queue, print_json, runs_option
 
 
 @click.command(epilog="Example:  tasuki logs sine -f")
@@ -25,13 +25,12 @@ def command(
     as_json: bool,
 ) -> None:
     """What a run printed, over all attempts, oldest first."""
-    from tasuki.actions.logs import follow_logs, read_logs
-    from tasuki.actions.runs import find_run
+    from tasuki.actions.logs import follow_logs, read_logs, where_output_went
     from tasuki.clock import SystemClock
     from tasuki.store.atomic import FORMAT
     from tasuki.views.text import neutral
 
-    folder = find_run(run, runs_folder(runs))
+    (folder,) = choose_runs([run], runs)
     if as_json:
         texts = dict(read_logs(folder, errors=errors, attempt=attempt))
         print_json({"format": FORMAT, "experiment": folder.name, "logs": texts})
@@ -52,6 +51,8 @@ def command(
             click.echo(f"==> {name}", err=True)
             last = name
         click.echo(neutral(text), nl=False)
-    if not last:
+    if not last and (told := where_output_went(folder, attempt=attempt)):
+        click.echo(told, err=True)
+    elif not last:
         what = "no errors" if errors else "nothing"
         click.echo(f"run `{folder.name}` has printed {what} so far", err=True)

@@ -28,7 +28,7 @@ GROUPS: dict[str, dict[str, str]] = {
     "Before": {
         "inspect": "What data hold: sizes, bytes, padding, and stages to begin with.",
         "estimate": "Batch, memory and time of every stage, without a GPU; what to ask for.",
-        "plan": "Show jobs, times and commands; change nothing.",
+        "plan": "Show jobs, times and commands; begin nothing.",
         "rehearse": "A minute for what fails after hours in a queue: two steps of every stage.",
         "tune": "Measure what each switch buys on your own recipe; keep what wins.",
         "doctor": "What this machine and its Slurm give a job, and what to change first.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tasuki.actions.queued import Known
     from tasuki.scheduler.slurm.client import Slurm
     from tasuki.spec.resolved import ResolvedSpec
+    from tasuki.store.runs import RunFolder
 
 F = TypeVar("F", bound=Callable[..., Any])
 _CAP = "TASUKI_MEMORY_CAP"
@@ -59,8 +60,39 @@ class WithCommand(ManyValues):
             own, words = args[:end], args[end + 1 :]
             if not words:
                 raise click.UsageError("`--` is followed by no command.", ctx=ctx)
+        else:
+            self._refuse_forgotten(ctx, args)
         ctx.meta[_TYPED] = words
         return super().parse_args(ctx, own)
+
+    def _refuse_forgotten(self, ctx: click.Context, args: list[str]) -> None:
+        """`tasuki run python train.py`: what would be taken for a spec is a command."""
+        words = self._from_first_word(ctx, args)
+        if not _looks_like_command(words):
+            return
+        import shlex
+
+        from tasuki.errors import UsageError
+
+        is_bare = words[0].endswith(".py") and not os.access(words[0], os.X_OK)
+        command = ["python", *words] if is_bare else words
+        whole = shlex.join([*args[: len(args) - len(words)], "--", *command])
+        spec = f"; a spec in Python is named as {words[0]}:FUNCTION" if words[1:] == [] else ""
+        raise UsageError(
+            f"`{words[0]}` is no spec: a command of one's own comes after `--`",
+            hint=f"`{ctx.command_path} {whole}`{spec}",
+        )
+
+    def _from_first_word(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """All from the first word on that is neither an option nor its value."""
+        parser = self.make_parser(ctx)
+        parser.allow_interspersed_args = False
+        try:
+            values, rest, _ = parser.parse_args(list(args))
+        except click.UsageError:
+            return []  # it is told of where the options are read
+        first = values.get("spec")
+        return [first, *rest] if isinstance(first, str) else []
 
 
 _TYPED = "tasuki.command"
@@ -68,6 +100,22 @@ _TYPED = "tasuki.command"
 
 def name_option(function: F) -> F:
     return click.option("--name", metavar="NAME", help="What the run is called.")(function)
+
+
+def _looks_like_command(words: list[str]) -> bool:
+    """A script, or a program with arguments; a word alone may be the name of anything."""
+    import shutil
+
+    if not words or _is_spec(words[0]):
+        return False
+    if words[0].endswith((".py", ".sh")):
+        return True
+    runs_script = any(word.endswith(".py") for word in words[1:])
+    return runs_script or (len(words) > 1 and shutil.which(words[0]) is not None)
+
+
+def _is_spec(word: str) -> bool:
+    return word.endswith((".yaml", ".yml")) or ".py:" in word or Path(word).is_dir()
 
 
 def _looks_like_spec(word: str) -> bool:
@@ -220,6 +268,23 @@ def runs_folder(runs: Path | None) -> Path:
     from tasuki.spec.load import load_runs_folder
 
     return Path(load_runs_folder("tasuki.yaml", environ=os.environ))
+
+
+def choose_runs(names: Sequence[str], runs: Path | None) -> list[RunFolder]:
+    """What a person means by RUN …; aloud where a name could mean two."""
+    from tasuki.actions.runs import find_run
+
+    folder = runs_folder(runs)
+    say_which(names, folder)
+    return [find_run(name, folder) for name in names]
+
+
+def say_which(names: Iterable[str | None], folder: Path) -> None:
+    from tasuki.actions.runs import which_is_meant
+
+    for name in dict.fromkeys(name for name in names if name):
+        if words := which_is_meant(name.partition("@")[0], folder):
+            click.echo(words, err=True)
 
 
 def make_slurm(*, is_patient: bool = True) -> Slurm:

@@ -75,12 +75,6 @@ def command(
     the cluster (gpus, gpu, time_limit, nodes) or any that --set takes. Exit code 1 if all of them
     are refused.
     """
-    from dataclasses import replace
-
-    from tasuki.actions.plan import make_plan
-    from tasuki.clock import SystemClock
-    from tasuki.views.waiting import Waiting
-
     if page is not None:
         _refuse_page(page, knobs)
 
@@ -99,7 +93,16 @@ def command(
     )
     if knobs:
         return _compare(knobs, load, ask, as_json=as_json)
-    request = ask(load(()))
+    return _show(ask(load(())), fits=fits, page=page, as_json=as_json)
+
+
+def _show(request: PlanRequest, *, fits: bool, page: Path | None, as_json: bool) -> int:
+    from dataclasses import replace
+
+    from tasuki.actions.plan import make_plan
+    from tasuki.clock import SystemClock
+    from tasuki.views.waiting import Waiting
+
     with Waiting(clock=SystemClock()) as waiting:
         plan = make_plan(replace(request, tells_fits=fits, on_progress=waiting.say)).as_json()
     if page is not None:

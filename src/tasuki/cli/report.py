@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from tasuki.cli.options import json_option, print_json, runs_folder, runs_option
+from tasuki.cli.options import choose_runs, json_option, print_json, runs_folder, runs_option
 from tasuki.errors import UsageError
 
 _ENDINGS = {"md": ".md", "csv": ".csv", "html": ".html"}
@@ -21,12 +21,17 @@ Example:  tasuki report progressive -o report.html
 )
 @click.argument("run", nargs=-1)
 @click.option("-o", "--output", "to", metavar="FILE", help="Where to; `-` is stdout.")
-@click.option("--md", "form", flag_value="md", help="Markdown, for a wiki or a paper.")
-@click.option("--csv", "form", flag_value="csv", help="The table of results alone.")
+@click.option("--md", "is_md", is_flag=True, help="Markdown, for a wiki or a paper.")
+@click.option("--csv", "is_csv", is_flag=True, help="The table of results alone.")
 @runs_option
 @json_option
 def command(
-    run: tuple[str, ...], to: str | None, form: str | None, runs: Path | None, as_json: bool
+    run: tuple[str, ...],
+    to: str | None,
+    is_md: bool,
+    is_csv: bool,
+    runs: Path | None,
+    as_json: bool,
 ) -> None:
     """Write one page about runs, to keep or to mail: results, curves over all attempts with
     preemptions marked, plan and reality, where the time went, attempts, environment and spec.
@@ -35,14 +40,15 @@ def command(
     all of them. Without -o: report.html; Markdown and CSV go to stdout.
     """
     from tasuki.actions.report import gather_report
-    from tasuki.actions.runs import find_run
     from tasuki.clock import SystemClock
     from tasuki.store.find import list_runs
     from tasuki.views.report import render
 
-    form, place = _form_and_place(form, to)
+    if is_md and is_csv:
+        raise UsageError("`--md` and `--csv` are two files", hint="write one after the other")
+    form, place = _form_and_place("md" if is_md else "csv" if is_csv else None, to)
     folder = runs_folder(runs)
-    chosen = [find_run(name, folder) for name in dict.fromkeys(run)] or list_runs(folder)
+    chosen = choose_runs(list(dict.fromkeys(run)), folder) or list_runs(folder)
     if not chosen:
         raise UsageError(f"there are no runs in {folder}", hint="`--runs FOLDER` names another")
     report = gather_report(folder, chosen, now=SystemClock.wall())

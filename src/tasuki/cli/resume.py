@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from tasuki.cli.options import json_option, make_request, print_json, runs_folder, runs_option
+from tasuki.cli.options import choose_runs, json_option, make_request, print_json, runs_option
 from tasuki.cli.torchrun import enter_torchrun
+
+if TYPE_CHECKING:
+    from tasuki.actions.back import GoingBack
+    from tasuki.actions.plan import PlanRequest
+    from tasuki.spec.resolved import ResolvedExperiment, ResolvedSpec
+    from tasuki.store.runs import RunFolder
 
 
 @click.command(epilog="Example:  tasuki resume sine --from step-1200")
@@ -32,7 +39,8 @@ from tasuki.cli.torchrun import enter_torchrun
     "--from",
     "from_",
     metavar="step-N|best|PATH",
-    help="Go back to this checkpoint first; what came later is put aside, not lost.",
+    help="Go back to this checkpoint first (N counts over all stages); what came later is put "
+    "aside, not lost.",
 )
 @click.option("--here/--submit", "is_here", default=None, help="Where (default: as last time).")
 @click.option("--dry-run", is_flag=True, help="Show what would be done.")
@@ -50,70 +58,106 @@ def command(
 ) -> int:
     """Go on with a run that is held, failed, cancelled or was stopped, from its last checkpoint,
     or with --from from another one: the run is then as it was at that step, whatever came later."""
-    from tasuki.actions.back import plan_going_back
-    from tasuki.actions.plan import make_plan
-    from tasuki.actions.resume import (
-        frozen_deadline,
-        frozen_spec,
-        last_backend,
-        refuse_back_in_job,
-        resume_in_its_job,
-    )
-    from tasuki.actions.runs import find_run
-    from tasuki.cli.run import run_and_show
-    from tasuki.cli.submit import submit_and_show
+    from tasuki.actions.resume import frozen_spec, resume_in_its_job
     from tasuki.clock import SystemClock
 
     torchrun = enter_torchrun(os.environ)
     if torchrun is not None and not torchrun.leads:
         return 0
-    folder = find_run(run, runs_folder(runs))
-    back = None
-    if from_ is not None:
-        back = plan_going_back(folder, from_, accepted=accepted)
-        refuse_back_in_job(folder, SystemClock())
+    (folder,) = choose_runs([run], runs)
+    back = _plan_back(folder, from_, accepted) if from_ is not None else None
     spec, experiment = frozen_spec(folder, os.environ, goes_back=back is not None)
+    is_current = code == "current"
     if not (accepted or dry_run or back or torchrun is not None or is_here is not None):
-        job = resume_in_its_job(folder, SystemClock(), takes_current_code=code == "current")
+        job = resume_in_its_job(folder, SystemClock(), takes_current_code=is_current)
         if job is not None:
             return _show_job(folder.name, job, as_json=as_json)
-    request = replace(
+    request = _request(folder, spec, experiment, back)
+    if torchrun is not None:
+        request, is_here = torchrun.put_ranks(request), True
+    how = _How(accepted=accepted, is_current=is_current, is_dry=dry_run, as_json=as_json)
+    if _is_submitted(folder, is_here):
+        return how.submit(request)
+    if dry_run:
+        return how.show(request)
+    return how.run(request, waits_s=torchrun.waits_s(request) if torchrun is not None else 0.0)
+
+
+def _plan_back(folder: RunFolder, from_: str, accepted: tuple[str, ...]) -> GoingBack:
+    from tasuki.actions.back import plan_going_back
+    from tasuki.actions.resume import refuse_back_in_job
+    from tasuki.clock import SystemClock
+
+    back = plan_going_back(folder, from_, accepted=accepted)
+    refuse_back_in_job(folder, SystemClock())
+    return back
+
+
+def _request(
+    folder: RunFolder, spec: ResolvedSpec, experiment: ResolvedExperiment, back: GoingBack | None
+) -> PlanRequest:
+    from tasuki.actions.resume import frozen_deadline
+
+    return replace(
         make_request(spec, (), (), measure=spec.cluster.time_limit_s is not None),
         folders={experiment.name: folder},
         deadline_at=frozen_deadline(folder),
         back=back,
     )
-    if torchrun is not None:
-        request, is_here = torchrun.put_ranks(request), True
-    is_submitted = last_backend(folder) == "slurm" if is_here is None else not is_here
-    if is_submitted:
+
+
+def _is_submitted(folder: RunFolder, is_here: bool | None) -> bool:
+    from tasuki.actions.resume import last_backend
+
+    return last_backend(folder) == "slurm" if is_here is None else not is_here
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _How:
+    """As a person asked for it, wherever it is done."""
+
+    accepted: tuple[str, ...]
+    is_current: bool
+    is_dry: bool
+    as_json: bool
+
+    def submit(self, request: PlanRequest) -> int:
+        from tasuki.cli.submit import submit_and_show
+
         return submit_and_show(
             request,
-            accepted=accepted,
+            accepted=self.accepted,
             lifts_hold=True,
-            takes_current_code=code == "current",
-            is_dry=dry_run,
-            as_json=as_json,
+            takes_current_code=self.is_current,
+            is_dry=self.is_dry,
+            as_json=self.as_json,
         )
-    if not dry_run:
+
+    def run(self, request: PlanRequest, *, waits_s: float) -> int:
+        from tasuki.cli.run import run_and_show
+
         return run_and_show(
             request,
-            accepted=accepted,
+            accepted=self.accepted,
             lifts_hold=True,
-            takes_current_code=code == "current",
-            waits_s=torchrun.waits_s(request) if torchrun is not None else 0.0,
-            as_json=as_json,
+            takes_current_code=self.is_current,
+            waits_s=waits_s,
+            as_json=self.as_json,
         )
-    plan = make_plan(request).as_json()
-    if as_json:
-        print_json(plan if back is None else {**plan, "back": back.as_json()})
-    else:
+
+    def show(self, request: PlanRequest) -> int:
+        from tasuki.actions.plan import make_plan
+
+        plan, back = make_plan(request).as_json(), request.back
+        if self.as_json:
+            print_json(plan if back is None else {**plan, "back": back.as_json()})
+            return 0
         from tasuki.views.plan import show_plan
 
         for line in back.in_words() if back is not None else ():
             click.echo(line)
-        show_plan(plan, python=request.python, runs=spec.runs)
-    return 0
+        show_plan(plan, python=request.python, runs=request.spec.runs)
+        return 0
 
 
 def _show_job(run: str, job: str, *, as_json: bool) -> int:

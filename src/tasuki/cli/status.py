@@ -6,7 +6,14 @@ from pathlib import Path
 
 import click
 
-from tasuki.cli.options import json_option, look_at_queue, print_json, runs_folder, runs_option
+from tasuki.cli.options import (
+    choose_runs,
+    json_option,
+    look_at_queue,
+    print_json,
+    runs_folder,
+    runs_option,
+)
 
 
 @click.command(epilog="Example:  tasuki status --json | jq '.runs[].state'")
@@ -20,12 +27,11 @@ def command(run: tuple[str, ...], runs: Path | None, as_json: bool) -> None:
     Waits in queues are not in the time left. With `deadline: …` or `--deadline` a run says whether
     it is in danger: whether what is left takes longer in one of ten cases.
     """
-    from tasuki.actions.runs import find_run
     from tasuki.actions.status import read_status, runs_to_show
     from tasuki.clock import SystemClock
 
     folder = runs_folder(runs)
-    chosen = [find_run(name, folder) for name in run] or runs_to_show(folder)
+    chosen = choose_runs(run, folder) or runs_to_show(folder)
     status = read_status(chosen, now=SystemClock.wall(), known=look_at_queue(folder))
     if as_json:
         print_json(status)

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tasuki.cli.options import json_option, look_at_queue, print_json, runs_folder, runs_option
+from tasuki.cli.options import (
+    choose_runs,
+    json_option,
+    look_at_queue,
+    print_json,
+    runs_folder,
+    runs_option,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,13 +30,12 @@ if TYPE_CHECKING:
 @json_option
 def command(run: tuple[str, ...], once: bool, every: str, runs: Path | None, as_json: bool) -> None:
     """Runs as they go: stages, losses, machine figures, time left, last events. `?` shows keys."""
-    from tasuki.actions.runs import find_run
     from tasuki.actions.watch import Watch, snapshot
     from tasuki.clock import SystemClock
     from tasuki.units import Duration
 
     folder = runs_folder(runs)
-    chosen = [find_run(name, folder) for name in run]
+    chosen = choose_runs(run, folder)
     every_s = max(0.1, Duration.parse(every).seconds)
     if as_json:
         known = look_at_queue(folder)

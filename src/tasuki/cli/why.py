@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from tasuki.cli.options import json_option, print_json, runs_folder, runs_option
+from tasuki.cli.options import json_option, print_json, runs_folder, runs_option, say_which
 
 
 @click.command(epilog="Example:  tasuki why sine")
@@ -18,7 +18,9 @@ def command(run: str, runs: Path | None, as_json: bool) -> None:
     from tasuki.actions.why import find_story, tell_why
     from tasuki.clock import SystemClock
 
-    why = tell_why(find_story(run, runs_folder(runs)), now=SystemClock.wall())
+    folder = runs_folder(runs)
+    say_which([run], folder)
+    why = tell_why(find_story(run, folder), now=SystemClock.wall())
     if as_json:
         print_json(why)
         return

@@ -20,6 +20,9 @@ _WARM_UP = 2
 _CHANGED = 0.1
 """A later forecast is told where it moves the stage's length by more."""
 
+_LINE_CHANGED, _LINE_CHANGED_S = 0.25, 60.0
+"""The log has it where it moves by more than both, of the length and in seconds."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ahead:
@@ -32,6 +35,13 @@ class Ahead:
 
     def is_news(self, told: Ahead | None) -> bool:
         return told is None or abs(self.whole_s / told.whole_s - 1) > _CHANGED
+
+    def is_worth_a_line(self, said: Ahead | None) -> bool:
+        """For a person, who does other things meanwhile."""
+        if said is None:
+            return True
+        moved_s = abs(self.whole_s - said.whole_s)
+        return moved_s > _LINE_CHANGED * said.whole_s and moved_s > _LINE_CHANGED_S
 
 
 def look_ahead(

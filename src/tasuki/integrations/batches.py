@@ -172,7 +172,8 @@ def _told(loader: Any, plain: PlainOrder) -> tuple[str, ...]:
     if loader.drop_last and samples % effective:
         told.append(
             f"WARNING: `drop_last` has no effect: the {samples % effective} samples that do not "
-            "fill a batch come as a smaller one"
+            f"fill a batch come as a smaller one, so that an epoch has {-(-samples // effective)} "
+            "steps (a scheduler must count with them)"
         )
     return tuple(told)
 

@@ -8,7 +8,8 @@ framework stands in the data, and when a step begins; what happens to it all is 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +214,53 @@ class Driven:
         self.loop.fail(error)
         self._stop_batches()
         self._watch.end()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ways:
+    """How a framework's trainer is captured and put back (hf_state.py, lightning_state.py)."""
+
+    capture: Callable[[Any], State]
+    restore: Callable[[Any, Mapping[str, Any]], None]
+    own: str
+    """What each rank has for itself, beside its place in the data: how that is called."""
+    capture_own: Callable[[Any], Any]
+    restore_own: Callable[[Any, Any], None]
+    model: Callable[[Any], nn.Module]
+
+
+class TrainerHolds:
+    """A framework's trainer as a Loop wants to hold it."""
+
+    course: Course
+
+    def __init__(self, trainer: Any, driven: Driven, ways: Ways) -> None:
+        self._trainer, self._driven, self._ways = trainer, driven, ways
+        self.is_at_end = False
+
+    def capture(self) -> State:
+        return {**self._ways.capture(self._trainer), "is_at_end": self.is_at_end}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._ways.restore(self._trainer, state)
+
+    def capture_rank(self) -> Any:
+        own = self._ways.capture_own(self._trainer)
+        return {self._ways.own: own, "place": self._driven.own_place()}
+
+    def restore_rank(self, state: Any) -> None:
+        if state is not None:
+            self._ways.restore_own(self._trainer, state[self._ways.own])
+            self._driven.place = state["place"]
+
+    def weights(self) -> Mapping[str, Any]:
+        weights: Mapping[str, Any] = self._ways.model(self._trainer).state_dict()
+        return weights
+
+    def must_be_finite(self, name: str) -> bool:
+        kind, _, parameter = name.partition(".")
+        found = self._ways.model(self._trainer).named_parameters()
+        return kind == "model" and parameter in {n for n, p in found if p.requires_grad}
 
 
 def forget_workers(loader: Any) -> None:

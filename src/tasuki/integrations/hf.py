@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import signal
+from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ import transformers  # noqa: E402 (first: is it there?)
 from transformers import trainer as _module  # noqa: E402
 from transformers.trainer_utils import SaveStrategy  # noqa: E402
 
-from tasuki.integrations.driven import Driven, begin_talking  # noqa: E402
+from tasuki.integrations.driven import Driven, TrainerHolds, Ways, begin_talking  # noqa: E402
 from tasuki.integrations.hf_state import (  # noqa: E402
     capture,
     capture_sums,
@@ -40,12 +41,21 @@ from tasuki.integrations.hf_state import (  # noqa: E402
     without_times,
 )
 from tasuki.integrations.loop import Course, HandedOver  # noqa: E402
-from tasuki.runtime.state import State  # noqa: E402
 
 __all__ = ["Trainer", "resumable"]
 
 _HOOKS = ("_init_training_state", "_run_epoch", "_load_rng_state", "get_batch_samples")
 _OURS = "a checkpoint of tasuki"
+
+
+_WAYS = Ways(
+    capture=capture,
+    restore=restore,
+    own="sums",
+    capture_own=capture_sums,
+    restore_own=restore_sums,
+    model=model_of,
+)
 
 
 class _Resumable(transformers.Trainer):
@@ -61,8 +71,10 @@ class _Resumable(transformers.Trainer):
         """`run` and `run_options` are the arguments of `tasuki.open_run`."""
         self._run, self._run_options = run, dict(run_options or {})
         self._driven: Driven | None = None
-        self._holds: _Holds | None = None
+        self._holds: TrainerHolds | None = None
         self._first_epoch = 0
+        self._losses: deque[Any] = deque()
+        """Of the micro-batches of a step; each is its share of the step's."""
         super().__init__(*args, **kwargs)
 
     # -- the start ------------------------------------------------------------------------------
@@ -78,7 +90,7 @@ class _Resumable(transformers.Trainer):
         _refuse_others(self, resume_from_checkpoint, trial)
         told = _switch_off(self)  # first: our handlers of signals come after theirs are gone
         driven = self._driven = Driven(self._run, self._run_options)
-        self._holds = _Holds(self, driven)
+        self._holds = TrainerHolds(self, driven, _WAYS)
         try:
             if driven.loop.worker.ranks.world != self.args.world_size:
                 raise UsageError(
@@ -159,11 +171,22 @@ class _Resumable(transformers.Trainer):
             if not driven.is_begun:
                 self._settle(driven)
             driven.at_step(holds, holds.course)
+            self._losses = deque(maxlen=num_batches)
         return super().get_batch_samples(epoch_iterator, num_batches, device)
 
     def _settle(self, driven: Driven) -> None:
         driven.settle(self.model_wrapped)
         driven.loop.lr = self._get_learning_rate
+        driven.loop.newest_loss = self._newest_loss
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        loss = super().training_step(*args, **kwargs)
+        self._losses.append(loss)
+        return loss
+
+    def _newest_loss(self) -> float | None:
+        """Of the last step: the Trainer itself tells a mean, every `logging_steps`."""
+        return float(sum(self._losses)) if self._losses else None
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         super().log(logs, start_time)
@@ -248,38 +271,6 @@ def _skip_first_batches(dataloader: Any, num_batches: int = 0) -> Any:
 
 
 _module.skip_first_batches = _skip_first_batches
-
-
-class _Holds:
-    """A Trainer as a Loop wants to hold it."""
-
-    course: Course
-
-    def __init__(self, trainer: transformers.Trainer, driven: Driven) -> None:
-        self._trainer, self._driven = trainer, driven
-        self.is_at_end = False
-
-    def capture(self) -> State:
-        return {**capture(self._trainer), "is_at_end": self.is_at_end}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        restore(self._trainer, state)
-
-    def capture_rank(self) -> Any:
-        return {"sums": capture_sums(self._trainer), "place": self._driven.own_place()}
-
-    def restore_rank(self, state: Any) -> None:
-        if state is not None:
-            restore_sums(self._trainer, state["sums"])
-            self._driven.place = state["place"]
-
-    def weights(self) -> Mapping[str, Any]:
-        return model_of(self._trainer).state_dict()
-
-    def must_be_finite(self, name: str) -> bool:
-        kind, _, parameter = name.partition(".")
-        learnt = {n for n, p in model_of(self._trainer).named_parameters() if p.requires_grad}
-        return kind == "model" and parameter in learnt
 
 
 def _plain(trainer: transformers.Trainer, loader: Any) -> Any:

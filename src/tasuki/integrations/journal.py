@@ -11,6 +11,7 @@ from typing import Any
 
 from tasuki.failpoints import failpoint
 from tasuki.integrations.rows import Rows
+from tasuki.runtime.spoken import Spoken
 from tasuki.runtime.worker import Worker
 from tasuki.telemetry.metrics import MetricLog
 
@@ -28,8 +29,9 @@ class Journal:
         self._flush_at = 0.0
         self._told_at, self._told_samples = 0.0, 0
 
-    def begin(self, *, step: int, samples: int, now: float) -> None:
+    def begin(self, *, step: int, samples: int, total_steps: int, now: float) -> None:
         """The attempt goes on from here: later lines of earlier ones are void."""
+        self._spoken = Spoken(self._worker.say, total_steps=total_steps, now=now)
         if self._worker.is_first:
             self.metrics.resume(stage=self._worker.stage.name, step=step)
         self._flush_at = self._told_at = now
@@ -50,6 +52,7 @@ class Journal:
                 samples = at["samples"] - self._told_samples
                 line["samples_per_sec"] = samples / max(1e-9, now - self._told_at)
                 self._told_at, self._told_samples = now, at["samples"]
+                self._spoken.tell(at, values, now=now)
             self._lines.append(line)
         if now >= self._flush_at or len(self._lines) >= _MOST_LINES:
             self.flush(now)

@@ -31,6 +31,8 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy  # no
 
 from tasuki.integrations.driven import (  # noqa: E402
     Driven,
+    TrainerHolds,
+    Ways,
     begin_talking,
     forget_workers,
 )
@@ -41,9 +43,18 @@ from tasuki.integrations.lightning_state import (  # noqa: E402
     restore_logged,
 )
 from tasuki.integrations.loop import Course, HandedOver  # noqa: E402
-from tasuki.runtime.state import State  # noqa: E402
 
 __all__ = ["TasukiCallback"]
+
+
+_WAYS = Ways(
+    capture=capture,
+    restore=restore,
+    own="logged",
+    capture_own=capture_logged,
+    restore_own=restore_logged,
+    model=lambda trainer: trainer.lightning_module,
+)
 
 
 class TasukiCallback(Callback):
@@ -63,7 +74,7 @@ class TasukiCallback(Callback):
         warning = check_version(LIGHTNING, installed(LIGHTNING))
         _refuse_others(trainer)
         driven = self._driven = Driven(self._run, self._options)
-        self._holds = _Holds(trainer, driven)
+        self._holds = TrainerHolds(trainer, driven, _WAYS)
         worker = driven.loop.worker
         if worker.ranks.world != trainer.world_size:
             raise UsageError(
@@ -225,41 +236,6 @@ class _Loader:
         number = self._trainer.fit_loop.epoch_loop.batch_progress.current.ready
         is_done = not self._trainer.lightning_module.automatic_optimization
         return is_done or number % self._trainer.accumulate_grad_batches == 0
-
-
-class _Holds:
-    """A Lightning training as a Loop wants to hold it."""
-
-    def __init__(self, trainer: Trainer, driven: Driven) -> None:
-        self._trainer, self._driven = trainer, driven
-        self.is_at_end = False
-
-    def capture(self) -> State:
-        return {**capture(self._trainer), "is_at_end": self.is_at_end}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        restore(self._trainer, state)
-
-    def capture_rank(self) -> Any:
-        return {"logged": capture_logged(self._trainer), "place": self._driven.own_place()}
-
-    def restore_rank(self, state: Any) -> None:
-        if state is not None:
-            restore_logged(self._trainer, state["logged"])
-            self._driven.place = state["place"]
-
-    def weights(self) -> Mapping[str, Any]:
-        weights: Mapping[str, Any] = self._trainer.lightning_module.state_dict()
-        return weights
-
-    def must_be_finite(self, name: str) -> bool:
-        kind, _, parameter = name.partition(".")
-        return kind == "model" and parameter in self._learnt
-
-    @property
-    def _learnt(self) -> set[str]:
-        found = self._trainer.lightning_module.named_parameters()
-        return {name for name, parameter in found if parameter.requires_grad}
 
 
 def _course(trainer: Trainer) -> Course:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from tasuki.checkpoint.manifest import Manifest, Position
+from tasuki.checkpoint.manifest import Manifest
 from tasuki.checkpoint.parts import read_part
 from tasuki.checkpoint.verify import read_manifest
 from tasuki.data.fetch import seed_everything
@@ -38,6 +38,7 @@ from tasuki.errors import (
 from tasuki.estimate.intervals import SaveCost, next_multiple, period_in_steps
 from tasuki.failpoints import failpoint
 from tasuki.integrations.alone import close_alone
+from tasuki.integrations.contents import LoopContents
 from tasuki.integrations.course import Course, HandedOver, Holds
 from tasuki.integrations.drilled import Drill, LoopTrace
 from tasuki.integrations.finish import finish_stage
@@ -61,14 +62,12 @@ from tasuki.runtime.starting import (
     say_differences,
     say_resuming,
 )
-from tasuki.runtime.state import State, capture_random, restore_random
+from tasuki.runtime.state import State, restore_random
 from tasuki.runtime.watch import leave
 from tasuki.runtime.worker import Worker
-from tasuki.store.atomic import read_json_or_none
 from tasuki.store.control import Word, last_said
 from tasuki.store.runs import CommandFolder
 from tasuki.telemetry.finish import finish_run
-from tasuki.telemetry.lines import spelled
 from tasuki.telemetry.view import count_preemptions
 
 __all__ = ["Course", "HandedOver", "Holds", "Loop"]
@@ -90,12 +89,17 @@ class Loop:
         self.worker = worker
         self._is_alone, self._is_kernel, self._files = is_alone, is_kernel, files
         self.rows = Rows()
-        self._journal = Journal(worker, self.rows)
+        self.journal = Journal(worker, self.rows)
         self.progress = Progress()
+        self.contents = LoopContents(self)
+        """What checkpoints hold."""
+        self.stages_before: Sequence[str] = ()
         self.before_leaving: Callable[[], None] = lambda: None
         """Ends what would be in the way, such as loader workers."""
         self.lr: Callable[[], float | None] = lambda: None
         """Written into each line."""
+        self.newest_loss: Callable[[], float | None] = lambda: None
+        """Of the last step, for a glance where no line has told one: frameworks log seldom."""
         self.is_over = False
         """The attempt has ended; nothing is written any more."""
         self.is_at_end = False
@@ -147,16 +151,16 @@ class Loop:
         self.find()
         assert self._found is not None
         worker, (newest, is_resumed, loaded) = self.worker, self._found
-        self._holds, self.course = holds, course
+        self.holds, self.course = holds, course
         self._saver = make_saver(worker)
-        self._used = UsedSamples()
+        self.used_samples = UsedSamples()
         with worker.stopwatch.part("restore"):
             if is_resumed:
                 name, cost = str(newest), cost_before(worker)
             else:
                 worker.doing("saving the first checkpoint")
                 self._saver.parent = newest
-                name, cost = commit_first(worker, self._saver, self)
+                name, cost = commit_first(worker, self._saver, self.contents)
             worker.doing("restoring")
             manifest = self._restore(name, loaded or load_state(worker, name))
         self._found = (name, True, None)  # a large state is not kept twice
@@ -171,7 +175,7 @@ class Loop:
         manifest = read_manifest(worker.run.checkpoints / name)
         shared, told = loaded.state["shared"], loaded.state["progress"]
         self._refuse_changed(told)
-        self._holds.restore(shared)
+        self.holds.restore(shared)
         facts = describe(threads=worker.threads, world=worker.ranks.world, device=worker.device)
         if worker.is_first:
             freeze(worker.run, facts)
@@ -180,7 +184,7 @@ class Loop:
         best = Best.from_json(told["best"]) if told["best"] else None
         self.progress = Progress(told["step"], told["samples"], best, name, told["step"])
         if worker.is_first and course.knows_samples and manifest.facts.get("used"):
-            self._used = UsedSamples(Used.from_json(manifest.facts["used"]))
+            self.used_samples = UsedSamples(Used.from_json(manifest.facts["used"]))
         self.saver.parent = name
         self._restore_rank(name, manifest, loaded)
         return manifest
@@ -191,17 +195,17 @@ class Loop:
             # The same samples in the same order, and fresh random streams.
             purpose = f"resume-{self.progress.step}-{worker.ranks.world}"
             seed = sample_seed(worker.stage.seed, f"{worker.stage.name}#{purpose}", 0, rank)
-            self._holds.restore_rank(None)
+            self.holds.restore_rank(None)
             seed_everything(seed)
             return
         own: Any = loaded.state
         if rank:
             own = read_part(worker.run.checkpoints / name, rank, records=manifest.files)
-        self._holds.restore_rank(own["rank"]["own"])
+        self.holds.restore_rank(own["rank"]["own"])
         restore_random(own["rank"]["random"])  # last: nothing draws after it but the steps
 
     def _refuse_changed(self, told: Mapping[str, Any]) -> None:
-        for key, value in self._course().items():
+        for key, value in self.fixed_facts().items():
             if told["course"].get(key) != value:
                 raise DataError(
                     f"`{key}` changed since the last checkpoint: {told['course'].get(key)} before, "
@@ -209,7 +213,7 @@ class Loop:
                     hint="put it back as it was, or begin another run",
                 )
 
-    def _course(self) -> dict[str, Any]:
+    def fixed_facts(self) -> dict[str, Any]:
         """What must be the same at every start."""
         course = self.course
         counts = {"total_steps": course.total_steps, "steps_per_epoch": course.steps_per_epoch}
@@ -219,13 +223,14 @@ class Loop:
         worker, course = self.worker, self.course
         self._first_step, self.is_at_end = self.progress.step, is_end
         now, progress = worker.clock.monotonic(), self.progress
-        self._journal.begin(step=progress.step, samples=progress.samples, now=now)
+        at = {"step": progress.step, "samples": progress.samples}
+        self.journal.begin(**at, total_steps=course.total_steps, now=now)
         self.saving = Saving(
             worker,
             self.saver,
             self.progress,
-            self,
-            metrics=self._journal.metrics,
+            self.contents,
+            metrics=self.journal.metrics,
             steps_per_epoch=course.steps_per_epoch,
             preemptions=count_preemptions(worker.run),
             start_cost=cost,
@@ -284,7 +289,7 @@ class Loop:
         watch, progress, now = self.worker.watch, self.progress, self.worker.clock.monotonic()
         failpoint("step.optimizer")
         if indices:
-            self._used.add(progress.step, indices)
+            self.used_samples.add(progress.step, indices)
         if self.trace is not None:
             self.trace.end_step(indices=indices, loss=self.rows.pending.get("loss"))
         progress.step += 1
@@ -315,7 +320,7 @@ class Loop:
     def _at_boundary(self, now: float) -> None:
         step = self.progress.step
         if step % self._log_period == 0:
-            self._journal.write(self._at(), lr=self.lr(), now=now)
+            self.journal.write(self._at(), lr=self.lr(), now=now)
         if now >= self._tell_at:
             self._tell(now)
         if step < self.course.total_steps:
@@ -348,13 +353,11 @@ class Loop:
             **self._at(),
             total_steps=self.course.total_steps,
             from_step=self._first_step,
-            loss=self.loss(),
+            loss=self.contents.loss(),
             step_s=median(watch.step_s) if watch.step_s else None,
             lived_s=round(stopwatch.lived_s, 4),
             parts=stopwatch.rounded(),
         )
-
-    # -- what a checkpoint holds (runtime/saving.py asks) -----------------------------------------
 
     @property
     def saver(self) -> Saver:
@@ -366,69 +369,14 @@ class Loop:
         assert self._agreement is not None, "not begun"
         return self._agreement
 
-    def position(self, *, is_end: bool) -> Position:
-        worker, step = self.worker, self.progress.step
-        return Position(
-            stage=worker.stage.name,
-            stage_number=worker.stage_number,
-            step=self._steps_before() + step,
-            stage_step=step,
-            epoch=step // self.course.steps_per_epoch,
-            samples=self.progress.samples,
-            is_start=step == 0,
-            is_end=is_end,
-        )
-
-    def _steps_before(self) -> int:
-        """Of earlier stages; nobody has counted those of a plain command."""
-        folders = [self.worker.run.stage(name) for name in self.stages_before]
-        told = [read_json_or_none(folder.metrics) or {} for folder in folders]
-        return sum(int(value.get("steps") or 0) for value in told)
-
-    stages_before: Sequence[str] = ()
-
-    def state(self) -> State:
-        self._journal.flush(self.worker.clock.monotonic())
-        own = {"random": capture_random(), "own": self._holds.capture_rank()}
-        state: State = {"rank": own}
-        if self.worker.is_first:
-            progress = self.progress
-            state["shared"] = self._holds.capture()
-            state["progress"] = {
-                "course": self._course(),
-                "knows_samples": self.course.knows_samples,
-                "step": progress.step,
-                "samples": progress.samples,
-                "best": progress.best.as_json() if progress.best else None,
-                "rows": self.rows.state(),
-            }
-        return state
-
-    def facts(self) -> dict[str, Any]:
-        best = self.progress.best
-        return {
-            "total_steps": self.course.total_steps,
-            "best": best.as_json() if best else None,
-            **({"order": dict(self.course.order)} if self.course.order is not None else {}),
-        }
-
-    def used(self) -> Used | None:
-        return self._used.total() if self.course.knows_samples else None
-
-    def must_be_finite(self, name: str) -> bool:
-        return name.startswith("shared.") and self._holds.must_be_finite(name[7:])
-
-    def loss(self) -> Any:
-        return spelled(self.rows.last.get("loss"))  # it may be NaN, which JSON has not
-
     # -- the end --------------------------------------------------------------------------------
 
     def end(self) -> None:
         """All steps are done: the last checkpoint is durable when this returns."""
         worker = self.worker
         now = worker.clock.monotonic()
-        self._journal.write(self._at(), lr=self.lr(), now=now)
-        self._journal.flush(now)
+        self.journal.write(self._at(), lr=self.lr(), now=now)
+        self.journal.flush(now)
         # Ranks that share no collective may be far apart: who is done still answers the others.
         worker.ranks.await_all("end")
         self.agreement.close()
@@ -458,7 +406,7 @@ class Loop:
         worker.say(f"Handing over at {at} ({watch.notice})")
         self._event_progress()
         worker.event("handed-over", step=step, cause=watch.notice)
-        self._close(PhaseEnded(ending=Ending.HANDED_OVER, cause=self._cause()))
+        self._close(self._handed_over())
         worker.ranks.say_goodbye()
         if self._is_kernel:
             raise RunError(f"handed over at {at}", hint="run it again: it goes on from there")
@@ -467,16 +415,19 @@ class Loop:
     def complete(self, metrics: Mapping[str, Any] | None = None) -> None:
         """The stage is done, and without a supervisor the run is."""
         worker = self.worker
-        worker.watch.is_interruptible = False  # a notice now would only cost another attempt
+        worker.watch.see_through()
         if worker.is_first:
             finish_stage(
                 worker,
-                self._holds.weights(),
+                self.holds.weights(),
                 best=self.progress.best,
                 steps=self.progress.step,
                 steps_per_epoch=self.course.steps_per_epoch,
                 samples=self.progress.samples,
-                last=self.rows.last,
+                last={
+                    **({} if (loss := self.contents.loss()) is None else {"loss": loss}),
+                    **self.rows.last,
+                },
                 metrics=metrics,
             )
             if self._files is not None:
@@ -494,7 +445,7 @@ class Loop:
         worker = self.worker
         if self._agreement is not None:  # the steps have begun
             self._agreement.close()
-            self._journal.flush(worker.clock.monotonic())
+            self.journal.flush(worker.clock.monotonic())
         if self._saver is not None:
             left = worker.watch.notice_remaining_s()
             longest = _FLIGHT_S if worker.ranks.world == 1 else _FLIGHT_WITH_OTHERS_S
@@ -511,17 +462,19 @@ class Loop:
         """After HandedOver: go, without the interpreter's teardown. Does not return."""
         leave(self.worker.watch, ending=Ending.HANDED_OVER, status=EXIT_RESUME_ME)
 
-    def _cause(self) -> Cause:
+    def _handed_over(self) -> PhaseEnded:
+        """As `tasuki why` tells it: which signal it was, where nobody knows more about it."""
+        cause = self.worker.watch.notice
         said = last_said(self.worker.run) if self._is_alone else None
         if said is not None and said.word is Word.CANCEL:
-            return Cause.CANCELLED
-        return self.worker.watch.notice
+            cause = Cause.CANCELLED
+        by = self.worker.watch.signal_name if cause is Cause.INTERRUPTED else ""
+        return PhaseEnded(ending=Ending.HANDED_OVER, cause=cause, message=by)
 
     def _on_leaving(self) -> None:
         """By whatever thread: the watch leaves before the first step, and after the last."""
         self.before_leaving()
-        cause = self._cause()
-        self._close(PhaseEnded(ending=Ending.HANDED_OVER, cause=cause))
+        self._close(self._handed_over())
 
     def _close(self, end: PhaseEnded, state: str = "handed-over") -> None:
         """Once. Where a supervisor holds the claim, that writes the attempt's end."""

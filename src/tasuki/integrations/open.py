@@ -7,6 +7,7 @@ complete.
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import threading
@@ -32,9 +33,12 @@ from tasuki.runtime.stopwatch import Stopwatch, process_age_s
 from tasuki.runtime.worker import Worker
 from tasuki.spec.resolved import ResolvedSave, ResolvedStage, stage_from_plain
 from tasuki.spec.values import parse_every, parse_every_steps
-from tasuki.store.atomic import FILE_MODE, make_folder, read_json, shaped
+from tasuki.store.atomic import FILE_MODE, make_folder, read_json, read_json_or_none, shaped
 from tasuki.store.runs import RunFolder
 from tasuki.telemetry.events import EventLog
+
+_loops = itertools.count()
+"""That this process has opened."""
 
 
 def open_run(
@@ -90,9 +94,11 @@ def _open_loop(
     *,
     in_kernel: bool,
 ) -> Loop:
-    age_s = process_age_s()
+    # What a kernel did before, or a script in a loop before this one, is no start of this run.
+    age_s = process_age_s() if next(_loops) == 0 and not in_kernel else 0.0
     stopwatch = Stopwatch(clock, lived_s=age_s)
-    stopwatch.add("start", 0.0 if in_kernel else age_s)
+    stopwatch.add("start", age_s)
+    began_at = clock.wall() - age_s
     with stopwatch.part("start"):
         met = _meet(name, place, clock)
         folder = RunFolder(met.run)
@@ -126,7 +132,7 @@ def _open_loop(
     is_alone = place.job is None
     files = place.job.files if place.job is not None else None
     if is_alone:
-        _begin_alone(worker, watch, place)
+        _begin_alone(worker, watch, place, began_at=began_at)
     loop = Loop(worker, is_alone=is_alone, is_kernel=in_kernel, files=files)
     loop.stages_before, loop.drill = before, drill
     return loop
@@ -147,12 +153,21 @@ def _meet(name: str | Path | None, place: Place, clock: Clock) -> Met:
 
 
 def _end_at_once(run: RunFolder, place: Place, *, in_kernel: bool) -> None:
+    with shaped(run.spec):
+        stages = [run.stage(stage["name"]) for stage in read_json(run.spec)["stages"]]
+        told = [read_json_or_none(stage.metrics) or {} for stage in stages]
+        steps = sum(int(value.get("steps") or 0) for value in told)
+    words = f"run `{run.name}` is complete: {steps:,} steps, in {run.path}"
+    more = "more epochs are another run: tasuki.open_run('other')"
     if in_kernel:
-        raise RunError(
-            f"run `{run.name}` is complete", hint="give another name: tasuki.open_run('other')"
-        )
+        raise RunError(words, hint=more)
     if place.rank == 0:
-        sys.stderr.write(f"run `{run.name}` is complete: {run.path}\n")
+        weights = stages[-1].weights
+        learnt = f"; {weights} has what this one learnt" if weights.exists() else ""
+        sys.stderr.write(
+            f"{words}; nothing is left to train, and the script ends here\n"
+            f"hint: {more}, or TASUKI_NAME=other{learnt}\n"
+        )
     raise SystemExit(EXIT_DONE)
 
 
@@ -223,11 +238,12 @@ def _grace_s(run: RunFolder, place: Place) -> float | None:
     return None if told is None else float(told)
 
 
-def _begin_alone(worker: Worker, watch: LoopWatch, place: Place) -> None:
-    """What a supervisor would tell, and ask."""
-    stage, world = worker.stage.name, worker.ranks.world
-    worker.event("attempt-started", job="", start=0, gpus=world, price_per_gpu_hour=None)
-    worker.event("worker-started", phase="train", stage=stage, ranks=world, is_command=True)
+def _begin_alone(worker: Worker, watch: LoopWatch, place: Place, *, began_at: float) -> None:
+    """What a supervisor would tell, and ask. It would have told of the attempt before the imports:
+    else their time is `start` in a span that does not hold it, and is taken off the other parts."""
+    stage, world, t = worker.stage.name, worker.ranks.world, round(began_at, 3)
+    worker.event("attempt-started", t=t, job="", start=0, gpus=world, price_per_gpu_hour=None)
+    worker.event("worker-started", t=t, phase="train", stage=stage, ranks=world, is_command=True)
     if worker.is_first and place.slurm_job is not None:
         from tasuki.scheduler.slurm.allocation import SlurmAllocation
         from tasuki.scheduler.slurm.client import Slurm

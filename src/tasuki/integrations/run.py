@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 from tasuki.errors import RunError, UsageError
 from tasuki.integrations.batches import Batches, Feed, Wanted, make_feed
 from tasuki.integrations.loop import Course, HandedOver, Loop
+from tasuki.integrations.untracked import LISTENS_STEPS, Untracked
 from tasuki.integrations.watch import LoopWatch
 from tasuki.relay.values import Cause
 from tasuki.runtime.best import keep_if_better
@@ -42,6 +43,8 @@ class Run:
         self._pid = os.getpid()
         self._pending = loop.rows.pending
         self._things = Things()
+        self._untracked: Untracked | None = None
+        self._listens_until = 0
         self._batches: Batches | None = None
         self._feed: Feed | None = None
         self._loader: Any = None
@@ -232,6 +235,9 @@ class Run:
         self._batches = Batches(feed.open(loop.progress.step, holds.place))
         holds.batches = self._batches
         loop.before_leaving = self._batches.stop
+        self._untracked = Untracked(self._things, say=worker.say)
+        self._untracked.look()
+        self._listens_until = loop.progress.step + LISTENS_STEPS
         return feed
 
     def _begin_loop(self, course: Course) -> _Tracked:
@@ -246,9 +252,16 @@ class Run:
         return holds
 
     def _iterate(self, feed: Feed) -> Iterator[Any]:
-        yield from self._take_steps(feed, feed.total_steps)
+        yield from self._heard_steps(feed, feed.total_steps)
         self._stop_batches()
         self._loop.end()
+
+    def _heard_steps(self, feed: Feed, until: int) -> Iterator[Any]:
+        """The first ones of an attempt with an ear for what is not tracked."""
+        if self._untracked is not None and self.step < (heard := min(until, self._listens_until)):
+            with self._untracked.listening(lambda: self.step):
+                yield from self._take_steps(feed, heard)
+        yield from self._take_steps(feed, until)
 
     def _take_steps(self, feed: Feed, until: int) -> Iterator[Any]:
         loop, batches, progress = self._loop, self._batches, self._loop.progress
@@ -313,7 +326,7 @@ class Run:
                 hint="make the loader once, before run.epochs",
             )
         epoch = self._loop.progress.step // feed.steps_per_epoch
-        return self._take_steps(feed, (epoch + 1) * feed.steps_per_epoch)
+        return self._heard_steps(feed, (epoch + 1) * feed.steps_per_epoch)
 
     def _lr(self) -> float | None:
         optimizers = self._things.optimizers
@@ -374,8 +387,8 @@ class Run:
                 at = f"step {loop.progress.step} of {loop.course.total_steps}"
                 raise RunError(
                     f"the loop was left at {at}: the run is not done",
-                    hint="run it again to go on from its last checkpoint; where a loop may end "
-                    "early, call run.finish() after it",
+                    hint="where a loop may end early, call run.finish() after it: `break` alone is "
+                    "no end, and the next attempt goes on from the last checkpoint",
                 )
             loop.progress.step += self._is_in_step  # the step that was left by `break`
             self._is_in_step = False

@@ -43,7 +43,9 @@ _RETRY_S = 5.0
 _SETTLE_S = 60.0
 _RETRY_AT_MOST_S = 60.0
 _NEWS_WORTH = 1.5
-"""A new interval is told when it differs from the last by this factor."""
+"""A new interval is told when it differs from the last by this factor …"""
+_LINE_WORTH = 4.0
+"""… and a person reads of it in the log when it differs by this one from what was said there."""
 _EARLIER = 0.7
 """Other ranks begin to hold states at this part of what makes rank 0 begin."""
 _LONGER = 1.5
@@ -121,6 +123,7 @@ class Saving:
         self._retry_s = _RETRY_S
         self._need = self._num_missed = 0
         self._interval: Interval | None = None
+        self._said_s: float | None = None
         self.cost: SaveCost | None = None
         """Of the last save."""
         self._hold_period = 0
@@ -427,5 +430,7 @@ class Saving:
         before = self._interval.seconds if self._interval else None
         if before is None or not 1 / _NEWS_WORTH < chosen.seconds / before < _NEWS_WORTH:
             self._interval = chosen
-            self._worker.say(f"Saving every {chosen.seconds:.0f} s: {chosen.reason}")
+            if not 1 / _LINE_WORTH < chosen.seconds / (self._said_s or math.inf) < _LINE_WORTH:
+                self._said_s = chosen.seconds
+                self._worker.say(f"Saving every {chosen.seconds:.0f} s: {chosen.reason}")
             self._worker.event("interval", seconds=round(chosen.seconds, 1), reason=chosen.reason)

@@ -44,6 +44,9 @@ class Things:
     def names(self) -> set[str]:
         return set(self._by_name)
 
+    def items(self) -> Iterator[tuple[str, Any]]:
+        yield from self._by_name.items()
+
     def add(self, name: str, thing: Any) -> None:
         if name == BUFFERS:
             raise UsageError(f"nothing can be tracked as `{BUFFERS}`", hint="choose another name")

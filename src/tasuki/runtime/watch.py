@@ -118,6 +118,12 @@ class Watch(threading.Thread):
                 leave(self, ending=Ending.HANDED_OVER, status=EXIT_RESUME_ME)
             self.is_interruptible = False
 
+    def see_through(self) -> None:
+        """What follows is the very end: a notice that comes now would only cost another attempt.
+        Does not come back where the thread is leaving already: half of it must not be done."""
+        with self._lock:
+            self.is_interruptible = False
+
     def begin_handover(self) -> None:
         """The loop stands at its last boundary: nothing is published any more. Does not come back
         where a snapshot is being published, as that leaves."""
@@ -161,6 +167,12 @@ class Watch(threading.Thread):
     def lead_s(self) -> float:
         """How long before the end the last step must be over: one step, one save, and a bit."""
         return self.p99_step_s + time_for_leaving_s(self.longest_save_s)
+
+    @property
+    def signal_name(self) -> str:
+        """Of the signal that was the notice; empty: it was none."""
+        number = self._signals.first if self._signals is not None else None
+        return "" if number is None else signal.Signals(number).name
 
     def remaining_s(self) -> float | None:
         return None if self._deadline is None else self._deadline - self._clock.monotonic()

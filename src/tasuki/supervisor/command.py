@@ -331,6 +331,10 @@ class CommandPhase(Phase):
         if status == EXIT_RESUME_ME:
             return self._handed_over("asked to be resumed (exit code 75)")
         if is_noticed and not self.is_killed and status == -signal.SIGTERM:
+            if (
+                self.folder.done.exists()
+            ):  # it came between the end of a loop and that of its script
+                return PhaseEnded(ending=Ending.DONE, has_progressed=True)
             return self._handed_over("ended by the SIGTERM of its notice")
         return PhaseEnded(
             ending=Ending.FAILED,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tasuki.store.atomic import read_json, shaped
+from tasuki.store.atomic import read_json, read_json_or_none, shaped
 from tasuki.store.runs import RunFolder
 
 LEAST_WORK_S = 60.0
@@ -38,7 +38,11 @@ def has_worked(events: Sequence[Mapping[str, Any]], *, now: float) -> bool:
     return bool(began) and now - min(began) >= LEAST_WORK_S
 
 
-def begin_state(stage: str) -> dict[str, Any]:
-    """Of `training_state.json`: nobody counts the steps of a command."""
+def begin_state(run: RunFolder, stage: str) -> dict[str, Any]:
+    """Of `training_state.json`: nobody counts the steps of a command. What its loop
+    (`tasuki.open_run`) told in an earlier attempt stays: its checkpoints are there."""
+    told = read_json_or_none(run.training_state) or {}
+    if told.get("stage") == stage and told.get("last_checkpoint") is not None:
+        return {}
     nothing = ("epoch", "step", "total_steps", "samples", "best", "last_checkpoint")
     return {"stage": stage, **dict.fromkeys(nothing)}

@@ -262,7 +262,7 @@ class Lane:
         ranks = read_ranks(run, stage) or world if kind == "train" else 1
         attempt.events.add("worker-started", phase=kind, stage=stage, ranks=ranks, is_command=True)
         if kind == "train":
-            self._write_state(attempt, "running", **begin_state(stage))
+            self._write_state(attempt, "running", **begin_state(run, stage))
         order = order_command(phase, words, self.job, gpus=gpus)
         try:
             self.phase = start_command(

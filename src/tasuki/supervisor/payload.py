@@ -56,7 +56,7 @@ def make_payload(
     return {
         "format": FORMAT,
         "outcome": happened.outcome,
-        "text": _in_words(run, happened, risk),
+        "text": _in_words(_who(run, spec), happened, risk),
         "run": run.name,
         "experiment": spec.get("experiment"),
         "project": spec.get("project"),
@@ -97,12 +97,18 @@ def _metrics(run: RunFolder, spec: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _in_words(run: RunFolder, happened: Happened, risk: Risk | None) -> str:
+def _who(run: RunFolder, spec: dict[str, Any]) -> str:
+    """A line that stands alone in a chat: runs of two projects often have the same name."""
+    project = spec.get("project")
+    return f"run {run.name}" if not project else f"{project}: run {run.name}"
+
+
+def _in_words(who: str, happened: Happened, risk: Risk | None) -> str:
     if happened.outcome == "complete":
-        return f"run {run.name} is complete"
+        return f"{who} is complete"
     if happened.outcome == "held":
         verb = "has" if happened.state == "failed" else "is"
-        return f"run {run.name} {verb} {happened.state}: {happened.reason}"
+        return f"{who} {verb} {happened.state}: {happened.reason}"
     late = risk.late_s if risk is not None else None
     by = f" by {format_seconds(late)}" if late else ""
-    return f"run {run.name} may miss its deadline{by}"
+    return f"{who} may miss its deadline{by}"

@@ -1,6 +1,7 @@
 """Where every second of the wall clock went, over all attempts. Pure: from events to parts.
 
-The wall clock of a run goes from its first submission to its end. What no attempt covers is
+The wall clock of a run goes from its first submission to its end. A complete run that a person
+takes up again rests in between: that time is nobody's, and not in it. What no attempt covers is
 `queue`; inside an attempt the supervisor's and the workers' events say what was done; what nobody
 accounts for is `other`. So the parts always add up.
 """
@@ -24,6 +25,9 @@ PARTS = (
     "handover",
     "other",
 )
+
+
+_TAKEN_UP = ("attempt-started", "went-back")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,9 @@ class Worker:
     ended_well: bool = False
     is_command: bool = False
     """Of the user's own. It tells nothing of its parts, unless its loop is a `tasuki.open_run`."""
+    is_loop: bool = False
+    """It is one: in this attempt or another one somebody told of its loop. Until it does, an
+    attempt is at its start."""
     noticed_at: float | None = None
 
 
@@ -85,15 +92,33 @@ def make_ledger(events: Sequence[dict[str, Any]], *, now: float | None = None) -
     parts = dict.fromkeys(PARTS, 0.0)
     for attempt in attempts:
         _add_attempt(parts, attempt)
-    wall = last - first
-    parts["queue"] = max(0.0, wall - _covered(attempts))
+    covered = _covered(attempts)
+    wall = max(covered, last - first - _rested(events, attempts, until=last))
+    parts["queue"] = max(0.0, wall - covered)
     # Attempts of a fenced zombie overlap with their successor's: the excess is nobody's wall clock.
     parts["other"] -= sum(parts.values()) - wall
     return Ledger(parts, wall)
 
 
 def is_complete(events: Sequence[dict[str, Any]]) -> bool:
-    return any(event.get("kind") == "complete" for event in events)
+    """Was it so, and has nobody taken it up again?"""
+    done = [int(e.get("claim", 0)) for e in events if e.get("kind") == "complete"]
+    begun = [int(e.get("claim", 0)) for e in events if e.get("kind") in _TAKEN_UP]
+    return bool(done) and max(done) >= max(begun, default=0)
+
+
+def _rested(
+    events: Sequence[dict[str, Any]], attempts: Sequence[Attempt], *, until: float
+) -> float:
+    """From each completion to what was done next with the run."""
+    times = [e["t"] for e in events if e.get("kind") in ("submitted", *_TAKEN_UP)]
+    rests: dict[float, float] = {}
+    for done in (e for e in events if e.get("kind") == "complete"):
+        ends = [a.end for a in attempts if a.claim <= int(done.get("claim", 0))]
+        began = max([done["t"], *ends])
+        again = min((t for t in times if done["t"] < t <= until), default=began)
+        rests[again] = max(0.0, again - began)
+    return sum(rests.values())
 
 
 def _covered(attempts: Sequence[Attempt]) -> float:
@@ -124,7 +149,14 @@ def read_attempts(events: Sequence[dict[str, Any]], now: float | None) -> list[A
         gpus, price = started.get("gpus"), started.get("price_per_gpu_hour")
         cause = str(ended.get("cause", "")) if ended else ""
         attempts.append(Attempt(started["t"], end, workers, gpus, price, claim, cause))
+    _mark_loops([worker for attempt in attempts for worker in attempt.workers])
     return attempts
+
+
+def _mark_loops(workers: Sequence[Worker]) -> None:
+    loops = {(worker.phase, worker.stage) for worker in workers if worker.is_loop}
+    for worker in workers:
+        worker.is_loop = (worker.phase, worker.stage) in loops
 
 
 def _read_workers(
@@ -137,9 +169,12 @@ def _read_workers(
             phase, stage = str(event.get("phase")), str(event.get("stage"))
             own = Worker(phase, stage, event["t"], attempt_end, is_running=is_open)
             own.is_command = bool(event.get("is_command"))
+            own.is_loop = event.get("who") == "rank0"  # a script by itself
             workers.append(own)
-        elif workers and kind in ("progress", "time") and event.get("who") == "rank0":
-            _take_progress(workers[-1], event)
+        elif workers and event.get("who") == "rank0" and kind != "worker-ended":
+            workers[-1].is_loop = True
+            if kind in ("progress", "time"):
+                _take_progress(workers[-1], event)
         elif workers and kind == "notice":
             workers[-1].noticed_at = event["t"]
         elif workers and kind == "worker-ended":
@@ -191,7 +226,7 @@ def _add_attempt(parts: dict[str, float], attempt: Attempt) -> None:
     left = attempt.end - attempt.begin
     for worker in attempt.workers:
         lived = max(0.0, worker.end - worker.begin)
-        if worker.is_command and worker.told_at is None:
+        if worker.is_command and not worker.is_loop:
             _add_command(parts, worker, lived)
             left -= lived
             continue

@@ -19,6 +19,7 @@ from tasuki.units import format_seconds
 _CHECKPOINT = re.compile(r"step-(\d{9,18})\.c\d+(?:\.s\d+)?", re.ASCII)
 _STEPPING = ("progress", "committed", "restored", "handed-over", "rolled-back")
 _KILLED = re.compile(r"was killed by (\w+) without a word")
+_SIGNAL = re.compile(r"SIG[A-Z0-9]+")
 _UNHURT = ("done", "handed-over", "superseded")
 
 
@@ -83,7 +84,7 @@ class AttemptStory:
     is_complete: bool = False
     """With it the run was done."""
     is_command: bool = False
-    """Of the user's own: nobody counts its steps."""
+    """Of the user's own: nobody counts its steps, unless its loop is a `tasuki.open_run`."""
     is_word: bool = False
     """No attempt at all: a person went back to an earlier checkpoint."""
     then: str | None = None
@@ -98,7 +99,7 @@ class AttemptStory:
             *("attempt", "job", "scheduler_job", "partition", "node", "began_at", "ended_at"),
             *("lasted_s", "is_running", "stages", "phase", "from_step", "to_step", "ending"),
             *("cause", "message", "notice_at", "saved_step", "save_s", "steps_lost"),
-            *("back_after_s", "is_complete", "then"),
+            *("back_after_s", "is_complete", "is_word", "then"),
         )
         values = {name: getattr(self, name) for name in names}
         return {**values, "stages": list(self.stages), "sentence": sentence(self)}
@@ -304,7 +305,7 @@ def sentence(story: AttemptStory) -> str:
     parts = [_why(story), *_kept(story)]
     if story.then is not None:
         parts.append(f"the run is {story.then}" if story.then == "held" else "the run has failed")
-    elif story.back_after_s is not None:
+    elif story.back_after_s is not None and not (story.is_complete or story.is_word):
         parts.append(f"back after {format_seconds(story.back_after_s)}")
     return "; ".join(parts)
 
@@ -330,6 +331,9 @@ def _why(story: AttemptStory) -> str:
             return f"failed by a mistake{after}{told}"
         case "stuck", _:
             return f"could not go on{after}{told}"
+        case "handed-over", "interrupted" if _SIGNAL.fullmatch(said):
+            typed = " (Ctrl-C)" if said == "SIGINT" else ""
+            return f"interrupted by {said}{typed}{after}"
         case "handed-over", cause:
             return f"{_handed_over(cause, where)}{after}"
         case "failed", cause if cause not in (None, "none"):
@@ -359,7 +363,9 @@ def _handed_over(cause: str | None, where: str) -> str:
 
 def _kept(story: AttemptStory) -> list[str]:
     """Of its steps."""
-    if story.is_command or story.is_running or (story.is_complete and not story.steps_lost):
+    if story.is_running or (story.is_complete and not story.steps_lost):
+        return []
+    if story.is_command and story.to_step is None:
         return []
     if story.to_step is None:
         is_training = story.phase == "train" and story.ending != "done"

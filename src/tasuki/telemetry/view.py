@@ -44,8 +44,15 @@ def read_view(
 
 def count_preemptions(run: RunFolder) -> int:
     """How many attempts a preemption has ended."""
-    ends = read_attempt_ends(run).values()
-    return sum(1 for end in ends if end and end.get("cause") == "preempted")
+    return count_attempts(run)[1]
+
+
+def count_attempts(run: RunFolder) -> tuple[int, int]:
+    """(attempts, how many of them a preemption has ended). Going back takes a claim, too, but a
+    person's word is no attempt."""
+    ends = [end or {} for end in read_attempt_ends(run).values()]
+    attempts = [end for end in ends if not end.get("went_back")]
+    return len(attempts), sum(end.get("cause") == "preempted" for end in attempts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

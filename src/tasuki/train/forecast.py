@@ -27,6 +27,7 @@ class Forecasts:
         self._task, self._setup = task, setup
         self._first_step, self._began_at = first_step, began_at
         self._told: Ahead | None = None
+        self._said: Ahead | None = None
         per_epoch = setup.order.steps_per_epoch
         self.due = self._border(first_step + min(per_epoch, _LEAST_STEPS))
         """The step at which to look."""
@@ -63,10 +64,12 @@ class Forecasts:
         if step == self._setup.order.steps_per_epoch:
             by = "the first epoch"
         said = f"; the plan said {format_seconds(planned)}" if planned is not None else ""
-        task.say(
-            f"Forecast: stage {task.stage.name} ends in about {format_seconds(ahead.left_s)} "
-            f"(90 %: {format_seconds(ahead.left_s_p90)}), by {by}{said}"
-        )
+        if ahead.is_worth_a_line(self._said):
+            self._said = ahead
+            task.say(
+                f"Forecast: stage {task.stage.name} ends in about {format_seconds(ahead.left_s)} "
+                f"(90 %: {format_seconds(ahead.left_s_p90)}), by {by}{said}"
+            )
         # In a file of its own: `status` finds it however long the attempt lasts.
         log = task.events.beside("forecast")
         log.add(

@@ -22,6 +22,7 @@ from tasuki.runtime.agreement import Agreement, Decision
 from tasuki.runtime.room import when_there_is_room
 from tasuki.runtime.saver import Saver
 from tasuki.runtime.saving import NAN_HINT, Saving, finishing_saves
+from tasuki.runtime.spoken import Spoken
 from tasuki.runtime.starting import make_agreement, make_saver
 from tasuki.runtime.watch import leave
 from tasuki.telemetry.metrics import MetricLog
@@ -152,6 +153,7 @@ class Training:
         self._tell_at = now
         self._logged_at, self._logged_samples = now, begin.progress.samples
         self._forecasts = Forecasts(task, setup, first_step=self._first_step, began_at=now)
+        self._spoken = Spoken(task.say, total_steps=setup.total_steps, now=now)
 
     def _find_onlookers(self, saver: Saver, *, is_again: bool) -> list[Onlooker]:
         task, setup, step = self.task, self.setup, self.progress.step
@@ -343,6 +345,7 @@ class Training:
         self.last_row = row
         timing["memory_allocated_gb"] = self._memory.read_gb(now)
         self.metrics.add(row | timing)
+        self._spoken.tell(row, {"loss": loss}, now=now)
 
     def _row(self, split: str) -> dict[str, Any]:
         return {

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 _EIGHTHS = "▏▎▍▌▋▊▉█"
 _HEIGHTS = "▁▂▃▄▅▆▇█"
 _ASCII_HEIGHTS = "_.-=*#"
+_WIDE = 10.0
 
 
 def bar(share: float, width: int, *, is_ascii: bool) -> str:
@@ -39,9 +40,10 @@ def span(begin: float, end: float, width: int, *, is_ascii: bool) -> str:
 
 
 def sparkline(values: Sequence[float | None], width: int, *, is_ascii: bool) -> str:
-    """The last of it to the right; each cell the mean of what falls into it, a gap is a blank."""
+    """The last of it to the right; each cell the mean of what falls into it, a gap is a blank.
+    By logarithm where it spans more than a power of ten: else all but its beginning is flat."""
     heights = _ASCII_HEIGHTS if is_ascii else _HEIGHTS
-    cells = _cells(values, width)
+    cells = _scaled(_cells(values, width))
     known = [value for value in cells if value is not None]
     if not known:
         return ""
@@ -50,6 +52,13 @@ def sparkline(values: Sequence[float | None], width: int, *, is_ascii: bool) -> 
     return "".join(
         " " if value is None else heights[round((value - low) * scale)] for value in cells
     )
+
+
+def _scaled(cells: list[float | None]) -> list[float | None]:
+    known = [value for value in cells if value is not None]
+    if not known or min(known) <= 0 or max(known) <= _WIDE * min(known):
+        return cells
+    return [None if value is None else math.log(value) for value in cells]
 
 
 def _cells(values: Sequence[float | None], width: int) -> list[float | None]:

@@ -22,8 +22,8 @@ from tasuki.views.text import encodable, money, neutral, say, warn
 _NARROW = 70
 _ROOMY = 100
 _ANY_WIDTH = 1000
-_DROP = ("limit", "known from", "total", "batch")
-"""What gives way first where the table is too wide; `limit` only where there is none."""
+_DROP = ("known from", "total", "batch")
+"""What gives way first where the table is too wide."""
 _RIGHT = ("time", "total", "cost")
 
 
@@ -72,7 +72,8 @@ def _show_chain(plan: dict[str, Any], console: Console) -> None:
 def _print_list(plan: dict[str, Any], console: Console) -> None:
     """For a narrow window."""
     for job in plan["jobs"]:
-        console.print(f"job {number_of(job)}  limit {time_of(job['limit_s'])}", highlight=False)
+        limit = f"  limit {time_of(job['limit_s'])}" if job["limit_s"] is not None else ""
+        console.print(f"job {number_of(job)}{limit}", highlight=False)
         for piece in [p for lane in job["lanes"] for p in lane["stages"]]:
             words = f"  {piece['kind']} {piece['stage']}  {time_of(piece['expected_s'])}"
             console.print(words, highlight=False)
@@ -86,15 +87,24 @@ def _fitting_table(plan: dict[str, Any], console: Console) -> tuple[Table, set[s
     """Columns are left out, not cut, until the others fit; and which those are."""
     has_costs = _has_costs(plan) and console.width >= _ROOMY
     wide = console.options.update(max_width=_ANY_WIDTH)
-    gone: set[str] = set()
+    gone = _empty_columns(plan)
     table = _table(plan, has_costs=has_costs, gone=gone)
     for name in _DROP:
         if table.__rich_measure__(console, wide).maximum <= console.width:
             break
-        if name != "limit" or all(job["limit_s"] is None for job in plan["jobs"]):
-            gone.add(name)
-            table = _table(plan, has_costs=has_costs, gone=gone)
+        gone.add(name)
+        table = _table(plan, has_costs=has_costs, gone=gone)
     return table, gone
+
+
+def _empty_columns(plan: dict[str, Any]) -> set[str]:
+    """Of which there is nothing to tell in any row: jobs without a limit, commands alone."""
+    pieces = [p for job in plan["jobs"] for lane in job["lanes"] for p in lane["stages"]]
+    told = {
+        "limit": any(job["limit_s"] is not None for job in plan["jobs"]),
+        "batch": any(batch_of(piece) for piece in pieces),
+    }
+    return {name for name, is_told in told.items() if not is_told}
 
 
 def _table(plan: dict[str, Any], *, has_costs: bool, gone: set[str]) -> Table:

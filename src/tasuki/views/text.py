@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
+
+from tasuki.units import format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -113,6 +115,14 @@ def number(value: object) -> str:
     if isinstance(value, int | float):
         return f"{value:.4g}"
     return line_of(value)[:12].replace("[", r"\[")  # as rich's `escape`
+
+
+def goodput_of(ledger: Mapping[str, Any]) -> str:
+    """Of what it is a share is not the wall clock: waiting in a queue costs nobody anything."""
+    if ledger["goodput"] is None:
+        return ""
+    allocated = ledger["wall_s"] - ledger["parts"].get("queue", 0.0)
+    return f"goodput {ledger['goodput']:.0%} of {format_seconds(allocated)} allocated"
 
 
 def money(value: float | None) -> str:

@@ -15,7 +15,8 @@ def spec_lines(told: Mapping[str, Any]) -> str:
 
 def _lines(told: Mapping[str, Any]) -> Iterator[str]:
     yield f"project: {spell(told['project'])}"
-    yield f"cluster: {spell(told['cluster'])}"
+    if told["cluster"]:
+        yield f"cluster: {spell(told['cluster'])}"
     if told["sinks"]:
         yield f"sinks: {spell(told['sinks'])}"
     if told["all"]:

@@ -11,7 +11,7 @@ from rich.text import Text
 from tasuki.telemetry.ledger import PARTS
 from tasuki.units import format_seconds
 from tasuki.views.blocks import span
-from tasuki.views.text import encodable, neutral, warn, wrap
+from tasuki.views.text import encodable, goodput_of, neutral, warn, wrap
 
 _COLOURS = {
     "complete": "green",
@@ -34,13 +34,16 @@ def show_why(why: dict[str, Any], console: Console | None = None) -> None:
             _show_attempt(attempt, console)
         if not why["attempts"]:
             _say(console, "  no attempt yet")
+        if len(why["stages"]) > 1 and any(one["saved_step"] for one in why["attempts"]):
+            _say(console, "  (steps are those of the run, counted over all stages)")
         _show_ledger(why["ledger"], console)
         for note in why["notes"]:
             warn(console, _line(note))
 
 
 def _show_head(why: dict[str, Any], console: Console) -> None:
-    state, num = why["state"] or "unknown", len(why["attempts"])
+    state = why["state"] or "unknown"
+    num = sum(not attempt["is_word"] for attempt in why["attempts"])
     head = Text()
     head.append(_line(why["experiment"]), style="bold")
     head.append(": ")
@@ -72,9 +75,8 @@ def _show_ledger(ledger: dict[str, Any], console: Console) -> None:
     wall, parts = ledger["wall_s"], ledger["parts"]
     if not wall or wall <= 0:
         return
-    goodput = ledger["goodput"]
-    told = f", goodput {goodput:.0%}" if goodput is not None else ""
-    _say(console, f"\nwhere {format_seconds(wall)} went{told}")
+    told = ", ".join(filter(None, [f"where {format_seconds(wall)} went", goodput_of(ledger)]))
+    _say(console, f"\n{told}")
     reached = 0.0
     room = max(5, _width(console) - 28)
     for part in PARTS:

@@ -14,10 +14,10 @@ from tasuki.units import format_seconds
 from tasuki.views.marks import marked
 from tasuki.views.page import page_around, table_of, text_in
 from tasuki.views.report.curves import curves_of, kinds_of_marks
-from tasuki.views.report.results import run_rows, stage_rows
+from tasuki.views.report.results import known_columns, run_rows, stage_rows
 from tasuki.views.report.text import environment_rows, ledger_rows, shown
 from tasuki.views.report.times import gantt_of, waterfall_of
-from tasuki.views.text import count, money, number
+from tasuki.views.text import count, goodput_of, money, number
 from tasuki.views.told_spec import spec_lines
 
 _Values = Mapping[str, Any]
@@ -62,8 +62,9 @@ def _facts(run: _Values) -> Iterator[str]:
         "goodput": shown("goodput", run["goodput"]),
         "attempts": count(run["attempts"])
         + (f", {run['preemptions']} preempted" if run["preemptions"] else ""),
-        "GPU-hours": number(run["gpu_hours"]),
     }
+    if run["gpu_hours"] is not None:
+        told["GPU-hours"] = number(run["gpu_hours"])
     if run["cost"] is not None:
         told["cost"] = money(run["cost"])
     last = next((stage for stage in reversed(run["results"]) if stage["evaluation"]), None)
@@ -97,12 +98,10 @@ def _results(report: _Values) -> Iterator[str]:
 
 
 def _values_table(caption: str, rows: Sequence[_Values]) -> Iterator[str]:
-    """Without columns of which nothing is known."""
-    empty = {key for key in rows[0] if all(row[key] is None for row in rows)}
     words = {"wall_s": "wall clock", "gpu_hours": "GPU-hours"}
     named = [
-        {words.get(key, key): shown(key, value) for key, value in row.items() if key not in empty}
-        for row in rows
+        {words.get(key, key): shown(key, value) for key, value in row.items()}
+        for row in known_columns(rows)
     ]
     kinds = {key: "number" for key in named[0] if key not in _WORDS}
     yield from table_of(caption, named, kinds=kinds | dict.fromkeys(_WORDS[1:], "plain"))
@@ -159,7 +158,8 @@ def _times(runs: Sequence[_Values]) -> Iterator[str]:
     yield '<div class="falls">'
     for run, picture in drawn:
         if picture is not None:
-            told = f"{format_seconds(run['wall_s'])}, goodput {shown('goodput', run['goodput'])}"
+            wall, share = format_seconds(run["wall_s"]), goodput_of(run["ledger"])
+            told = f"{wall}, {share}" if share else wall
             yield f'<figure class="times">\n<figcaption>{text_in(run["experiment"])}: {told}'
             yield f"</figcaption>\n{picture}\n</figure>"
     yield "</div>"

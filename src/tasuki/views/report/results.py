@@ -31,6 +31,12 @@ def run_rows(report: _Values) -> list[dict[str, Any]]:
     ]
 
 
+def known_columns(rows: Sequence[_Values]) -> list[dict[str, Any]]:
+    """Without those of which nothing is known in any row; for people, as scripts count on all."""
+    empty = {key for key in rows[0] if all(row[key] is None for row in rows)} if rows else set()
+    return [{key: value for key, value in row.items() if key not in empty} for row in rows]
+
+
 def _squared(rows: Sequence[_Values]) -> list[dict[str, Any]]:
     """The same columns in each row; what a run took comes last."""
     columns = dict.fromkeys(key for row in rows for key in row if key not in _OF_RUNS)

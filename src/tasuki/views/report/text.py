@@ -10,7 +10,7 @@ from typing import Any
 
 from tasuki.units import format_seconds
 from tasuki.views.marks import without_paths
-from tasuki.views.report.results import result_rows
+from tasuki.views.report.results import known_columns, result_rows
 from tasuki.views.report.times import PARTS
 from tasuki.views.text import neutral, number
 
@@ -50,7 +50,8 @@ def _lines(report: _Values) -> Iterator[str]:
     yield f"# {_plain(', '.join(names))}\n"
     yield f"Made by `tasuki report` at {report['made_at']}.\n"
     yield "## Results\n"
-    yield from _table([{k: shown(k, v) for k, v in row.items()} for row in result_rows(report)])
+    rows = known_columns(result_rows(report))
+    yield from _table([{k: shown(k, v) for k, v in row.items()} for row in rows])
     yield "## Where the time went\n"
     yield from _table(ledger_rows(report["runs"]))
     yield "## Attempts\n"

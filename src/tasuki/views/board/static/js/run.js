@@ -6,7 +6,7 @@ import { bytes, count, moment, money, NONE, number, plural, seconds, share } fro
 import { pill, progressOf } from "./list.js";
 import { LogView } from "./logs.js";
 import * as net from "./net.js";
-import { gantt, ledger } from "./time.js";
+import { allocated, gantt, ledger } from "./time.js";
 
 export const PARTS = ["overview", "machine", "events", "checkpoints", "logs", "spec"];
 
@@ -122,7 +122,7 @@ export class RunView {
       status.state === "running" && fact("left", left, status.eta_s_p90 ? `nine of ten: ${seconds(status.eta_s_p90)}` : ""),
       fact("loss", number(status.loss)),
       fact("attempts", count(status.attempts), status.preemptions ? `${count(status.preemptions)} preempted` : ""),
-      fact("goodput", share(status.goodput), why?.ledger?.wall_s ? `of ${seconds(why.ledger.wall_s)}` : ""),
+      fact("goodput", share(status.goodput), why?.ledger?.wall_s ? `of ${seconds(allocated(why.ledger))}` : ""),
       status.cost === null || status.cost === undefined ? null : fact("cost", money(status.cost)),
       fact("checkpoint", status.last_checkpoint_step === null || status.last_checkpoint_step === undefined ? NONE : `step ${count(status.last_checkpoint_step)}`),
     ];
@@ -156,7 +156,7 @@ export class RunView {
     const timelines = this.names.map((name) => ({ timeline: this.details.get(name)?.timeline, hue: this.hue(name) })).filter(({ timeline }) => timeline);
     put(this.lower,
       timelines.length ? card("Plan and reality", gantt(timelines, detail.now ?? Date.now() / 1000)) : null,
-      detail.why && h("div", { class: "halves" }, card("Where the time went", ledger(detail.why.ledger)), card(plural(detail.why.attempts.length, "attempt"), this.attempts(detail.why))),
+      detail.why && h("div", { class: "halves" }, card("Where the time went", ledger(detail.why.ledger)), card(plural(detail.why.attempts.filter((one) => !one.is_word).length, "attempt"), this.attempts(detail.why))),
       this.problems(detail));
     this.curves.draw();
   }

@@ -5,6 +5,10 @@ import { clock, moment, seconds, share } from "./format.js";
 
 const PARTS = { queue: "queue", start: "start", restore: "restore", data_wait: "data wait", step: "steps", recomputed: "steps done again", validate: "validation", save: "saves", evaluate: "evaluation", handover: "handover", other: "other" };
 
+// Of what was allocated: the queue is in the wall clock, and not in that.
+export const allocated = (told) => told.wall_s - (told.parts?.queue ?? 0);
+const goodput = (told) => told.goodput === null ? "" : `goodput ${share(told.goodput)} of ${seconds(allocated(told))} allocated`;
+
 export const ledger = (told) => {
   const parts = Object.entries(told?.parts ?? {}).filter(([, value]) => value >= 0.005);
   if (!parts.length || !told.wall_s) return h("p", { class: "empty" }, "Nothing to tell yet.");
@@ -17,7 +21,7 @@ export const ledger = (told) => {
       h("td", { class: "number" }, seconds(value)), h("td", { class: "number soft" }, share(value / told.wall_s)));
   });
   return h("table", { class: "ledger" }, h("caption", { class: "visually-hidden" }, "Where every second went, over all attempts"),
-    h("tbody", {}, rows), h("tfoot", {}, h("tr", {}, h("th", { scope: "row" }, "wall clock"), h("td", {}, `goodput ${share(told.goodput)}`), h("td", { class: "number" }, seconds(told.wall_s)), h("td", {}))));
+    h("tbody", {}, rows), h("tfoot", {}, h("tr", {}, h("th", { scope: "row" }, "wall clock"), h("td", {}, goodput(told)), h("td", { class: "number" }, seconds(told.wall_s)), h("td", {}))));
 };
 
 const ROW = 56, TOP = 30;
