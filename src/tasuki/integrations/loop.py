@@ -248,7 +248,7 @@ class Loop:
             self.trace = LoopTrace(
                 self.drill,
                 worker,
-                self._holds,
+                self.holds,
                 course,
                 step=self.progress.step,
                 looks_at=self.looks_at,
