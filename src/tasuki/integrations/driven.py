@@ -94,6 +94,7 @@ class Driven:
                 say=worker.say,
                 accumulation=accumulation,
                 drill=self.loop.drill,
+                takes_whole_epochs=True,
             ),
         )
         if self._feed is None:
