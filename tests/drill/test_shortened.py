@@ -16,15 +16,15 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from tasuki.data.buckets import BucketRule, plan_buckets
+from tasuki.data.short import ShortLoader
+from tasuki.runtime.hidden import Walk, digest_of, leaf
 from tasuki.train.drilled import (
     VARIABLE,
-    ShortLoader,
     few_steps,
     fewer_batches,
     fewer_samples,
     read_order,
 )
-from tasuki.train.hidden import Walk, digest_of, leaf
 from tasuki.train.rehearsed import few_to_evaluate
 
 

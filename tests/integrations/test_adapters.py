@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 from tests.integrations.subjects import FRAMEWORKS, HF, LIGHTNING
+from tests.integrations.test_verbs import audit
+
+from tasuki.store.runs import RunFolder
 
 LIGHT, HUGGING = "light", "hugging"
 OF = {LIGHT: LIGHTNING, HUGGING: HF}
@@ -68,6 +71,8 @@ def test_a_training_preempted_in_the_middle_of_an_epoch_ends_as_if_it_had_not_be
 ):
     settings = {"ACCUMULATION": "2", "VALIDATE_EVERY": "4", "SCHEDULE": "plateau"}
     check(servers, subject, tmp_path, ["7:15"], **settings)
+    stage = audit(RunFolder(tmp_path / "struck/runs/it"))
+    assert (stage["verdict"], stage["repeated"], stage["skipped"]) == ("proven", 0, 0), stage
 
 
 @pytest.mark.long

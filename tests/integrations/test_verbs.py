@@ -21,6 +21,7 @@ from tasuki.actions.why import tell_why
 from tasuki.answers import Told
 from tasuki.clock import SystemClock
 from tasuki.errors import EXIT_DONE, EXIT_RESUME_ME
+from tasuki.store.atomic import read_json
 from tasuki.store.attempts import read_attempt_ends
 from tasuki.store.runs import RunFolder
 from tasuki.telemetry.metrics import read_metrics
@@ -107,7 +108,8 @@ def test_why_tells_what_attempts_of_a_loop_saved_and_lost_and_which_signal_it_wa
 
 def audit(run: RunFolder) -> dict:
     """The one stage, as the child of `tasuki audit` finds it: here, where torch is imported."""
-    order = {"run": str(run.path), "stages": ["train"], "paths": []}
+    names = [stage["name"] for stage in read_json(run.spec)["stages"]]
+    order = {"run": str(run.path), "stages": names, "paths": []}
     fd = os.open(os.devnull, os.O_WRONLY)
     (stage,) = work(order, Told(fd))["stages"]
     os.close(fd)

@@ -12,9 +12,9 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
-from tasuki.actions.commands import refuse_commands
 from tasuki.actions.compare import Comparison, compare_runs
 from tasuki.actions.drill_diagnosis import (
     Finding,
@@ -97,6 +97,7 @@ def run_drill(request: DrillRequest) -> dict[str, Any]:
     plan_scenarios(Shape(), request.scenarios)  # a wrong name is said before anything runs
     experiment = request.plan.experiments[0]
     stage = choose_stage(experiment, request.stage)
+    refuse_plain_script(stage, experiment.name, Path(request.plan.spec.folder))
     ground = open_ground(
         request.plan,
         experiment,
@@ -128,15 +129,24 @@ def choose_stage(experiment: ResolvedExperiment, name: str | None) -> ResolvedSt
         raise UsageError(
             f"`{experiment.name}` has no stage `{name}`", hint=f"it has: {', '.join(names)}"
         )
-    stage = experiment.stages[names.index(name) if name is not None else 0]
-    refuse_commands(
-        stage,
-        experiment.name,
-        verb="drill",
-        why="a drill compares checkpoints of tasuki, and a script has its own; `tasuki run "
-        "--preempt-every 20s` interrupts it too",
+    return experiment.stages[names.index(name) if name is not None else 0]
+
+
+def refuse_plain_script(stage: ResolvedStage, experiment: str, folder: Path) -> None:
+    """A script that tasuki does not save would train in vain, for as long as it takes."""
+    if stage.command is None:
+        return
+    scripts = [folder / word for word in stage.command if word.endswith(".py")]
+    texts = [script.read_text(errors="replace") for script in scripts if script.is_file()]
+    if any("tasuki" in text for text in texts) or not texts:
+        return
+    raise UsageError(
+        f"stage `{stage.name}` of `{experiment}` runs a command: `tasuki drill` does nothing for "
+        "it",
+        hint="a drill compares checkpoints of tasuki, and a script has its own; `tasuki run "
+        "--preempt-every 20s` interrupts it too, and with `tasuki.open_run` in its loop it can be "
+        "drilled (`tasuki help own_loop`)",
     )
-    return stage
 
 
 class _Drill:
@@ -282,6 +292,7 @@ class _Drill:
             "experiment": self._experiment.name,
             "stage": self._stage.name,
             "recipe": self._stage.recipe,
+            "command": list(self._stage.command) if self._stage.command is not None else None,
             "data": self._stage.data,
             "exact": self._stage.exact,
             "other_stages": [s.name for s in self._experiment.stages if s.name != self._stage.name],
@@ -307,7 +318,8 @@ def shape_of(twin: Sequence[AttemptTrace]) -> Shape:
     if not twin:
         raise RunError(
             "the undisturbed run left no trace of its steps",
-            hint="is `cluster.python` of another tasuki?",
+            hint="does the script go through `run.steps` of `tasuki.open_run`, or an adapter? Is "
+            "`cluster.python` of another tasuki?",
         )
     facts = twin[0].facts
     return Shape(
@@ -315,6 +327,7 @@ def shape_of(twin: Sequence[AttemptTrace]) -> Shape:
         steps_per_epoch=facts["steps_per_epoch"],
         has_border=facts["has_border"],
         world=facts["world"],
+        is_coarse=facts.get("accumulation", 1) > 1,
     )
 
 

@@ -227,7 +227,9 @@ def _not_restored(place: _Place) -> Finding:
             cause="random",
             words=f"{in_words(place.entry)} are not where they were when the run went on from step "
             f"{place.trace.begin}: they were not captured, or were seeded anew after the resume",
-            advice="do not seed random numbers in the recipe after `build_model`",
+            advice="seed random numbers before the loop, not in it"
+            if place.trace.facts.get("is_loop")
+            else "do not seed random numbers in the recipe after `build_model`",
             **where,
         )
     return Finding(
@@ -261,7 +263,9 @@ def _resumed_wrongly(place: _Place, flaky: Mapping[str, str]) -> Finding:
         words=f"{in_words(place.entry)} differs, although batch, weights, optimizer and random "
         "numbers were the same: it hangs on something that no checkpoint holds and the drill does "
         "not see (a closure, a file, another module, a library's own state)",
-        advice="look at what the recipe's `loss` reads beside the model and the batch",
+        advice="look at what the loop reads and changes beside what is tracked: `run.track` it"
+        if place.trace.facts.get("is_loop")
+        else "look at what the recipe's `loss` reads beside the model and the batch",
         **_where(place),
     )
 

@@ -23,7 +23,7 @@ from tasuki.actions.plan import PlanRequest, make_plan
 from tasuki.actions.run import RunRequest, local_jobs
 from tasuki.answers import ask
 from tasuki.backends.local import LocalBackend
-from tasuki.checkpoint.lineage import lineage
+from tasuki.checkpoint.damage import damage_newest
 from tasuki.clock import Clock
 from tasuki.errors import EXIT_RESUME_ME, RunError, TasukiError
 from tasuki.failpoints import VARIABLE as FAILPOINTS
@@ -41,10 +41,15 @@ from tasuki.store.runs import RunFolder
 
 FOLDER = ".drill"
 _DRILL = "TASUKI_DRILL"
-"""Read by train/drilled.py."""
+"""Read by train/drilled.py and integrations/drilled.py."""
 _GRACE_S = 60.0
 _SIDE_BY_SIDE = 2
 """On CPUs: half of a short attempt is the start of Python and torch, which uses one core."""
+
+
+_SAVE = ResolvedSave(every=Every(unit="steps", count=float(SAVE_EVERY)), keep=2)
+_LOG_EVERY = Every(unit="steps", count=3.0)
+"""Not at every save: losses that were not logged yet are part of a checkpoint."""
 
 
 class Interrupted(RunError):
@@ -137,7 +142,10 @@ class Ground:
 
     def _environment(self, one: Disturbance) -> dict[str, str]:
         trace = str(self._trace_folder(one.name))
-        order = {"steps_per_epoch": STEPS_PER_EPOCH, "trace": trace}
+        order: Order = {"steps": STEPS, "steps_per_epoch": STEPS_PER_EPOCH, "trace": trace}
+        if one.is_damaged and self.stage.command is not None:
+            # A command that leaves by itself is begun again at once: nobody comes in between.
+            order["damages"] = 2
         return {_DRILL: json.dumps(order), FAILPOINTS: json.dumps(one.failpoints)}
 
     def _is_on_gpus(self) -> bool:
@@ -165,7 +173,8 @@ class Ground:
             return
         if kind == "job-ended" and not backend.is_interrupted:
             on_end(one.name)
-        if kind == "job-requeued" and one.is_damaged and one.name not in self.damaged:
+        is_ours = self.stage.command is None
+        if kind == "job-requeued" and is_ours and one.is_damaged and one.name not in self.damaged:
             self.damaged[one.name] = damage_newest(self.run_folder(one.name))
 
     def is_same_state(self, one: Path, other: Path) -> bool:
@@ -223,6 +232,10 @@ def open_ground(
 
 def shorten(stage: ResolvedStage) -> ResolvedStage:
     """A few steps with saves among them; nothing outside the drill's folder is written."""
+    if stage.command is not None:  # how many steps it does, its loop finds out (drilled.py)
+        return msgspec.structs.replace(
+            stage, save=_SAVE, log_every=_LOG_EVERY, evaluate=None, export=None, init_from="none"
+        )
     validate = stage.validate
     if validate is not None:
         validate = msgspec.structs.replace(validate, every=Every(unit="epochs", count=1.0))
@@ -233,26 +246,11 @@ def shorten(stage: ResolvedStage) -> ResolvedStage:
     return msgspec.structs.replace(
         stage,
         length=Length(unit="steps", count=STEPS),
-        save=ResolvedSave(every=Every(unit="steps", count=float(SAVE_EVERY)), keep=2),
-        # Not at every save: losses that were not logged yet are part of a checkpoint.
-        log_every=Every(unit="steps", count=3.0),
+        save=_SAVE,
+        log_every=_LOG_EVERY,
         validate=validate,
         evaluate=None,
         export=None,
         loader=loader,
         init_from=stage.init_from if start_of(stage.init_from) == "file" else "none",
     )
-
-
-def damage_newest(run: RunFolder) -> str:
-    """Turn one bit over in the largest file of the newest checkpoint; its name."""
-    name = lineage(run)[0]
-    files = [path for path in (run.checkpoints / name).iterdir() if path.name != "manifest.json"]
-    victim = max(files, key=lambda path: path.stat().st_size)
-    data = bytearray(victim.read_bytes())
-    data[len(data) // 2] ^= 1
-    # A new file in its place: other checkpoints may share the old one.
-    fresh = victim.with_name(f".{victim.name}.tmp")
-    fresh.write_bytes(data)
-    fresh.replace(victim)
-    return name

@@ -7,7 +7,7 @@ checkpoint (step 0) passes the places of a save once, in the first attempt.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tasuki.errors import UsageError
@@ -21,6 +21,8 @@ fall together only sometimes."""
 HEARD_S = 1.0
 """A notice takes milliseconds to be heard; on a busy machine longer."""
 
+_TOO_SHORT = "the whole run is shorter"
+
 Order = dict[str, Any]
 
 
@@ -33,6 +35,9 @@ class Shape:
     has_border: bool = True
     """False: it is not known where an epoch of the user's own loader ends."""
     world: int = 1
+    is_coarse: bool = False
+    """A loop of one's own gathers gradients: it is left where the next step of its optimizer ends,
+    not in the one that was struck."""
 
     @property
     def middle(self) -> int:
@@ -68,7 +73,8 @@ def plan_scenarios(shape: Shape, wanted: Sequence[str] = ()) -> list[Scenario]:
             raise UsageError(
                 f"there is no scenario `{name}`", hint=f"there are: {', '.join(NAMES)}"
             )
-    return [make(shape) for name, make in _MAKERS.items() if not wanted or name in wanted]
+    made = [make(shape) for name, make in _MAKERS.items() if not wanted or name in wanted]
+    return [replace(one, resumes_at=None) for one in made] if shape.is_coarse else made
 
 
 def _term(shape: Shape) -> Scenario:
@@ -81,11 +87,14 @@ def _term(shape: Shape) -> Scenario:
     )
 
 
-def _kill_in_save(shape: Shape) -> Scenario:  # noqa: ARG001 (its saves come at the same steps)
+def _kill_in_save(shape: Shape) -> Scenario:
+    title = "KILL in a save, before its commit and right after it"
+    if shape.steps <= SAVE_EVERY:
+        return Scenario(name="kill-in-save", title=title, not_here=_TOO_SHORT)
     # The first pass is step 0's; the second attempt goes on from there and saves here once more.
     return Scenario(
         name="kill-in-save",
-        title="KILL in a save, before its commit and right after it",
+        title=title,
         struck=(
             f"KILL before the commit of step {SAVE_EVERY}",
             f"KILL right after the commit of step {SAVE_EVERY}",
@@ -137,11 +146,14 @@ def _border(shape: Shape) -> Scenario:
     )
 
 
-def _full_disk(shape: Shape) -> Scenario:  # noqa: ARG001 (its saves come at the same steps)
+def _full_disk(shape: Shape) -> Scenario:
+    title = "full disk in two saves, then a KILL"
     first, second, third = (n * SAVE_EVERY for n in (1, 2, 3))
+    if shape.steps <= third:
+        return Scenario(name="full-disk", title=title, not_here=_TOO_SHORT)
     return Scenario(
         name="full-disk",
-        title="full disk in two saves, then a KILL",
+        title=title,
         struck=(f"no room for steps {first} and {second}, KILL after the commit of step {third}",),
         failpoints=(
             {"at": "save.written", "do": "ENOSPC", "count": 2, "times": 2, "claim": 1, "rank": 0},

@@ -111,6 +111,11 @@ def _values(own: str | None, reference: str | None) -> str:
 
 def advice_on(suspect: str, kind: str, facts: Mapping[str, Any]) -> str:
     owner = suspect.partition(".")[0].partition(" ")[0]
+    if facts.get("is_loop") and owner == "module":
+        return (
+            "let it be part of the run: `run.track(name=thing)` for what has a state_dict, "
+            "`run.track(state=a_dict)` for plain values; or let it follow from `run.step`"
+        )
     match owner:
         case "data" if facts.get("is_foreign"):
             return (

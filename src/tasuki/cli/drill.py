@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from tasuki.cli.options import json_option, make_request, print_json, read_spec
+from tasuki.cli.options import WithCommand, json_option, make_request, print_json, read_work
 from tasuki.cli.watching import watch_runs
 
 _EXAMPLES = """\b
@@ -14,10 +14,11 @@ Example:
   tasuki drill
   tasuki drill --stage fine --certificate resume.txt
   tasuki drill --scenarios term,border --keep
+  tasuki drill -- python train.py
 """
 
 
-@click.command(epilog=_EXAMPLES)
+@click.command(cls=WithCommand, epilog=_EXAMPLES)
 @click.argument("spec", default="tasuki.yaml", metavar="[SPEC]")
 @click.option("--experiment", help="Which one (default: the first).")
 @click.option("--stage", help="Which of its stages (default: the first).")
@@ -49,19 +50,22 @@ def command(
 ) -> int:
     """Interrupt your own run in the worst places, and compare it bit for bit.
 
-    Your recipe, data and settings, shortened to a few steps, run in a folder of their own below
-    `runs`: once undisturbed, then with TERM in a step, KILL in a save, twice in one epoch, on the
-    border of two epochs, with a full disk, and with a damaged checkpoint. Prints a certificate
-    (exit code 0), or the first step and entry that differ and the likely cause (1). A minute or two
-    for a small model.
+    Your recipe, data and settings, or your own loop (`tasuki.open_run`, an adapter), shortened to a
+    few steps, run in a folder of their own below `runs`: once undisturbed, then with TERM in a
+    step, KILL in a save, twice in one epoch, on the border of two epochs, with a full disk, and
+    with a damaged checkpoint. Prints a certificate (exit code 0), or the first step and entry that
+    differ and the likely cause (1). A minute or two for a small model. What a script of your own
+    writes beside its run, it writes each time.
     """
     from tasuki.actions.drill import DrillRequest, run_drill
     from tasuki.clock import SystemClock
     from tasuki.store.atomic import write_bytes
     from tasuki.views.drill import certificate_text, show_drill
 
-    loaded = read_spec(spec, settings, config)
-    request = make_request(loaded, (experiment,) if experiment else (), ())
+    chosen = (experiment,) if experiment else ()
+    stages = (stage,) if stage else ()
+    loaded = read_work(spec, settings, config, name=None, experiments=chosen, stages=stages)
+    request = make_request(loaded, chosen, ())
     with watch_runs() as (view, tick):
         report = run_drill(
             DrillRequest(

@@ -11,10 +11,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tasuki.data.buckets import plan_buckets, sort_by_score
-from tasuki.data.order import Order
+from tasuki.data.order import LengthUnit, Order
 from tasuki.errors import DataError
+
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +29,8 @@ class PlainOrder:
     shuffle: bool
     seed: int
     stage: str
+    gathered: int = 1
+    """Batches whose gradients make one step; the last of an epoch may have fewer."""
 
     def build(self) -> Order:
         plan = plan_buckets(None, self.samples)
@@ -39,8 +44,15 @@ class PlainOrder:
             kind="shuffle" if self.shuffle else "score",
         )
 
+    def steps(self) -> Order | Gathered:
+        """Of the optimizer."""
+        return self.build() if self.gathered == 1 else Gathered(self.build(), self.gathered)
+
     def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+        plain = asdict(self)
+        if self.gathered == 1:
+            del plain["gathered"]
+        return plain
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> PlainOrder:
@@ -48,3 +60,30 @@ class PlainOrder:
             return cls(**value)
         except TypeError as error:
             raise DataError(f"no description of an order: {str(value)[:80]}") from error
+
+
+class Gathered:
+    """Steps of several batches each, as far as an audit goes through them. Where the smaller batch
+    of an epoch stands is the order's word, so a larger effective batch would be another order."""
+
+    def __init__(self, order: Order, num: int) -> None:
+        self._order, self._num = order, num
+        self.plan = order.plan
+        self.samples_per_epoch = order.samples_per_epoch
+        self.effective_batch = order.effective_batch * num
+        self.steps_per_epoch = -(-order.steps_per_epoch // num)
+
+    def total_steps(self, length_unit: LengthUnit, count: int) -> int:
+        batches = self._order.total_steps(length_unit, count)
+        whole, rest = divmod(batches, self._order.steps_per_epoch)
+        return whole * self.steps_per_epoch + -(-rest // self._num)
+
+    def samples_before(self, stage_step: int) -> int:
+        whole, rest = divmod(stage_step, self.steps_per_epoch)
+        batches = min(rest * self._num, self._order.steps_per_epoch)
+        return self._order.samples_before(whole * self._order.steps_per_epoch + batches)
+
+    def steps(self, epoch: int, first: int, stop: int) -> tuple[Ints, Ints]:
+        last = min(stop * self._num, self._order.steps_per_epoch)
+        ids, counts = self._order.steps(epoch, first * self._num, last)
+        return ids, np.add.reduceat(counts, np.arange(0, len(counts), self._num))

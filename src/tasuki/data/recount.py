@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasuki.data.order import Order
+from tasuki.data.plain import Gathered
 from tasuki.data.used import NONE, Used, words_of
 
 Ints = NDArray[np.int64]
@@ -55,7 +56,7 @@ class Recount:
 
 
 def recount(
-    order: Order, wanted: Collection[int], on_progress: OnProgress = lambda _: None
+    order: Order | Gathered, wanted: Collection[int], on_progress: OnProgress = lambda _: None
 ) -> Recount:
     """Digests at these steps of the stage, and every epoch up to the last of them."""
     cuts = sorted(set(wanted))
@@ -79,7 +80,7 @@ def recount(
     return Recount({step: used[step] for step in cuts}, tuple(epochs))
 
 
-def _steps_at_once(order: Order) -> int:
+def _steps_at_once(order: Order | Gathered) -> int:
     return max(1, _BLOCK_SAMPLES // order.effective_batch)
 
 
@@ -102,7 +103,7 @@ def _prefixes(words: NDArray[np.uint64], ends: list[int]) -> list[int]:
 class _Members:
     """Counts samples, a byte for each of the data set."""
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: Order | Gathered) -> None:
         self._members = order.plan.members
         size = order.samples_per_epoch if self._members is None else int(self._members.max()) + 1
         self._counts = np.zeros(size, dtype=np.uint8)

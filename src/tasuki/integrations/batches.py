@@ -31,6 +31,7 @@ from tasuki.data.plain import PlainOrder
 from tasuki.data.shares import StepSplit
 from tasuki.data.tempo import LoaderSettings
 from tasuki.errors import DataError, UsageError
+from tasuki.integrations.drilled import Drill
 
 _SHARE_OUT = (
     "WARNING: every rank goes through this loader under the same random numbers: let each take a "
@@ -75,11 +76,19 @@ class Wanted:
     rank: int
     world: int
     say: Callable[[str], None]
+    accumulation: int = 1
+    drill: Drill | None = None
+    takes_whole_epochs: bool = False
 
     def total(self, steps_per_epoch: int) -> int:
-        if self.steps is not None:
-            return self.steps
-        return (self.epochs if self.epochs is not None else 1) * steps_per_epoch
+        epochs = self.epochs if self.epochs is not None else 1
+        total = self.steps if self.steps is not None else epochs * steps_per_epoch
+        if self.drill is None:
+            return total
+        if self.takes_whole_epochs:
+            each = {"batches": steps_per_epoch, "accumulation": self.accumulation}
+            return steps_per_epoch * self.drill.num_epochs(epochs, **each)
+        return self.drill.num_steps(total, accumulation=self.accumulation)
 
 
 def make_feed(loader: Any, wanted: Wanted) -> Feed:
@@ -116,9 +125,13 @@ def is_ours(loader: Any) -> bool:
 def _ours(loader: Any, wanted: Wanted) -> Feed:
     sampler, samples = loader.sampler, len(loader.dataset)
     is_shuffled = not isinstance(sampler, SequentialSampler) and getattr(sampler, "shuffle", True)
+    effective = loader.batch_size * wanted.world
+    if wanted.drill is not None:
+        more = {"batch": effective, "accumulation": wanted.accumulation}
+        samples = wanted.drill.num_samples(samples, **more)
     plain = PlainOrder(
         samples=samples,
-        effective_batch=loader.batch_size * wanted.world,
+        effective_batch=effective,
         shuffle=is_shuffled,
         seed=wanted.seed,
         stage=wanted.stage,
@@ -209,6 +222,8 @@ def _foreign(loader: Any, wanted: Wanted) -> Feed:
             hint="leave the sampler out, and tasuki shares them out; or give a sampler with `rank` "
             "and `num_replicas`, such as DistributedSampler",
         )
+    if wanted.drill is not None:
+        loader = wanted.drill.short(loader, accumulation=wanted.accumulation)
     order = ForeignOrder(
         loader,
         seed=wanted.seed,
@@ -295,6 +310,8 @@ def _counted(count: int, wanted: Wanted) -> Feed:
         raise UsageError(
             f"run.steps({count}) counts steps, at least one", hint="write run.steps(5000)"
         )
+    if wanted.drill is not None:
+        count = wanted.drill.num_steps(count)
     return Feed(
         total_steps=count,
         steps_per_epoch=count,

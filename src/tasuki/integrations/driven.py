@@ -52,6 +52,7 @@ class Driven:
         self._is_begun = False
         self._samples, self._waited_s = 0, 0.0
         self._indices: list[int] = []
+        self._accumulation = 1
         self._num_batches = 0
         """Of the step that is being done."""
         self.place: Any = None
@@ -71,8 +72,10 @@ class Driven:
 
     # -- the data -------------------------------------------------------------------------------
 
-    def feed_from(self, loader: Any) -> int:
-        """Take over this loader; the number of batches of an epoch."""
+    def feed_from(self, loader: Any, *, accumulation: int = 1) -> int:
+        """Take over this loader, of which so many batches make a step; the number of batches of an
+        epoch."""
+        self._accumulation = accumulation
         worker = self.loop.worker
         if not hasattr(loader, "__iter__") or num_batches(loader) is None:
             raise UsageError(
@@ -90,6 +93,9 @@ class Driven:
                 rank=worker.ranks.rank,
                 world=worker.ranks.world,
                 say=worker.say,
+                accumulation=accumulation,
+                drill=self.loop.drill,
+                takes_whole_epochs=True,
             ),
         )
         if self._feed is None:
@@ -98,6 +104,13 @@ class Driven:
         self._stop_batches()
         self._feed = feed
         return feed.steps_per_epoch
+
+    def num_epochs(self, wanted: int, *, batches: int) -> int:
+        """As many as are wanted; in a drill fewer."""
+        drill = self.loop.drill
+        if drill is None:
+            return wanted
+        return drill.num_epochs(wanted, batches=batches, accumulation=self._accumulation)
 
     def batch(self, epoch: int, number: int) -> Any:
         """A batch, wherever the framework stands: usually the next one."""
@@ -111,6 +124,8 @@ class Driven:
             self.place = None
         batches = self._batches
         batch = batches.next()
+        if self.loop.trace is not None:
+            self.loop.trace.see(batch)
         self._next = wanted + 1
         self._samples += batches.samples
         self._waited_s += batches.waited_s
@@ -145,7 +160,9 @@ class Driven:
 
     def _begin(self, holds: Holds, course: Course) -> None:
         assert self._feed is not None
-        facts = {**self._feed.facts, **course.facts}
+        facts, order = {**self._feed.facts, **course.facts}, self._feed.order
+        if order is not None and self._accumulation > 1:  # the feed's is one of batches
+            order = {**order, "gathered": self._accumulation}
         self._is_begun = True
         self.loop.begin(
             holds,
@@ -153,6 +170,8 @@ class Driven:
                 total_steps=course.total_steps,
                 steps_per_epoch=course.steps_per_epoch,
                 facts=facts,
+                knows_samples=order is not None,
+                order=order,
             ),
         )
 
@@ -160,10 +179,9 @@ class Driven:
         """The step whose batches were given out is done."""
         if not self._num_batches:
             return
-        samples, waited_s = self._samples, self._waited_s
-        self._samples, self._waited_s, self._num_batches = 0, 0.0, 0
-        self._indices.clear()
-        self.loop.end_step(samples=samples, waited_s=waited_s)
+        samples, indices, waited_s = self._samples, self._indices, self._waited_s
+        self._samples, self._indices, self._waited_s, self._num_batches = 0, [], 0.0, 0
+        self.loop.end_step(samples=samples, indices=indices, waited_s=waited_s)
 
     @contextlib.contextmanager
     def validating(self) -> Iterator[None]:

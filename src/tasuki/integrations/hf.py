@@ -12,6 +12,7 @@ handler of SIGTERM (`enable_jit_checkpoint`) are switched off.
 
 from __future__ import annotations
 
+import math
 import signal
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -111,8 +112,15 @@ class _Resumable(transformers.Trainer):
         return output
 
     def get_train_dataloader(self) -> Any:
-        loader = super().get_train_dataloader()
-        return loader if self._driven is None else _Loader(self._driven, _plain(self, loader))
+        loader, driven, args = super().get_train_dataloader(), self._driven, self.args
+        if driven is None:
+            return loader
+        ours = _Loader(driven, _plain(self, loader), args.gradient_accumulation_steps)
+        if (drill := driven.loop.drill) is not None:
+            epochs = math.ceil(args.num_train_epochs) if args.max_steps <= 0 else drill.steps
+            args.num_train_epochs = driven.num_epochs(epochs, batches=len(ours))
+            args.max_steps = -1
+        return ours
 
     def _init_training_state(
         self,
@@ -228,9 +236,9 @@ Trainer = resumable(transformers.Trainer)
 class _Loader:
     """What the Trainer iterates over; where it stands is told by epoch and skipped batches."""
 
-    def __init__(self, driven: Driven, loader: Any) -> None:
+    def __init__(self, driven: Driven, loader: Any, accumulation: int) -> None:
         self._driven = driven
-        self._length = driven.feed_from(loader)
+        self._length = driven.feed_from(loader, accumulation=accumulation)
         self.dataset = getattr(loader, "dataset", None)
         self.batch_size = getattr(loader, "batch_size", None)
         self._epoch = self._first = 0

@@ -200,7 +200,13 @@ class _Loader:
         self, callback: TasukiCallback, trainer: Trainer, driven: Driven, loader: Any
     ) -> None:
         self._callback, self._trainer, self._driven = callback, trainer, driven
-        self._length = driven.feed_from(loader)
+        is_gathered = trainer.lightning_module.automatic_optimization
+        gathered = trainer.accumulate_grad_batches if is_gathered else 1
+        self._length = driven.feed_from(loader, accumulation=gathered)
+        epochs = trainer.max_epochs
+        if driven.loop.drill is not None and epochs is not None:
+            wanted = epochs if epochs != -1 else driven.loop.drill.steps
+            trainer.fit_loop.max_epochs = driven.num_epochs(wanted, batches=self._length)
         self.dataset = getattr(loader, "dataset", None)
         self.batch_size = getattr(loader, "batch_size", None)
 

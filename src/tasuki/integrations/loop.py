@@ -40,6 +40,7 @@ from tasuki.failpoints import failpoint
 from tasuki.integrations.alone import close_alone
 from tasuki.integrations.contents import LoopContents
 from tasuki.integrations.course import Course, HandedOver, Holds
+from tasuki.integrations.drilled import Drill, LoopTrace
 from tasuki.integrations.finish import finish_stage
 from tasuki.integrations.journal import Journal
 from tasuki.integrations.rows import Rows
@@ -106,6 +107,10 @@ class Loop:
         self._found: tuple[str | None, bool, Loaded | None] | None = None
         self._saver: Saver | None = None
         self._agreement: Agreement | None = None
+        self.drill: Drill | None = None
+        self.looks_at: Mapping[str, object] = {}
+        """In a drill: objects whose state may not all be in a checkpoint, by name."""
+        self.trace: LoopTrace | None = None
         worker.watch.before_leaving = self._on_leaving
 
     # -- the start ------------------------------------------------------------------------------
@@ -239,6 +244,15 @@ class Loop:
         )
         self._began_at = self._step_began = self._tell_at = now
         self._took_s, self._is_save_due = 0.0, False
+        if self.drill is not None:
+            self.trace = LoopTrace(
+                self.drill,
+                worker,
+                self.holds,
+                course,
+                step=self.progress.step,
+                looks_at=self.looks_at,
+            )
         self._set_boundary()
         if not self._is_kernel:
             worker.watch.hold_on()
@@ -261,6 +275,8 @@ class Loop:
     def begin_step(self) -> None:
         """The next step begins, where nothing may be saved: in the middle of an accumulation."""
         failpoint("step.begin")
+        if self.trace is not None:
+            self.trace.begin_step()
         self._step_began = self.worker.watch.step_began_at = self.worker.clock.monotonic()
 
     def leave_out(self, seconds: float) -> None:
@@ -271,8 +287,11 @@ class Loop:
         """A step is done: `samples` over all ranks, `indices` on this one, of which the step waited
         so long for its data."""
         watch, progress, now = self.worker.watch, self.progress, self.worker.clock.monotonic()
+        failpoint("step.optimizer")
         if indices:
             self.used_samples.add(progress.step, indices)
+        if self.trace is not None:
+            self.trace.end_step(indices=indices, loss=self.rows.pending.get("loss"))
         progress.step += 1
         progress.samples += samples
         took_s = now - self._step_began

@@ -14,7 +14,7 @@ from typing import Any
 from tasuki.answers import Told, answer
 from tasuki.data.fetch import seed_everything
 from tasuki.data.order import Order
-from tasuki.data.plain import PlainOrder
+from tasuki.data.plain import Gathered, PlainOrder
 from tasuki.data.recount import Epoch, Recount, recount
 from tasuki.errors import TasukiError
 from tasuki.spec.resolved import ResolvedStage
@@ -76,11 +76,11 @@ def _audit(
 
 def _build_order(
     run: RunFolder, stage: ResolvedStage, record: StageRecord, paths: list[Path]
-) -> Order | None:
+) -> Order | Gathered | None:
     """As a rank does it (prepare.py), under the same random numbers; None: a loader of its own."""
     if stage.recipe is None:  # a loop of the script's own, which says so in its checkpoints
         told = record.facts.get("order")
-        return PlainOrder.from_json(told).build() if told else None
+        return PlainOrder.from_json(told).steps() if told else None
     seed_everything(start_seed(stage, "model", 0))
     recipe = load_recipe(stage.recipe, stage.params, paths=paths)
     world = record.worlds[0] if record.worlds else 1
@@ -126,7 +126,9 @@ def _missing(metrics: Path, record: StageRecord) -> list[str]:
 class _Judge:
     """Compares what was written down with what the order says."""
 
-    def __init__(self, order: Order, record: StageRecord, counted: Recount, total: int) -> None:
+    def __init__(
+        self, order: Order | Gathered, record: StageRecord, counted: Recount, total: int
+    ) -> None:
         self._order, self._record = order, record
         self._counted, self._total = counted, total
         self._by_name = {str(commit): commit for commit in record.commits}

@@ -8,7 +8,7 @@ a rehearsal alone wants is in rehearsed.py.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import numpy as np
 
 from tasuki.data.buckets import Bucket, BucketPlan
 from tasuki.data.foreign import num_batches
+from tasuki.data.short import ShortLoader, may_be_left_early
 
 VARIABLE = "TASUKI_DRILL"
 
@@ -143,7 +144,7 @@ def fewer_batches(loader: Any, *, accumulation: int = 1, is_trained: bool = Fals
     that does not say how long a pass is goes on until the stage ends, and so does that of a
     rehearsal's training, whose steps are counted (`few_steps`)."""
     order = drill_order()
-    if order is None or not _may_be_left_early(loader):
+    if order is None or not may_be_left_early(loader):
         return loader
     if order.rehearsal is not None and is_trained:
         return loader
@@ -151,64 +152,3 @@ def fewer_batches(loader: Any, *, accumulation: int = 1, is_trained: bool = Fals
     if batches is None:
         return loader
     return ShortLoader(loader, min(batches, order.steps_per_epoch * accumulation))
-
-
-def _may_be_left_early(loader: Any) -> bool:
-    """Not one with a state of its own, which may begin its next pass where the last one was left;
-    torchdata's begins anew."""
-    is_torchdatas = type(loader).__module__.partition(".")[0] == "torchdata"
-    return is_torchdatas or not hasattr(loader, "state_dict")
-
-
-class ShortLoader:
-    """The first batches of each pass through a loader; for the rest it is that loader."""
-
-    def __init__(self, loader: Any, batches: int) -> None:
-        # By way of the dict: what is set from outside goes to the loader itself.
-        self.__dict__.update(whole=loader, batches=batches, taken=0, is_put_back=False)
-
-    def __len__(self) -> int:
-        return int(self.__dict__["batches"])
-
-    def __iter__(self) -> Iterator[Any]:
-        own = self.__dict__
-        if not own["is_put_back"]:
-            own["taken"] = 0
-        own["is_put_back"] = False
-        return _ShortPass(iter(own["whole"]), own)
-
-    def __getattr__(self, name: str) -> Any:
-        own = self.__dict__
-        found = getattr(own["whole"], name)
-        if name == "state_dict":
-            return lambda: {"taken": own["taken"], "whole": found()}
-        if name == "load_state_dict":
-            return lambda state: self._put_back(state, found)
-        return found
-
-    def _put_back(self, state: Mapping[str, Any], load: Any) -> None:
-        load(state["whole"])
-        self.__dict__.update(taken=state["taken"], is_put_back=True)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self.__dict__["whole"], name, value)
-
-
-class _ShortPass:
-    """One pass; whoever ends a loader's workers asks it for them."""
-
-    def __init__(self, batches: Iterator[Any], counts: dict[str, Any]) -> None:
-        self._whole, self._counts = batches, counts
-
-    def __iter__(self) -> _ShortPass:
-        return self
-
-    def __next__(self) -> Any:
-        if self._counts["taken"] >= self._counts["batches"]:
-            raise StopIteration
-        batch = next(self._whole)
-        self._counts["taken"] += 1
-        return batch
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_whole"], name)

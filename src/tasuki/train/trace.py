@@ -15,12 +15,13 @@ from typing import Any
 from tasuki.data.foreign import ForeignOrder
 from tasuki.data.loader import MicroBatch
 from tasuki.data.order import Order
+from tasuki.data.short import ShortLoader
+from tasuki.runtime.hidden import Walk, digest_of, tensor_digest
 from tasuki.runtime.state import capture_random
 from tasuki.store.atomic import FORMAT
 from tasuki.telemetry.lines import LineWriter
-from tasuki.train.drilled import ShortLoader, drill_order
+from tasuki.train.drilled import drill_order
 from tasuki.train.engine import StepEngine
-from tasuki.train.hidden import Walk, digest_of, tensor_digest
 from tasuki.train.prepare import Setup
 from tasuki.train.task import Task
 

@@ -3,6 +3,7 @@ file. Fed with the values of `--json`."""
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import textwrap
 from collections.abc import Iterator
@@ -56,7 +57,10 @@ def drill_lines(report: dict[str, Any]) -> list[str]:
 def _what(report: dict[str, Any]) -> Iterator[str]:
     short, machine = report["shortened"], report["machine"]
     yield _field("run", f"experiment {report['experiment']}, stage {report['stage']}")
-    yield _field("of", f"recipe {report['recipe']}, data {report['data']}, {report['spec']}")
+    if report["recipe"] is not None:
+        yield _field("of", f"recipe {report['recipe']}, data {report['data']}, {report['spec']}")
+    else:
+        yield _field("of", f"the loop of `{shlex.join(report['command'])}`")
     epochs = short["steps"] / short["steps_per_epoch"]
     words = f"{short['steps']} steps, {epochs:.3g} epochs of {short['steps_per_epoch']}"
     if short["samples"] is not None:
@@ -64,7 +68,7 @@ def _what(report: dict[str, Any]) -> Iterator[str]:
         words += f"; {count(short['samples'])} samples in {_many(buckets, 'bucket')}"
         words += f", effective batch {short['effective_batch']}"
     else:
-        words += "; a loader of the recipe's own"
+        words += f"; a loader of the {'recipe' if report['recipe'] is not None else 'script'}'s own"
     yield _field("shortened to", words + ("; validated" if report["validates"] else ""))
     yield _field(
         "on",

@@ -12,7 +12,7 @@ import itertools
 import random
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from enum import Enum
 from pathlib import PurePath
 from types import CodeType, FunctionType, SimpleNamespace
@@ -142,6 +142,10 @@ class Walk:
         self._met: dict[int, object] = {id(value): value for value in known}
         """By id, and kept alive: an id may be given again."""
 
+    def know(self, value: object) -> None:
+        """It is looked at elsewhere, or in a checkpoint."""
+        self._met[id(value)] = value
+
     def into(self, name: str, value: Any, depth: int = 0) -> None:
         if len(self.entries) >= _MOST_ENTRIES:
             return
@@ -211,7 +215,9 @@ class Walk:
             if key not in left_out:
                 self.into(f"{name}.{key}", item, depth + 1)
 
-    def globals_of(self, name: str, module_name: str) -> None:
+    def globals_of(
+        self, name: str, module_name: str, *, only: Container[str] | None = None
+    ) -> None:
         """Values at the top of a module of the user's: counters and generators live there too."""
         module = sys.modules.get(module_name)
         if module is None or module_name.partition(".")[0] in _ROOTS:
@@ -219,7 +225,8 @@ class Walk:
         for key, item in list(vars(module).items()):
             is_of_it = type(item).__module__ == module_name
             is_plain = isinstance(item, list | dict | set | deque) or leaf(item) is not None
-            if not key.startswith("__") and (is_plain or is_of_it):
+            is_wanted = not key.startswith("__") and (only is None or key in only)
+            if is_wanted and (is_plain or is_of_it):
                 self.into(f"{name}.{key}", item, _DEPTH - 1)
 
 
