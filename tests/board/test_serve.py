@@ -263,23 +263,24 @@ def test_a_long_log_comes_in_pieces_that_join_without_a_gap(runs, tmp_path):
 def test_values_named_like_secrets_are_not_shown_in_a_spec(runs, tmp_path):
     import json
 
-    from tasuki.actions.told_spec import HIDDEN, read_told_spec
+    from tasuki.actions.hiding import HIDDEN
+    from tasuki.actions.told_spec import read_told_spec
     from tasuki.store.runs import RunFolder
 
     copy = tmp_path / "exp"
     shutil.copytree(runs / "exp", copy)
     value = json.loads((copy / "spec.json").read_text())
     for stage in value["spec"]["stages"]:
-        stage["params"] = {"api_key": "s3", "hf_token": "s3", "num_tokens": 7, "tokenizer": "bpe"}
+        stage["params"] = {"api_keys": ["s3"], "hf_token": "s3", "num_tokens": 7, "key_dim": 8}
         stage["command"] = ["python", "t.py", "--token", "s3", "--password=s3", "--lr", "3e-4"]
     value["sinks"] = {"mine:Sink": {"key": "s3"}}
     (copy / "spec.json").write_text(json.dumps(value))
     told = read_told_spec(RunFolder(copy))
     assert "s3" not in json.dumps(told)
     assert told["all"]["params"] == {
-        "api_key": HIDDEN,
+        "api_keys": HIDDEN,
         "hf_token": HIDDEN,
         "num_tokens": 7,
-        "tokenizer": "bpe",
+        "key_dim": 8,
     }
     assert told["all"]["command"][-2:] == ["--lr", "3e-4"] and told["sinks"] == ["mine:Sink"]

@@ -1,16 +1,16 @@
 """A run's frozen spec and environment, as they may be shown and handed on.
 
 By allow-list: what a job's cluster is like, what its stages are; nothing of the environment but
-versions and devices. Values that are named like keys and passwords are left out, and so are the
-arguments of sinks. Called by the board and the report.
+versions and devices. Values that are named like keys and passwords are left out (hiding.py), and so
+are the arguments of sinks. Called by the board and the report.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tasuki.actions.hiding import hide
 from tasuki.store.atomic import read_json, read_json_or_none, shaped
 from tasuki.store.runs import RunFolder
 from tasuki.units import format_bytes, format_seconds
@@ -19,15 +19,13 @@ _CLUSTER = ("backend", "time_limit_s", "grace_s", "nodes", "gpus", "gpu", "cpus"
             "partition", "qos", "requeue", "price_per_gpu_hour")  # fmt: skip
 _ENVIRONMENT = ("torch", "python", "numpy", "device", "device_model", "world", "threads", "cuda",
                 "cudnn", "nccl")  # fmt: skip
-_SECRET = re.compile(r"secret|passw|token(?!iz|s\b)|api_?key|access_?key|credential|auth\b", re.I)
-HIDDEN = "(not shown)"
 
 
 def read_told_spec(run: RunFolder) -> dict[str, Any]:
     """{project, cluster, all, stages}: what holds for all stages once, then each one's own."""
     value = read_json(run.spec)
     with shaped(run.spec):
-        stages = [_without_secrets(_plain(stage)) for stage in value["spec"]["stages"]]
+        stages = [hide(_plain(stage)) for stage in value["spec"]["stages"]]
         shared = _shared(stages)
         return {
             "project": value.get("project"),
@@ -83,28 +81,3 @@ def _shared(stages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         for key, value in first.items()
         if key != "name" and all(key in other and other[key] == value for other in rest)
     }
-
-
-def _without_secrets(value: Any, name: str = "") -> Any:
-    if name and _SECRET.search(name) and isinstance(value, str):
-        return HIDDEN
-    if isinstance(value, dict):
-        return {key: _without_secrets(entry, str(key)) for key, entry in value.items()}
-    if isinstance(value, list):
-        return _words(value)
-    return value
-
-
-def _words(words: list[Any]) -> list[Any]:
-    """Of a command, too: `--token x` and `--token=x`."""
-    kept: list[Any] = []
-    for word in words:
-        before = str(kept[-1]) if kept else ""
-        is_named = before.startswith("-") and "=" not in before and _SECRET.search(before)
-        if is_named and isinstance(word, str):
-            kept.append(HIDDEN)
-        elif isinstance(word, str) and "=" in word and _SECRET.search(word.partition("=")[0]):
-            kept.append(f"{word.partition('=')[0]}={HIDDEN}")
-        else:
-            kept.append(_without_secrets(word))
-    return kept
