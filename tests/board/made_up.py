@@ -42,7 +42,7 @@ class Told:
         return {"experiment": name, "spec": None}
 
     def curves(
-        self, name: str, *, points: int, first: Any = None, last: Any = None
+        self, name: str, *, points: int, first: Any = None, last: Any = None, beyond: Any = None
     ) -> dict[str, Any]:
         return {"series": [], "machine": [], "marks": self.marks, "voided": self.voided}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import re
 import shutil
 import socket
@@ -12,6 +13,10 @@ import sys
 import time
 from pathlib import Path
 
+from tasuki.actions.board import RunsSource
+from tasuki.clock import SystemClock
+from tasuki.store.runs import RunFolder
+from tasuki.telemetry.metrics import MetricLog
 from tasuki.views.board.files import page_files
 from tasuki.views.board.serve import open_listener
 from tasuki.views.board.stream import MOST_STREAMS, Looked, Stream
@@ -185,11 +190,42 @@ def test_an_end_is_told_though_no_step_came_with_it_and_numbers_taken_back_are_a
     assert b'"is_anew":true' in stream.news()
 
 
+def test_a_validation_that_follows_the_training_of_its_step_is_told_live_and_only_once(tmp_path):
+    run = RunFolder(tmp_path / "exp")
+    run.path.mkdir()
+    run.spec.write_text('{"format": 1, "experiment": "exp", "stages": [{"name": "one"}]}')
+    log, source = MetricLog(run, claim=1, clock=SystemClock()), RunsSource(tmp_path, SystemClock())
+
+    def told(stream: Stream) -> list[tuple[str, list[int]]]:
+        words = [line for line in stream.news().split(b"\n") if b'"series"' in line]
+        series = [one for line in words for one in json.loads(line[6:])["series"]]
+        return sorted((one["split"], one["steps"]) for one in series)
+
+    def add(split: str, step: int) -> None:
+        log.add({"stage": "one", "step": step, "split": split, "loss": 1.0})
+
+    for step in range(1, 31):
+        add("train", step)
+    looked = [Looked("exp", 29.0)]
+    stream = Stream(source=source, summaries=Summaries(source), number=-1, looked=looked)
+    assert told(stream) == [("train", [29, 30])]  # the page knows 29: no other curve may be so far
+    add("val", 30)
+    assert told(stream) == [("val", [30])] and told(stream) == []
+    add("train", 31)
+    add("train", 40)
+    assert told(stream) == [("train", [31, 40])]
+    add("val", 40)
+    assert told(stream) == [("val", [40])] and told(stream) == []
+    late = Stream(source=source, summaries=Summaries(source), number=-1, looked=[Looked("exp", 41)])
+    add("train", 41)
+    assert told(late) == [("train", [41])]
+    add("val", 41)
+    assert told(late) == [("val", [41])]
+
+
 def test_a_run_that_is_deleted_leaves_the_list_and_a_folder_that_is_away_takes_none(runs, tmp_path):
     copy = tmp_path / "runs"
     shutil.copytree(runs / "exp", copy / "exp")
-    from tasuki.actions.board import RunsSource
-    from tasuki.clock import SystemClock
 
     looked = Summaries(RunsSource(copy, SystemClock()))
     looked._pass()
@@ -222,10 +258,6 @@ def test_looking_closer_brings_only_what_lies_between(board):
 
 
 def test_who_asked_for_the_rest_of_a_run_takes_nothing_from_its_curves(runs, tmp_path):
-    import json
-
-    from tasuki.actions.board import RunsSource
-    from tasuki.clock import SystemClock
 
     copy = tmp_path / "runs"
     shutil.copytree(runs / "exp", copy / "exp")
@@ -241,8 +273,6 @@ def test_who_asked_for_the_rest_of_a_run_takes_nothing_from_its_curves(runs, tmp
 
 
 def test_a_long_log_comes_in_pieces_that_join_without_a_gap(runs, tmp_path):
-    from tasuki.actions.board import RunsSource
-    from tasuki.clock import SystemClock
 
     copy = tmp_path / "runs"
     shutil.copytree(runs / "exp", copy / "exp")
@@ -261,11 +291,8 @@ def test_a_long_log_comes_in_pieces_that_join_without_a_gap(runs, tmp_path):
 
 
 def test_values_named_like_secrets_are_not_shown_in_a_spec(runs, tmp_path):
-    import json
-
     from tasuki.actions.hiding import HIDDEN
     from tasuki.actions.told_spec import read_told_spec
-    from tasuki.store.runs import RunFolder
 
     copy = tmp_path / "exp"
     shutil.copytree(runs / "exp", copy)
