@@ -141,7 +141,8 @@ class CurveReader:
         """What earlier attempts wrote beyond this step, and of later stages, is void."""
         told = told if isinstance(told, dict) else {}
         stage, step = str(told.get("stage")), told.get("step")
-        if stage not in self._stages or not is_step(step):
+        # -1 takes back everything: a person went back to a checkpoint of another way.
+        if stage not in self._stages or not (is_step(step) or step == -1):
             return
         names = list(self._stages)
         void = 0
