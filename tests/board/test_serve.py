@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from tasuki.actions.board import RunsSource
 from tasuki.clock import SystemClock
@@ -188,6 +189,46 @@ def test_an_end_is_told_though_no_step_came_with_it_and_numbers_taken_back_are_a
     assert stream.news() == b""
     source.voided = 1
     assert b'"is_anew":true' in stream.news()
+
+
+def test_numbers_that_no_machine_can_hold_hide_neither_their_run_nor_the_others(runs, tmp_path):
+    for name in ("exp", "other"):
+        shutil.copytree(runs / "exp", tmp_path / name)
+    run, huge = RunFolder(tmp_path / "exp"), 10**400
+    row = {"stage": "one", "step": 1, "split": "train", "loss": huge, "t": huge}
+    event = {"t": huge, "claim": 1, "kind": "progress", "stage": "one", "step": 1}
+    events = [event, {**event, "t": 5, "seconds": huge, "queue_s": huge, "kind": "began"}]
+    for folder, lines in ((run.metrics, [row] * 50), (run.events, events)):
+        with next(iter(folder.glob("1*.jsonl"))).open("a") as file:
+            file.writelines(f"{json.dumps(line)}\n" for line in lines)
+    source = RunsSource(tmp_path, SystemClock())
+    looked = Summaries(source)
+    looked._pass()
+    assert [row["state"] for row in looked.since(-1).rows] == ["complete"] * 2
+    assert source.curves("exp", points=9)["series"]
+    assert source.detail("exp")["why"] is not None
+
+
+def test_a_run_that_nobody_foresaw_is_a_line_with_words_and_the_list_goes_on(monkeypatch):
+    from tasuki.views.board import summaries
+
+    class Strange(Told):
+        def summary(self, name: str) -> dict[str, Any]:
+            if name == "run-0001":
+                raise RuntimeError("deep inside")
+            return super().summary(name)
+
+    monkeypatch.setattr(summaries, "_LEAST_REST_S", 0.02)
+    source = Strange(3)
+    looked = Summaries(source)
+    looked.start()
+    until(lambda: looked.since(-1).is_whole)
+    rows = {row["experiment"]: row for row in looked.since(-1).rows}
+    assert "cannot be read" in rows["run-0001"]["reason"]
+    assert "deep inside" in rows["run-0001"]["reason"]
+    source.rows["run-0002"]["state"] = "complete"
+    until(lambda: looked.since(-1).rows[2]["state"] == "complete")
+    looked.stop()
 
 
 def test_a_validation_that_follows_the_training_of_its_step_is_told_live_and_only_once(tmp_path):

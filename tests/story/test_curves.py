@@ -66,8 +66,8 @@ def test_a_run_that_went_back_to_another_way_shows_the_rows_of_that_way_alone(
     run: RunFolder, clock: FakeClock
 ) -> None:
     first = MetricLog(run, claim=1, clock=clock)
-    rows(first, range(0, 6), loss=1.0)
-    rows(first, range(0, 3), stage="two", loss=1.0)
+    rows(first, range(6), loss=1.0)
+    rows(first, range(3), stage="two", loss=1.0)
     reader = CurveReader(run)
     reader.look()
     second = MetricLog(run, claim=2, clock=clock)

@@ -14,7 +14,6 @@ from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
 
-from tasuki.errors import TasukiError
 from tasuki.views.board.source import Source, Values, shown
 from tasuki.views.board.summaries import Summaries
 from tasuki.views.board.wire import encode
@@ -77,10 +76,12 @@ class Stream:
                          "is_whole": found.is_whole},
             )  # fmt: skip
         for looked in self.looked:
-            with suppress(TasukiError, OSError):  # a run that is half deleted says nothing new
+            # A run that is half deleted, or holds what nobody foresaw, says nothing new; the list
+            # and the other runs do.
+            with suppress(Exception):
                 self._look(looked)
         if self.follow is not None:
-            with suppress(TasukiError, OSError):
+            with suppress(Exception):
                 self._read_on(self.follow)
         return b"".join(words)
 
