@@ -124,6 +124,27 @@ def test_pages_that_look_have_an_end_to_their_number_and_going_makes_room():
             wire.close()
 
 
+def test_whoever_holds_the_line_without_asking_is_sent_away_and_the_owner_is_answered(monkeypatch):
+    from tasuki.views.board import connections
+
+    monkeypatch.setattr(connections, "_ASK_WITHIN_S", 1.0)
+    with served(Told()) as port, contextlib.ExitStack() as all_of_them:
+        silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(150)]
+        for wire in silent:
+            all_of_them.callback(wire.close)
+        for wire in silent[-40:]:
+            wire.sendall(b"GET /api/runs HTTP/1.1\r\nHost: local")  # and no more
+        refused = all_of_them.enter_context(socket.create_connection(("127.0.0.1", port)))
+        refused.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        with open_stream(port) as owner:
+            assert b"200 OK" in owner.recv(4096)
+        for wire in [refused, *silent]:
+            wire.settimeout(10)
+            with contextlib.suppress(ConnectionError):
+                while wire.recv(4096):
+                    pass
+
+
 def test_a_page_that_does_not_read_is_dropped_and_others_go_on():
     with served(Told(20, padding=200_000), patience_s=0.5) as port:
         slow, good = open_stream(port, small_buffer=True), open_stream(port)
