@@ -14,7 +14,7 @@ import psutil
 import pytest
 from tests.checkpoint.commits import commit, position
 from tests.checkpoint.test_verify import rewrite
-from tests.cli.checkpoints import go_on, make_run
+from tests.cli.checkpoints import go_on, make_run, two_attempts
 from tests.harness.project import Project, differences, make_project
 from tests.resume.test_audit import audit
 
@@ -25,9 +25,12 @@ from tasuki.checkpoint.manifest import parse_name
 from tasuki.checkpoint.verify import read_manifest
 from tasuki.clock import SystemClock
 from tasuki.errors import CheckpointError, RunError, StoreError
+from tasuki.store.attempts import read_attempt_end
+from tasuki.store.back import settle_back
 from tasuki.store.claims import highest_claim
-from tasuki.store.control import Word, last_said, say
-from tasuki.telemetry.metrics import read_metrics
+from tasuki.store.control import Word, everything_said, last_said, say
+from tasuki.telemetry.events import read_events
+from tasuki.telemetry.metrics import MetricLog, read_metrics
 from tasuki.telemetry.view import read_losses, read_view
 
 STAGES = [  # 24 and 12 steps
@@ -188,9 +191,41 @@ def test_a_kill_inside_the_command_leaves_a_run_that_went_back_or_one_that_did_n
         with pytest.raises(KeyboardInterrupt):
             go_back(going, clock=SystemClock())
     finish(warm, done)
-    went = place not in ("put_results_aside", "record_back")
+    went = place == "settle_back"
     assert ("step 14 (" in done.logs()) is went, done.logs()
     assert differences(undisturbed, done) == []
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_what_a_kill_left_untold_is_told_before_the_run_goes_on(
+    tmp_path, monkeypatch, is_cancelled
+):
+    """Metrics of the way to a checkpoint that was left behind, the state, and a hold."""
+    run = make_run(tmp_path)
+    late = two_attempts(run)[-1]  # the second attempt went on from step 8, not from 12
+    for claim, steps in ((1, range(1, 13)), (2, range(9, 11))):
+        log = MetricLog(run, claim=claim, clock=SystemClock())
+        log.resume(stage="small", step=8)
+        for step in steps:
+            log.add({"stage": "small", "step": step, "split": "train", "loss": float(claim)})
+    say(run, Word.HOLD, reason="look at it", claim=highest_claim(run))
+    going = plan_going_back(run, late)
+    with monkeypatch.context() as patch:
+        patch.setattr(acting, "settle_back", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            go_back(going, clock=SystemClock())
+    claim = highest_claim(run)
+    if is_cancelled:
+        say(run, Word.CANCEL, reason="a person", claim=claim)
+    settle_back(run)
+    assert [row["loss"] for row in read_metrics(run)] == [1.0] * 12
+    assert json.loads(run.training_state.read_text())["last_checkpoint"] == late
+    assert [event["kind"] for event in read_events(run)] == ["went-back"]
+    assert read_attempt_end(run, claim)["went_back"] == late
+    before = everything_said(run)
+    assert before[-1].word is (Word.CANCEL if is_cancelled else Word.LIFT)
+    settle_back(run)
+    assert everything_said(run) == before and len(read_events(run)) == 1
 
 
 def test_back_twice_in_a_row_the_last_word_counts_and_an_undo_brings_results_back(
