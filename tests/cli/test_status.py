@@ -286,3 +286,16 @@ def test_of_a_held_run_the_verb_that_goes_on_is_named_beside_any_advice(here, tm
     of_why = here(tmp_path, "why", "exp", "--json").json()
     for told in (of_status, of_why):
         assert told["hint"] == "look at the logs; when it is mended, `tasuki resume exp` goes on"
+
+
+@pytest.mark.parametrize("text", ['{"format": 1, "stages": 3}', '{"stages": [7]}', '{"spec": []}'])
+def test_a_live_line_of_a_run_with_a_damaged_spec_is_words_and_no_traceback(tmp_path, text):
+    from tasuki.actions.status import brief_run
+    from tasuki.errors import StoreError
+    from tasuki.store.runs import RunFolder
+
+    run = RunFolder(tmp_path / "exp")
+    run.path.mkdir()
+    run.spec.write_text(text)
+    with pytest.raises(StoreError, match="is damaged"):
+        brief_run(run, now=0.0)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasuki.actions.back_target import Target, find_target, stage_names
+from tasuki.actions.back_target import Target, find_target
 from tasuki.checkpoint.commit import discard_draft, open_draft, publish
 from tasuki.checkpoint.lineage import ancestry_of, lineage, list_checkpoints
 from tasuki.checkpoint.manifest import MANIFEST_NAME, checkpoint_name
@@ -45,6 +45,7 @@ from tasuki.store.back import (
     told_folder,
 )
 from tasuki.store.claims import claim_folder, highest_claim, take_claim
+from tasuki.store.find import stage_names
 from tasuki.store.runs import RunFolder
 from tasuki.telemetry.events import EventLog, read_events
 from tasuki.telemetry.lines import read_lines
