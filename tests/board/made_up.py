@@ -7,10 +7,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-import uvicorn
-
 from tasuki.views.board.app import build_app
-from tasuki.views.board.serve import open_listener
+from tasuki.views.board.serve import make_server, open_listener
 from tests.cli.person import until
 
 TOKEN = "the-key"
@@ -42,7 +40,7 @@ class Told:
         return {"experiment": name, "spec": None}
 
     def curves(
-        self, name: str, *, points: int, first: Any = None, last: Any = None
+        self, name: str, *, points: int, first: Any = None, last: Any = None, beyond: Any = None
     ) -> dict[str, Any]:
         return {"series": [], "machine": [], "marks": self.marks, "voided": self.voided}
 
@@ -57,7 +55,7 @@ class Told:
 def served(source: Told, *, patience_s: float = 10.0) -> Iterator[int]:
     app = build_app(source, title="t", token=TOKEN, patience_s=patience_s)
     listener = open_listener(None)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1))
+    server = make_server(app)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     until(lambda: server.started)

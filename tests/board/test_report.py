@@ -82,6 +82,28 @@ def test_markdown_has_tables_that_are_whole(told):
     assert "## Attempts" in text and re.search(r"^1\. .*interrupted", text, re.MULTILINE)
 
 
+def test_runs_of_one_name_in_different_folders_each_have_a_column():
+    from tasuki.views.report.page import _differences
+    from tasuki.views.report.text import environment_rows, ledger_rows
+
+    def run(name: str, seconds: float) -> dict:
+        return {
+            "experiment": name,
+            "wall_s": seconds,
+            "ledger": {"parts": {"step": seconds}},
+            "environment": {"torch": str(seconds)},
+            "spec": {"cluster": {}, "all": {}, "stages": [{"name": "one", "lr": seconds}]},
+        }
+
+    runs = [run("exp", 1.5), run("other", 2.5), run("exp", 3.5)]
+    names = ["exp (1)", "other", "exp (2)"]
+    assert [list(row)[1:] for row in ledger_rows(runs)] == [names] * 2
+    (row,) = environment_rows(runs)
+    assert row == {"": "torch", "exp (1)": "1.5", "other": "2.5", "exp (2)": "3.5"}
+    words = "".join(_differences(runs))
+    assert all(word in words for word in [*names, "1.5", "2.5", "3.5"])
+
+
 def test_a_spreadsheet_takes_no_name_for_a_formula(told):
     run = {**told["runs"][0], "experiment": "=cmd|' /C calc'!A0"}
     for row in csv.reader(io.StringIO(render({**told, "runs": [run]}, "csv"))):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import re
 import shutil
 import socket
@@ -11,7 +12,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+from tasuki.actions.board import RunsSource
+from tasuki.clock import SystemClock
+from tasuki.store.runs import RunFolder
+from tasuki.telemetry.metrics import MetricLog
 from tasuki.views.board.files import page_files
 from tasuki.views.board.serve import open_listener
 from tasuki.views.board.stream import MOST_STREAMS, Looked, Stream
@@ -118,6 +124,27 @@ def test_pages_that_look_have_an_end_to_their_number_and_going_makes_room():
             wire.close()
 
 
+def test_whoever_holds_the_line_without_asking_is_sent_away_and_the_owner_is_answered(monkeypatch):
+    from tasuki.views.board import connections
+
+    monkeypatch.setattr(connections, "_ASK_WITHIN_S", 1.0)
+    with served(Told()) as port, contextlib.ExitStack() as all_of_them:
+        silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(150)]
+        for wire in silent:
+            all_of_them.callback(wire.close)
+        for wire in silent[-40:]:
+            wire.sendall(b"GET /api/runs HTTP/1.1\r\nHost: local")  # and no more
+        refused = all_of_them.enter_context(socket.create_connection(("127.0.0.1", port)))
+        refused.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        with open_stream(port) as owner:
+            assert b"200 OK" in owner.recv(4096)
+        for wire in [refused, *silent]:
+            wire.settimeout(10)
+            with contextlib.suppress(ConnectionError):
+                while wire.recv(4096):
+                    pass
+
+
 def test_a_page_that_does_not_read_is_dropped_and_others_go_on():
     with served(Told(20, padding=200_000), patience_s=0.5) as port:
         slow, good = open_stream(port, small_buffer=True), open_stream(port)
@@ -185,11 +212,82 @@ def test_an_end_is_told_though_no_step_came_with_it_and_numbers_taken_back_are_a
     assert b'"is_anew":true' in stream.news()
 
 
+def test_numbers_that_no_machine_can_hold_hide_neither_their_run_nor_the_others(runs, tmp_path):
+    for name in ("exp", "other"):
+        shutil.copytree(runs / "exp", tmp_path / name)
+    run, huge = RunFolder(tmp_path / "exp"), 10**400
+    row = {"stage": "one", "step": 1, "split": "train", "loss": huge, "t": huge}
+    event = {"t": huge, "claim": 1, "kind": "progress", "stage": "one", "step": 1}
+    events = [event, {**event, "t": 5, "seconds": huge, "queue_s": huge, "kind": "began"}]
+    for folder, lines in ((run.metrics, [row] * 50), (run.events, events)):
+        with next(iter(folder.glob("1*.jsonl"))).open("a") as file:
+            file.writelines(f"{json.dumps(line)}\n" for line in lines)
+    source = RunsSource(tmp_path, SystemClock())
+    looked = Summaries(source)
+    looked._pass()
+    assert [row["state"] for row in looked.since(-1).rows] == ["complete"] * 2
+    assert source.curves("exp", points=9)["series"]
+    assert source.detail("exp")["why"] is not None
+
+
+def test_a_run_that_nobody_foresaw_is_a_line_with_words_and_the_list_goes_on(monkeypatch):
+    from tasuki.views.board import summaries
+
+    class Strange(Told):
+        def summary(self, name: str) -> dict[str, Any]:
+            if name == "run-0001":
+                raise RuntimeError("deep inside")
+            return super().summary(name)
+
+    monkeypatch.setattr(summaries, "_LEAST_REST_S", 0.02)
+    source = Strange(3)
+    looked = Summaries(source)
+    looked.start()
+    until(lambda: looked.since(-1).is_whole)
+    rows = {row["experiment"]: row for row in looked.since(-1).rows}
+    assert "cannot be read" in rows["run-0001"]["reason"]
+    assert "deep inside" in rows["run-0001"]["reason"]
+    source.rows["run-0002"]["state"] = "complete"
+    until(lambda: looked.since(-1).rows[2]["state"] == "complete")
+    looked.stop()
+
+
+def test_a_validation_that_follows_the_training_of_its_step_is_told_live_and_only_once(tmp_path):
+    run = RunFolder(tmp_path / "exp")
+    run.path.mkdir()
+    run.spec.write_text('{"format": 1, "experiment": "exp", "stages": [{"name": "one"}]}')
+    log, source = MetricLog(run, claim=1, clock=SystemClock()), RunsSource(tmp_path, SystemClock())
+
+    def told(stream: Stream) -> list[tuple[str, list[int]]]:
+        words = [line for line in stream.news().split(b"\n") if b'"series"' in line]
+        series = [one for line in words for one in json.loads(line[6:])["series"]]
+        return sorted((one["split"], one["steps"]) for one in series)
+
+    def add(split: str, step: int) -> None:
+        log.add({"stage": "one", "step": step, "split": split, "loss": 1.0})
+
+    for step in range(1, 31):
+        add("train", step)
+    looked = [Looked("exp", 29.0)]
+    stream = Stream(source=source, summaries=Summaries(source), number=-1, looked=looked)
+    assert told(stream) == [("train", [29, 30])]  # the page knows 29: no other curve may be so far
+    add("val", 30)
+    assert told(stream) == [("val", [30])] and told(stream) == []
+    add("train", 31)
+    add("train", 40)
+    assert told(stream) == [("train", [31, 40])]
+    add("val", 40)
+    assert told(stream) == [("val", [40])] and told(stream) == []
+    late = Stream(source=source, summaries=Summaries(source), number=-1, looked=[Looked("exp", 41)])
+    add("train", 41)
+    assert told(late) == [("train", [41])]
+    add("val", 41)
+    assert told(late) == [("val", [41])]
+
+
 def test_a_run_that_is_deleted_leaves_the_list_and_a_folder_that_is_away_takes_none(runs, tmp_path):
     copy = tmp_path / "runs"
     shutil.copytree(runs / "exp", copy / "exp")
-    from tasuki.actions.board import RunsSource
-    from tasuki.clock import SystemClock
 
     looked = Summaries(RunsSource(copy, SystemClock()))
     looked._pass()
@@ -222,10 +320,6 @@ def test_looking_closer_brings_only_what_lies_between(board):
 
 
 def test_who_asked_for_the_rest_of_a_run_takes_nothing_from_its_curves(runs, tmp_path):
-    import json
-
-    from tasuki.actions.board import RunsSource
-    from tasuki.clock import SystemClock
 
     copy = tmp_path / "runs"
     shutil.copytree(runs / "exp", copy / "exp")
@@ -241,8 +335,6 @@ def test_who_asked_for_the_rest_of_a_run_takes_nothing_from_its_curves(runs, tmp
 
 
 def test_a_long_log_comes_in_pieces_that_join_without_a_gap(runs, tmp_path):
-    from tasuki.actions.board import RunsSource
-    from tasuki.clock import SystemClock
 
     copy = tmp_path / "runs"
     shutil.copytree(runs / "exp", copy / "exp")
@@ -261,25 +353,23 @@ def test_a_long_log_comes_in_pieces_that_join_without_a_gap(runs, tmp_path):
 
 
 def test_values_named_like_secrets_are_not_shown_in_a_spec(runs, tmp_path):
-    import json
-
-    from tasuki.actions.told_spec import HIDDEN, read_told_spec
-    from tasuki.store.runs import RunFolder
+    from tasuki.actions.hiding import HIDDEN
+    from tasuki.actions.told_spec import read_told_spec
 
     copy = tmp_path / "exp"
     shutil.copytree(runs / "exp", copy)
     value = json.loads((copy / "spec.json").read_text())
     for stage in value["spec"]["stages"]:
-        stage["params"] = {"api_key": "s3", "hf_token": "s3", "num_tokens": 7, "tokenizer": "bpe"}
+        stage["params"] = {"api_keys": ["s3"], "hf_token": "s3", "num_tokens": 7, "key_dim": 8}
         stage["command"] = ["python", "t.py", "--token", "s3", "--password=s3", "--lr", "3e-4"]
     value["sinks"] = {"mine:Sink": {"key": "s3"}}
     (copy / "spec.json").write_text(json.dumps(value))
     told = read_told_spec(RunFolder(copy))
     assert "s3" not in json.dumps(told)
     assert told["all"]["params"] == {
-        "api_key": HIDDEN,
+        "api_keys": HIDDEN,
         "hf_token": HIDDEN,
         "num_tokens": 7,
-        "tokenizer": "bpe",
+        "key_dim": 8,
     }
     assert told["all"]["command"][-2:] == ["--lr", "3e-4"] and told["sinks"] == ["mine:Sink"]

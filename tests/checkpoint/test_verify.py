@@ -148,6 +148,12 @@ def test_a_newer_format_is_refused_by_name_and_not_called_damage(made: Checkpoin
         read_manifest(made.path)
 
 
+BEST = {"metric": "val_loss", "value": 0.5, "step": 3, "sha256": ""}
+STRANGE_FILES = [
+    None, 3, "", "..", "/etc/passwd", "../best-000000003-0123456789ab.safetensors",
+    "best-000000003-0123456789ab.safetensors/../../x", "weights.safetensors",
+    "best-000000003-0123456789ab.safetensors\n", "best-draft.c1.safetensors",
+]  # fmt: skip
 RECORD = {"name": "part-00000.json", "size": 3, "chunk_bytes": 16, "crc32": [0]}
 
 
@@ -161,6 +167,8 @@ RECORD = {"name": "part-00000.json", "size": 3, "chunk_bytes": 16, "crc32": [0]}
         {"files": [RECORD | {"name": "../../etc/passwd"}]}, {"files": [RECORD | {"crc32": []}]},
         {"files": [RECORD | {"size": -1}]}, {"files": [RECORD | {"chunk_bytes": 0}]},
         {"files": [RECORD | {"crc32": ["0"]}]},
+        *({"facts": {"best": {**BEST, "file": file}}} for file in STRANGE_FILES),
+        {"facts": {"best": 3}}, {"facts": {"best": {**BEST, "step": "/"}}},
     ],
 )  # fmt: skip
 def test_a_manifest_with_impossible_content_is_damage_even_with_a_good_sha256(

@@ -300,3 +300,16 @@ def test_failures_from_before_a_person_said_resume_are_no_news(tmp_path):
     assert brief_run(run, now=NOW)["notable"] == ["attempt 2 failed: it broke"]
     say(run, Word.LIFT, reason="a person said so", claim=2)
     assert brief_run(run, now=NOW)["notable"] == []
+
+
+@pytest.mark.parametrize("text", ['{"format": 1, "stages": 3}', '{"stages": [7]}', '{"spec": []}'])
+def test_a_live_line_of_a_run_with_a_damaged_spec_is_words_and_no_traceback(tmp_path, text):
+    from tasuki.actions.status import brief_run
+    from tasuki.errors import StoreError
+    from tasuki.store.runs import RunFolder
+
+    run = RunFolder(tmp_path / "exp")
+    run.path.mkdir()
+    run.spec.write_text(text)
+    with pytest.raises(StoreError, match="is damaged"):
+        brief_run(run, now=0.0)

@@ -54,6 +54,16 @@ def test_the_wheel_has_every_file_of_the_package_and_nothing_else(wheel):
         assert f"tasuki/{name}" in own
 
 
+def test_the_extra_for_transformers_brings_what_its_trainer_needs_at_a_version_that_was_seen():
+    """transformers has accelerate in an extra of its own; TrainingArguments ask for it."""
+    needed = {
+        re.split("[>=]", one)[0] for one in PYPROJECT["project"]["optional-dependencies"]["hf"]
+    }
+    assert needed == {"transformers", "accelerate"}
+    pinned = {line.split("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()}
+    assert needed <= pinned
+
+
 def test_templates_that_are_links_in_the_checkout_are_files_in_the_wheel(wheel):
     with zipfile.ZipFile(wheel) as file:
         recipe = file.read("tasuki/templates/demo/recipe.py")

@@ -3,6 +3,7 @@ come after it (B11). The word is durable, nothing is lost, and the result is the
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import signal
@@ -11,6 +12,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.checkpoint.commits import commit, position
+from tests.checkpoint.test_verify import rewrite
+from tests.cli.checkpoints import go_on, make_run, two_attempts
 from tests.harness.project import Project, differences, make_project
 from tests.resume.test_audit import audit
 
@@ -20,10 +24,13 @@ from tasuki.checkpoint.lineage import find_latest, lineage, list_checkpoints
 from tasuki.checkpoint.manifest import parse_name
 from tasuki.checkpoint.verify import read_manifest
 from tasuki.clock import SystemClock
-from tasuki.errors import CheckpointError, RunError
+from tasuki.errors import CheckpointError, RunError, StoreError
+from tasuki.store.attempts import read_attempt_end
+from tasuki.store.back import settle_back
 from tasuki.store.claims import highest_claim
-from tasuki.store.control import Word, last_said, say
-from tasuki.telemetry.metrics import read_metrics
+from tasuki.store.control import Word, everything_said, last_said, say
+from tasuki.telemetry.events import read_events
+from tasuki.telemetry.metrics import MetricLog, read_metrics
 from tasuki.telemetry.view import read_losses, read_view
 
 STAGES = [  # 24 and 12 steps
@@ -184,9 +191,41 @@ def test_a_kill_inside_the_command_leaves_a_run_that_went_back_or_one_that_did_n
         with pytest.raises(KeyboardInterrupt):
             go_back(going, clock=SystemClock())
     finish(warm, done)
-    went = place not in ("put_results_aside", "record_back")
+    went = place == "settle_back"
     assert ("step 14 (" in done.logs()) is went, done.logs()
     assert differences(undisturbed, done) == []
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_what_a_kill_left_untold_is_told_before_the_run_goes_on(
+    tmp_path, monkeypatch, is_cancelled
+):
+    """Metrics of the way to a checkpoint that was left behind, the state, and a hold."""
+    run = make_run(tmp_path)
+    late = two_attempts(run)[-1]  # the second attempt went on from step 8, not from 12
+    for claim, steps in ((1, range(1, 13)), (2, range(9, 11))):
+        log = MetricLog(run, claim=claim, clock=SystemClock())
+        log.resume(stage="small", step=8)
+        for step in steps:
+            log.add({"stage": "small", "step": step, "split": "train", "loss": float(claim)})
+    say(run, Word.HOLD, reason="look at it", claim=highest_claim(run))
+    going = plan_going_back(run, late)
+    with monkeypatch.context() as patch:
+        patch.setattr(acting, "settle_back", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            go_back(going, clock=SystemClock())
+    claim = highest_claim(run)
+    if is_cancelled:
+        say(run, Word.CANCEL, reason="a person", claim=claim)
+    settle_back(run)
+    assert [row["loss"] for row in read_metrics(run)] == [1.0] * 12
+    assert json.loads(run.training_state.read_text())["last_checkpoint"] == late
+    assert [event["kind"] for event in read_events(run)] == ["went-back"]
+    assert read_attempt_end(run, claim)["went_back"] == late
+    before = everything_said(run)
+    assert before[-1].word is (Word.CANCEL if is_cancelled else Word.LIFT)
+    settle_back(run)
+    assert everything_said(run) == before and len(read_events(run)) == 1
 
 
 def test_back_twice_in_a_row_the_last_word_counts_and_an_undo_brings_results_back(
@@ -319,6 +358,37 @@ def test_a_checkpoint_of_another_run_is_taken_only_if_that_run_is_made_of_the_sa
     alone = shutil.copytree(taken, tmp_path / "alone" / "step-000000013.c1")
     with pytest.raises(CheckpointError, match="holds the manifest of step-000000014"):
         plan_going_back(twin.run, str(alone), accepted=["complete"])
+
+
+@pytest.mark.parametrize("where", ["outside", "../../outside"])
+def test_a_forged_checkpoint_of_another_run_cannot_make_going_back_write_elsewhere(tmp_path, where):
+    run, other = (make_run(tmp_path / name) for name in ("mine", "theirs"))
+    claim = go_on(run, None)
+    commit(run, claim, 4)
+    taken = commit(other, go_on(other, None), 8).path
+    evil = tmp_path / where if where == "outside" else Path(where)
+    weights = other.stage("small").weights
+    weights.parent.mkdir(parents=True)
+    weights.write_bytes(b"chosen by somebody else")
+    best = {"metric": "val_loss", "value": 0.5, "step": 3, "file": str(evil)}
+    best["sha256"] = hashlib.sha256(weights.read_bytes()).hexdigest()
+    rewrite(taken / "manifest.json", facts={"best": best})
+    with pytest.raises(CheckpointError, match="no file of ours"):
+        go_back(plan_going_back(run, str(taken)), clock=SystemClock())
+    assert not list(tmp_path.rglob("outside")) and highest_claim(run) == claim
+    best["file"] = "best-000000003-0123456789ab.safetensors"
+    rewrite(taken / "manifest.json", facts={"best": best})
+    go_back(plan_going_back(run, str(taken)), clock=SystemClock())
+    assert (run.stage("small").path / best["file"]).read_bytes() == weights.read_bytes()
+
+
+@pytest.mark.parametrize("stage", ["..", "/etc", "../../theirs", "", "a/b"])
+def test_a_stage_that_a_file_tells_of_never_leads_out_of_the_run(tmp_path, stage):
+    run = make_run(tmp_path)
+    run.spec.write_text(json.dumps({"format": 1, "experiment": "exp", "stages": [{"name": stage}]}))
+    commit(run, go_on(run, None), position(4, stage=stage))
+    with pytest.raises(StoreError, match="cannot be a folder's name"):
+        go_back(plan_going_back(run, "step-4"), clock=SystemClock())
 
 
 def test_a_strange_folder_is_refused_with_what_it_is(done, tmp_path):

@@ -62,6 +62,24 @@ def test_what_an_attempt_wrote_beyond_the_step_where_the_next_went_on_is_void(
     assert found["values"] == [1.0] * 6 + [2.0] * 2
 
 
+def test_a_run_that_went_back_to_another_way_shows_the_rows_of_that_way_alone(
+    run: RunFolder, clock: FakeClock
+) -> None:
+    first = MetricLog(run, claim=1, clock=clock)
+    rows(first, range(6), loss=1.0)
+    rows(first, range(3), stage="two", loss=1.0)
+    reader = CurveReader(run)
+    reader.look()
+    second = MetricLog(run, claim=2, clock=clock)
+    second.resume(stage="one", step=-1)
+    rows(second, range(0, 9, 2), loss=2.0)
+    reader.look()
+    for found in (only(read_curves(run)), only(reader.read())):
+        assert found["steps"] == [row["step"] for row in read_metrics(run)] == [0, 2, 4, 6, 8]
+        assert found["values"] == [2.0] * 5
+    assert reader.voided == 1, "a page that looks begins anew"
+
+
 def test_steps_of_later_stages_follow_those_of_earlier_ones(
     run: RunFolder, clock: FakeClock
 ) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasuki.actions.back_target import Target, find_target, place_in_words, stage_names
+from tasuki.actions.back_target import Target, find_target, place_in_words
 from tasuki.checkpoint.commit import discard_draft, open_draft, publish
 from tasuki.checkpoint.lineage import ancestry_of, lineage, list_checkpoints
 from tasuki.checkpoint.manifest import MANIFEST_NAME, checkpoint_name
@@ -42,9 +42,10 @@ from tasuki.store.back import (
     results_of,
     settle_back,
     stages_aside,
+    told_folder,
 )
-from tasuki.store.claims import highest_claim, take_claim
-from tasuki.store.control import Word, say
+from tasuki.store.claims import claim_folder, highest_claim, take_claim
+from tasuki.store.find import stage_names
 from tasuki.store.runs import RunFolder
 from tasuki.telemetry.events import EventLog, read_events
 from tasuki.telemetry.lines import read_lines
@@ -244,22 +245,24 @@ def go_back(going: GoingBack, *, clock: Clock) -> int:
     put_results_aside(run, claim)
     name = checkpoint_name(manifest.position, claim) if is_other else manifest.name
     back = Back(checkpoint=name, void=going.void, returned=going.returned, left=going.left)
+    _tell(going, claim, name, clock)
     # Of another run it is committed by this very claim: until then nothing has changed.
     parent = next(iter(lineage(run)), None) if is_other else name
     record_back(run, claim, back, parent=parent, at=utc(clock.wall()))
     if is_other:
         _take_over(run, going.target, claim, parent=parent, clock=clock)
     settle_back(run)
-    _tell(going, claim, name, clock)
     return claim
 
 
 def _tell(going: GoingBack, claim: int, name: str, clock: Clock) -> None:
-    """To all who look: metrics, events, state, words."""
+    """To all who look: metrics, events, state. `settle_back` puts it where they look."""
     run, at, facts = going.run, going.target.manifest.position, going.target.manifest.facts
-    _tell_metrics(going, claim, clock)
-    events = EventLog(run, claim=claim, node=0, who="resume", clock=clock)
+    told = told_folder(run, claim)
+    _tell_metrics(going, told, claim, clock)
+    events = EventLog(told, claim=claim, node=0, who="resume", clock=clock)
     events.add("went-back", checkpoint=name, stage=at.stage, step=at.stage_step)
+    events.sync()
     events.close()
     end = {
         "ending": Ending.HANDED_OVER,
@@ -271,9 +274,10 @@ def _tell(going: GoingBack, claim: int, name: str, clock: Clock) -> None:
         "has_stepped": False,
         "at": clock.wall(),
     }
-    write_attempt_end(run, claim, end)
+    make_folder(claim_folder(told, claim))
+    write_attempt_end(told, claim, end)
     write_json(
-        run.training_state,
+        told.training_state,
         {
             "format": FORMAT,
             "experiment": run.name,
@@ -291,14 +295,13 @@ def _tell(going: GoingBack, claim: int, name: str, clock: Clock) -> None:
             "updated_at": utc(clock.wall()),
         },
     )
-    say(run, Word.LIFT, reason=f"a person went back to {name}", claim=claim)
 
 
-def _tell_metrics(going: GoingBack, claim: int, clock: Clock) -> None:
+def _tell_metrics(going: GoingBack, told: RunFolder, claim: int, clock: Clock) -> None:
     """What lies beyond is void. Rows on the way to a checkpoint that was left behind, or that is of
     another run, do not count where it goes on: they are told again."""
     run, target, at = going.run, going.target, going.target.manifest.position
-    metrics = MetricLog(run, claim=claim, clock=clock)
+    metrics = MetricLog(told, claim=claim, clock=clock)
     if not going.is_on_way:
         metrics.resume(stage=stage_names(run)[0], step=-1)
         for row in _rows_before(target.other or run, target):

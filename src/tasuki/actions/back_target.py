@@ -14,7 +14,8 @@ from tasuki.checkpoint.manifest import MANIFEST_NAME, Manifest, Position, parse_
 from tasuki.checkpoint.records import check_file
 from tasuki.checkpoint.verify import check_files, frozen_folder, read_manifest, verify
 from tasuki.errors import CheckpointError, DamagedCheckpoint, RunError, UsageError
-from tasuki.store.atomic import read_json, read_json_or_none, shaped
+from tasuki.store.atomic import read_json, read_json_or_none
+from tasuki.store.find import stage_names
 from tasuki.store.runs import RunFolder
 from tasuki.telemetry.events import read_events
 
@@ -252,11 +253,6 @@ def _refuse_unfit(run: RunFolder, other: RunFolder, manifest: Manifest) -> None:
 def _has_stage(run: RunFolder, manifest: Manifest) -> bool:
     at = manifest.position
     return stage_names(run)[at.stage_number - 1 : at.stage_number] == [at.stage]
-
-
-def stage_names(run: RunFolder) -> list[str]:
-    with shaped(run.spec):
-        return [str(stage["name"]) for stage in read_json(run.spec)["stages"]]
 
 
 # -- words ----------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -170,13 +170,19 @@ class RunsSource:
         }
 
     def curves(
-        self, name: str, *, points: int, first: float | None = None, last: float | None = None
+        self,
+        name: str,
+        *,
+        points: int,
+        first: float | None = None,
+        last: float | None = None,
+        beyond: Mapping[tuple[str, str], float] | None = None,
     ) -> Values:
         with self._keep(self._run(name)).curves() as reader:
             since = None if first is None else int(first) - 1
-            return reader.read(
-                points=points, since=since, until=None if last is None else int(last)
-            )
+            until = None if last is None else int(last)
+            known = {of: int(step) for of, step in (beyond or {}).items()}
+            return reader.read(points=points, since=since, until=until, beyond=known)
 
     def events(self, name: str, *, most: int) -> Values:
         with self._keep(self._run(name)).events() as follower:

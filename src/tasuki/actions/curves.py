@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -141,7 +141,8 @@ class CurveReader:
         """What earlier attempts wrote beyond this step, and of later stages, is void."""
         told = told if isinstance(told, dict) else {}
         stage, step = str(told.get("stage")), told.get("step")
-        if stage not in self._stages or not is_step(step):
+        # -1 takes back everything: a person went back to a checkpoint of another way.
+        if stage not in self._stages or not (is_step(step) or step == -1):
             return
         names = list(self._stages)
         void = 0
@@ -180,15 +181,21 @@ class CurveReader:
         return self._story
 
     def read(
-        self, *, points: int = POINTS, since: int | None = None, until: int | None = None
+        self,
+        *,
+        points: int = POINTS,
+        since: int | None = None,
+        until: int | None = None,
+        beyond: Mapping[tuple[str, str], int] | None = None,
     ) -> dict[str, Any]:
-        """`since` and `until`: only what lies beyond this step, up to that one."""
+        """`since` and `until`: only what lies beyond this step, up to that one; `beyond` is the
+        `since` of single curves (name, split)."""
         stages, attempts = self.story()
         return {
             "format": FORMAT,
             "experiment": self.run.name,
             "stages": [stage.as_json() for stage in stages],
-            "series": self._series(self._firsts(stages), points, since, until),
+            "series": self._series(self._firsts(stages), points, since, until, beyond or {}),
             "machine": [
                 _machine_json(name, unit, own, points)
                 for (name, unit), own in sorted(self._machine.items())
@@ -221,7 +228,12 @@ class CurveReader:
         return firsts
 
     def _series(
-        self, firsts: dict[str, int], points: int, since: int | None, until: int | None
+        self,
+        firsts: dict[str, int],
+        points: int,
+        since: int | None,
+        until: int | None,
+        beyond: Mapping[tuple[str, str], int],
     ) -> list[dict[str, Any]]:
         parts: dict[tuple[str, str], list[tuple[int, Series]]] = {}
         for stage, splits in self._stages.items():
@@ -233,7 +245,8 @@ class CurveReader:
             if all(own.is_empty for _, own in pieces):
                 continue
             told: dict[str, Any] = {"key": name, "split": split, "steps": [], "t": [], "values": []}
-            bounds = [_shifted(first, since, until) for first, _ in pieces]
+            own_since = beyond.get((name, split), since)
+            bounds = [_shifted(first, own_since, until) for first, _ in pieces]
             lengths = [
                 last - begin
                 for (_, own), bound in zip(pieces, bounds, strict=True)

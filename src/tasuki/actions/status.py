@@ -19,7 +19,7 @@ from tasuki.store.atomic import FORMAT, read_json, read_json_or_none, shaped
 from tasuki.store.attempts import live_runner, read_attempt_end, read_holder
 from tasuki.store.claims import highest_claim, list_claims
 from tasuki.store.control import Said, Word, last_said
-from tasuki.store.find import list_remains, list_runs
+from tasuki.store.find import list_remains, list_runs, stage_names
 from tasuki.store.jobs import JobFolder, last_start, read_outcome
 from tasuki.store.runs import RunFolder
 from tasuki.store.starts import what_keeps
@@ -383,13 +383,18 @@ def _stage_left(progress: dict[str, Any], forecast: dict[str, Any]) -> float | N
 
 def brief_run(run: RunFolder, *, now: float) -> dict[str, Any]:
     """What a live view shows, several times a second: no ledger, no history."""
+    with shaped(run.path):
+        return _brief_run(run, now)
+
+
+def _brief_run(run: RunFolder, now: float) -> dict[str, Any]:
     claim = highest_claim(run)
     state, reason = state_of(run, now=now)
     events = read_recent_events(run, claim) if claim else []
     progress = _last_of(events, "progress")
     phase = _last_of(events, "worker-started")
     doing = doing_in(events) if state == "running" else None
-    stages = [stage["name"] for stage in read_json(run.spec)["stages"]]
+    stages = stage_names(run)
     return {
         "experiment": run.name,
         "state": state,

@@ -1,19 +1,20 @@
 """A run's frozen spec and environment, as they may be shown and handed on.
 
 By allow-list: what a job's cluster is like, what its stages are; nothing of the environment but
-versions and devices. Values that are named like keys and passwords are left out, and so are the
-arguments of sinks. Of a command only what differs from the defaults is told: its script decides on
-batches, rates and saves, and nobody knows what it took. Called by the board and the report.
+versions and devices. Values that are named like keys and passwords are left out (hiding.py), and so
+are the arguments of sinks. Of a command only what differs from the defaults is told: its script
+decides on batches, rates and saves, and nobody knows what it took. Called by the board and the
+report.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from tasuki.actions.hiding import hide
 from tasuki.spec.resolved import ResolvedCluster, ResolvedStage
 from tasuki.store.atomic import read_json, read_json_or_none, shaped
 from tasuki.store.runs import RunFolder
@@ -23,8 +24,6 @@ _CLUSTER = ("backend", "time_limit_s", "grace_s", "nodes", "gpus", "gpu", "cpus"
             "partition", "qos", "requeue", "price_per_gpu_hour")  # fmt: skip
 _ENVIRONMENT = ("torch", "python", "numpy", "device", "device_model", "world", "threads", "cuda",
                 "cudnn", "nccl")  # fmt: skip
-_SECRET = re.compile(r"secret|passw|token(?!iz|s\b)|api_?key|access_?key|credential|auth\b", re.I)
-HIDDEN = "(not shown)"
 _STAGE_AS_IS = msgspec.json.decode(msgspec.json.encode(ResolvedStage(name="")))
 _CLUSTER_AS_IS = msgspec.json.decode(msgspec.json.encode(ResolvedCluster()))
 
@@ -34,7 +33,7 @@ def read_told_spec(run: RunFolder) -> dict[str, Any]:
     value = read_json(run.spec)
     with shaped(run.spec):
         frozen = value["spec"]["stages"]
-        stages = [_without_secrets(_plain(_given(stage))) for stage in frozen]
+        stages = [hide(_plain(_given(stage))) for stage in frozen]
         shared = _shared(stages)
         is_ours = any(stage.get("command") is None for stage in frozen)
         cluster = value["cluster"] if is_ours else _but_defaults(value["cluster"], _CLUSTER_AS_IS)
@@ -103,28 +102,3 @@ def _shared(stages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         for key, value in first.items()
         if key != "name" and all(key in other and other[key] == value for other in rest)
     }
-
-
-def _without_secrets(value: Any, name: str = "") -> Any:
-    if name and _SECRET.search(name) and isinstance(value, str):
-        return HIDDEN
-    if isinstance(value, dict):
-        return {key: _without_secrets(entry, str(key)) for key, entry in value.items()}
-    if isinstance(value, list):
-        return _words(value)
-    return value
-
-
-def _words(words: list[Any]) -> list[Any]:
-    """Of a command, too: `--token x` and `--token=x`."""
-    kept: list[Any] = []
-    for word in words:
-        before = str(kept[-1]) if kept else ""
-        is_named = before.startswith("-") and "=" not in before and _SECRET.search(before)
-        if is_named and isinstance(word, str):
-            kept.append(HIDDEN)
-        elif isinstance(word, str) and "=" in word and _SECRET.search(word.partition("=")[0]):
-            kept.append(f"{word.partition('=')[0]}={HIDDEN}")
-        else:
-            kept.append(_without_secrets(word))
-    return kept

@@ -14,10 +14,11 @@ from typing import Any, TypeVar
 from tasuki.actions.runs import find_run
 from tasuki.actions.status import hint_of_crashed, how_to_lift, state_of
 from tasuki.errors import StoreError, UsageError
-from tasuki.store.atomic import FORMAT, read_json, read_json_or_none, shaped
+from tasuki.store.atomic import FORMAT, read_json_or_none
 from tasuki.store.attempts import read_attempt_end, read_holder
 from tasuki.store.claims import list_claims
 from tasuki.store.control import last_said
+from tasuki.store.find import stage_names
 from tasuki.store.jobs import job_folder
 from tasuki.store.runs import RunFolder
 from tasuki.telemetry.follow import EventFollower
@@ -99,11 +100,6 @@ def read_stories(
     is_running = holder is not None and holder.is_alive() is not False
     holdings = read_holdings(run, notes, is_running=is_running)
     return stages, tell_attempts(events, holdings, stages)
-
-
-def stage_names(run: RunFolder) -> list[str]:
-    with shaped(run.spec):
-        return [str(stage["name"]) for stage in read_json(run.spec)["stages"]]
 
 
 def _told_stages(events: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -23,6 +23,7 @@ MAX_MANIFEST_BYTES = 8 * 2**20
 """Checksums of about 12 TB. A larger file is not one of ours."""
 
 _NAME = re.compile(r"step-(\d{9,18})\.c(\d{1,18})(?:\.s(\d{1,9}))?", re.ASCII)
+_BEST = re.compile(r"best-\d{9,18}-[0-9a-f]{12}\.safetensors", re.ASCII)
 _FROZEN = re.compile(r"[0-9a-f]{32}\.safetensors", re.ASCII)
 _PART = re.compile(r"part-(\d{5,9})\.(?:json|safetensors)", re.ASCII)
 
@@ -95,6 +96,21 @@ def part_files(part: int) -> tuple[str, str]:
     return f"part-{part:05d}.json", f"part-{part:05d}.safetensors"
 
 
+def check_best(told: object) -> None:
+    """The best weights so far, as a checkpoint names them: a file of ours, in its stage's folder.
+
+    The name becomes a path that is read, and written when a run goes back; a checkpoint may come
+    from others.
+    """
+    if told is None:
+        return
+    if not isinstance(told, dict) or type(told.get("step")) is not int:
+        raise DamagedCheckpoint("the best weights that it names have no step")
+    file, sha256 = told.get("file"), told.get("sha256", "")
+    if not isinstance(file, str) or not _BEST.fullmatch(file) or not isinstance(sha256, str):
+        raise DamagedCheckpoint(f"the best weights that it names are no file of ours: {file!r:.80}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """What a checkpoint is, and what its files must be."""
@@ -121,6 +137,7 @@ class Manifest:
             raise DamagedCheckpoint(f"the manifest's parent is no checkpoint: {self.parent[:80]!r}")
         if not all(_FROZEN.fullmatch(record.name) for record in self.frozen):
             raise DamagedCheckpoint("the manifest names frozen parameters that are no file of ours")
+        check_best(self.facts.get("best"))
         if len(self.files) != 2 * self.parts:
             raise DamagedCheckpoint("the manifest's files are not the files of its parts")
         expected = [name for part in range(self.parts) for name in part_files(part)]

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from tasuki.checkpoint.lineage import list_checkpoints
+from tasuki.checkpoint.manifest import check_best
 from tasuki.checkpoint.verify import read_manifest
 from tasuki.checkpoint.weights import write_weights
 from tasuki.errors import CheckpointError
@@ -35,6 +36,8 @@ class Best:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Best:
+        """As a checkpoint's state holds it: its file is refused unless it is one of ours."""
+        check_best(value)
         return cls(**value)
 
 

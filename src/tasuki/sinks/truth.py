@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from tasuki.sinks.sink import SinkRow
 from tasuki.store.atomic import read_json, read_json_or_none
+from tasuki.store.find import stage_names
 from tasuki.store.runs import RunFolder
 from tasuki.telemetry.lines import LineReader, read_lines
 from tasuki.telemetry.metrics import TIMING_KEYS, Merged, metric_files
@@ -35,7 +36,7 @@ class Truth:
         self._run, self._claim = run, claim
         self._merged: Merged | None = None
         self._own = LineReader(run.metrics / f"{claim}.jsonl")
-        self._stages = [str(stage["name"]) for stage in read_json(run.spec)["stages"]]
+        self._stages = stage_names(run)
         self._lengths: dict[str, int] = {}
         self._evaluated: dict[str, str] = {}
         """Stage → when it was evaluated, as last told."""

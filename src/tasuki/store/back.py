@@ -3,9 +3,10 @@
 It is a claim of its own, without an attempt. Its `parent.json` names the checkpoint, so the word is
 as durable as any claim: lineage finds it whoever is killed, a forgotten attempt is fenced off, and
 the attempts that follow hang on each other as always. What the word makes void (results of stages,
-the completion marker) is put aside under the claim's number, never removed. Whoever begins next
-finishes what a kill has cut short here. Written by actions/back.py; read by the supervisor, by
-retention and by who looks.
+the completion marker) is put aside under the claim's number, never removed. What it tells all who
+look (metrics, events, state) is written into the claim's folder before it, and moved from there.
+Whoever begins next finishes what a kill has cut short here. Written by actions/back.py; read by the
+supervisor, by retention and by who looks.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from tasuki.store.atomic import (
 )
 from tasuki.store.attempts import read_holder
 from tasuki.store.claims import claim_folder, list_claims, record_parent
+from tasuki.store.control import Word, last_said, say
 from tasuki.store.runs import RunFolder
 
 _DONE = "metrics.json"
@@ -41,6 +43,11 @@ class Back:
     """Stages whose results come back, each with the claim under which they lie aside."""
     left: tuple[str, ...] = ()
     """All checkpoints that people have left behind so far: no attempt removes them."""
+
+
+def told_folder(run: RunFolder, claim: int) -> RunFolder:
+    """Files of the run as the word will have them, in the places that they have in a run."""
+    return RunFolder(claim_folder(run, claim) / "told")
 
 
 def record_back(run: RunFolder, claim: int, back: Back, *, parent: str | None, at: str) -> None:
@@ -77,7 +84,8 @@ def left_behind(run: RunFolder) -> set[str]:
 
 
 def settle_back(run: RunFolder) -> None:
-    """Put aside what the last word made void, unless that is done. Called before a run is begun."""
+    """Do what the last word says, unless that is done: put aside what it made void, tell it, lift a
+    hold. Called before a run is begun."""
     for claim in reversed(list_claims(run)):
         back = read_back(run, claim)
         if back is not None:
@@ -122,6 +130,12 @@ def _settle(run: RunFolder, claim: int, back: Back) -> None:
     for stage, number in back.returned.items():
         for path in reversed(results_of(run.aside_of(number) / "stages" / stage)):
             _move(path, run.stage(stage).path / path.name)
+    told = told_folder(run, claim).path
+    for path in sorted(path for path in told.rglob("*") if path.is_file()):
+        _move(path, run.path / path.relative_to(told))
+    said = last_said(run)
+    if said is None or said.claim < claim:  # a later word, to cancel it perhaps, holds
+        say(run, Word.LIFT, reason=f"a person went back to {back.checkpoint}", claim=claim)
     create_exclusive(own / "settled", b"")
 
 

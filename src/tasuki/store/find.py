@@ -1,4 +1,4 @@
-"""Which folders are runs of which experiment."""
+"""Which folders are runs of which experiment, and what stages a run has."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from tasuki.store.atomic import read_json
+from tasuki.store.atomic import read_json, shaped
 from tasuki.store.runs import RunFolder
 
 _NUMBERED = re.compile(r"(.+)-(\d+)")
@@ -18,6 +18,12 @@ def list_runs(runs: Path) -> list[RunFolder]:
         return []
     names = sorted(name for name in os.listdir(runs) if not name.startswith("."))
     return [RunFolder(runs / name) for name in names if RunFolder(runs / name).spec.exists()]
+
+
+def stage_names(run: RunFolder) -> list[str]:
+    """In the order of the spec with which it began."""
+    with shaped(run.spec):
+        return [str(stage["name"]) for stage in read_json(run.spec)["stages"]]
 
 
 _OF_A_RUN = ("claims", "events", "checkpoints", "stages", "training_state.json")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from tasuki.errors import StoreError
+
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
@@ -123,6 +125,12 @@ class RunFolder:
         return self.path / "training_complete.marker"
 
     def stage(self, name: str) -> StageFolder:
+        """Also of a name that stood in a file: specs, manifests and words may come from others."""
+        if name in ("", ".", "..") or "/" in name or "\0" in name:
+            raise StoreError(
+                f"{self.path} tells of a stage {name[:80]!r}, which cannot be a folder's name",
+                hint="it was changed by hand, or comes from somebody else: restore it from a copy",
+            )
         return StageFolder(self.stages / name)
 
     def is_complete(self) -> bool:

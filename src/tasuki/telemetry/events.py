@@ -5,13 +5,13 @@ One file per (claim, node, who): `events/<claim>.<node>.<who>.jsonl`.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from tasuki.clock import Clock
 from tasuki.store.atomic import FORMAT, list_folder
 from tasuki.store.runs import RunFolder
 from tasuki.telemetry.lines import LineWriter, read_last_lines, read_lines
+from tasuki.telemetry.series import as_number
 
 
 class EventLog:
@@ -67,7 +67,7 @@ def is_whole(event: dict[str, Any]) -> bool:
     """A line that tells what happened, when and in which attempt; others are nobody's. One that a
     newer tasuki wrote in a format of its own is left out: follow.py counts them."""
     at, claim = event.get("t"), event.get("claim")
-    is_timed = isinstance(at, int | float) and math.isfinite(at) and isinstance(claim, int)
+    is_timed = as_number(at) is not None and isinstance(claim, int)
     return is_timed and isinstance(event.get("kind"), str) and not is_newer(event)
 
 

@@ -11,6 +11,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from tasuki.telemetry.series import as_number
+
 _CHUNK = 1536
 """Holds a whole line or two, wherever it begins."""
 
@@ -53,8 +55,9 @@ def _row_near(path: Path, offset: int, key: str) -> tuple[int, float] | None:
     for line in lines[1 if offset else 0 :]:
         row = _parsed(line)
         value, step = row.get(key), row.get("step")
-        if row.get("split") == "train" and isinstance(value, int | float) and isinstance(step, int):
-            return step, float(value)
+        value = value if isinstance(value, float) else as_number(value)  # NaN is a gap in the line
+        if row.get("split") == "train" and value is not None and isinstance(step, int):
+            return step, value
     return None
 
 

@@ -8,12 +8,12 @@ Called by actions/why.py and, for its marks and stages, by actions/curves.py.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeGuard
 
+from tasuki.telemetry.series import as_number
 from tasuki.units import format_seconds
 
 _CHECKPOINT = re.compile(r"step-(\d{9,18})\.c\d+(?:\.s\d+)?", re.ASCII)
@@ -293,8 +293,7 @@ def _between(begin: float | None, end: float | None) -> float | None:
 
 
 def _seconds(value: object) -> float | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and math.isfinite(value) else None  # type: ignore[arg-type]
+    return as_number(value)
 
 
 # -- words ------------------------------------------------------------------------------------

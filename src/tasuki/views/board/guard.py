@@ -63,6 +63,7 @@ class Guard:
         refusal = self._refuse(scope, headers)
         if refusal is not None:
             answer = PlainTextResponse(f"{refusal.why}\n", refusal.status)
+            answer.headers["connection"] = "close"  # nobody is held to who may not ask
             if refusal.status == 405:
                 answer.headers["allow"] = "GET, HEAD"
             await answer(scope, receive, self._guarded(send, is_new=False))

@@ -9,14 +9,18 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from tasuki.errors import UsageError
 from tasuki.views.board.source import Source
 
+if TYPE_CHECKING:
+    import uvicorn
+    from starlette.types import ASGIApp
+
 HOST = "127.0.0.1"
 FIRST_PORT = 8765
 _TRIES = 40
-_MOST_CONNECTIONS = 100
 _END_WITHIN_S = 2
 
 
@@ -55,8 +59,6 @@ def serve(
 ) -> None:
     """Returns after Ctrl-C. `port` None: the first free one."""
     _need_packages()
-    import uvicorn
-
     from tasuki.views.board.app import build_app
 
     listener = open_listener(port)
@@ -68,22 +70,31 @@ def serve(
         cookie=f"tasuki-board-{address.port}",
         is_over=lambda: server.should_exit,
     )
-    config = uvicorn.Config(
-        app,
-        access_log=False,  # the first request has the token in its address
-        log_level="error",
-        server_header=False,
-        limit_concurrency=_MOST_CONNECTIONS,
-        timeout_graceful_shutdown=_END_WITHIN_S,
-        ws="none",
-    )
-    server = uvicorn.Server(config)
+    server = make_server(app)
     on_ready(address)
     with listener:
         try:
             server.run(sockets=[listener])
         except KeyboardInterrupt:
             return
+
+
+def make_server(app: ASGIApp) -> uvicorn.Server:
+    """Work is bounded behind the guard (app.py, stream.py): who has no token uses up none of it."""
+    import uvicorn
+
+    from tasuki.views.board.connections import Connection
+
+    config = uvicorn.Config(
+        app,
+        http=Connection,
+        access_log=False,  # the first request has the token in its address
+        log_level="error",
+        server_header=False,
+        timeout_graceful_shutdown=_END_WITHIN_S,
+        ws="none",
+    )
+    return uvicorn.Server(config)
 
 
 def open_listener(port: int | None) -> socket.socket:

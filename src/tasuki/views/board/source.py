@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from tasuki.views.text import neutral
@@ -23,9 +24,16 @@ class Source(Protocol):
         """Everything about a run that is not a curve, an event or a log."""
 
     def curves(
-        self, name: str, *, points: int, first: float | None = None, last: float | None = None
+        self,
+        name: str,
+        *,
+        points: int,
+        first: float | None = None,
+        last: float | None = None,
+        beyond: Mapping[tuple[str, str], float] | None = None,
     ) -> Values:
-        """Numbers by step, at most `points` of each series, between two steps."""
+        """Numbers by step, at most `points` of each series, between two steps; of a (key, split) in
+        `beyond` only what comes after that step."""
 
     def events(self, name: str, *, most: int) -> Values:
         """The newest events, and how many there are: {total, events}."""

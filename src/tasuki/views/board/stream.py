@@ -14,7 +14,6 @@ from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
 
-from tasuki.errors import TasukiError
 from tasuki.views.board.source import Source, Values, shown
 from tasuki.views.board.summaries import Summaries
 from tasuki.views.board.wire import encode
@@ -35,6 +34,10 @@ class Looked:
 
     name: str
     step: float
+    """The last one of any curve when the page began to look."""
+    reached: dict[tuple[str, str], float] = field(default_factory=dict)
+    """The last one of each curve (key, split) that was sent since. A validation comes after the
+    training of the same step, and may take long."""
     stamp: tuple[Any, ...] = ()
     told_at: float | None = None
     """The time of the newest machine figure that was sent."""
@@ -73,17 +76,21 @@ class Stream:
                          "is_whole": found.is_whole},
             )  # fmt: skip
         for looked in self.looked:
-            with suppress(TasukiError, OSError):  # a run that is half deleted says nothing new
+            # A run that is half deleted, or holds what nobody foresaw, says nothing new; the list
+            # and the other runs do.
+            with suppress(Exception):
                 self._look(looked)
         if self.follow is not None:
-            with suppress(TasukiError, OSError):
+            with suppress(Exception):
                 self._read_on(self.follow)
         return b"".join(words)
 
     def _look(self, looked: Looked) -> None:
         row = self.source.summary(looked.name)
+        # From that very step on, which another curve may have reached since. The page knows what it
+        # has.
         found = self.source.curves(
-            looked.name, points=_MOST_NEW_POINTS, first=looked.step + 1, last=None
+            looked.name, points=_MOST_NEW_POINTS, first=looked.step, beyond=looked.reached
         )
         # Numbers that were taken back, because an attempt goes on from an earlier step, are told
         # like anything else that is not just one step more: the page asks for all of it again.
@@ -95,13 +102,12 @@ class Stream:
                 self._tell("changed", {"name": looked.name, "is_anew": is_anew})
                 if is_anew:
                     return
-        reached = [series["steps"][-1] for series in found["series"] if series["steps"]]
-        if reached:
-            looked.step = max(reached)
+        new = [series for series in found["series"] if series["steps"]]
+        looked.reached |= {(one["key"], one["split"]): one["steps"][-1] for one in new}
         machine = list(_new_figures(found["machine"], looked))
-        if reached or machine or found["marks"] != looked.marks:
+        if new or machine or found["marks"] != looked.marks:
             looked.marks = found["marks"]
-            told = {"series": found["series"], "marks": found["marks"], "machine": machine}
+            told = {"series": new, "marks": found["marks"], "machine": machine}
             self._tell("curves", {"name": looked.name, **told})
 
     def _read_on(self, follow: Follow) -> None:

@@ -115,8 +115,12 @@ class Summaries:
 
 
 def _summary(source: Source, name: str) -> Values:
-    """A run that cannot be read is a line that says so."""
+    """A run that cannot be read is a line that says so; also where its files hold what nobody
+    foresaw, for one run must not hide the others."""
     try:
         return source.summary(name)
     except (TasukiError, OSError) as error:
-        return {"experiment": name, "state": None, "reason": f"cannot be read: {error}"}
+        words = str(error)
+    except Exception as error:
+        words = f"its files hold what tasuki does not understand ({type(error).__name__}: {error})"
+    return {"experiment": name, "state": None, "reason": f"cannot be read: {words[:500]}"}

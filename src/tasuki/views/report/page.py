@@ -15,7 +15,7 @@ from tasuki.views.marks import marked
 from tasuki.views.page import page_around, table_of, text_in
 from tasuki.views.report.curves import curves_of, kinds_of_marks
 from tasuki.views.report.results import known_columns, run_rows, stage_rows
-from tasuki.views.report.text import environment_rows, ledger_rows, shown
+from tasuki.views.report.text import column_names, environment_rows, ledger_rows, shown
 from tasuki.views.report.times import gantt_of, waterfall_of
 from tasuki.views.text import count, goodput_of, money, number
 from tasuki.views.told_spec import spec_lines
@@ -197,15 +197,15 @@ def _specs(runs: Sequence[_Values]) -> Iterator[str]:
     known = [run for run in runs if run["spec"]]
     if len(known) > 1:
         yield from _differences(known)
-    for run in known:
+    for name, run in zip(column_names(known), known, strict=True):
         is_open = " open" if len(known) == 1 else ""
-        yield f"<details{is_open}><summary>{text_in(run['experiment'])}</summary>"
+        yield f"<details{is_open}><summary>{text_in(name)}</summary>"
         yield f"<pre>{text_in(spec_lines(run['spec']))}</pre></details>"
 
 
 def _differences(runs: Sequence[_Values]) -> Iterator[str]:
     """What was set otherwise, stage by stage."""
-    flat = {run["experiment"]: _flat(run["spec"]) for run in runs}
+    flat = {name: _flat(run["spec"]) for name, run in zip(column_names(runs), runs, strict=True)}
     keys = dict.fromkeys(key for values in flat.values() for key in values)
     rows = [
         {"": key, **{name: values.get(key, "–") for name, values in flat.items()}}

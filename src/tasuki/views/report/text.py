@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -101,14 +102,26 @@ def shown(key: str, value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else number(value)
 
 
+def column_names(runs: Sequence[_Values]) -> list[str]:
+    """A name for each run: of those with equal names, in different folders, each has a number."""
+    names = [str(run["experiment"]) for run in runs]
+    seen: Counter[str] = Counter()
+    found = []
+    for name in names:
+        seen[name] += 1
+        found.append(f"{name} ({seen[name]})" if names.count(name) > 1 else name)
+    return found
+
+
 def ledger_rows(runs: Sequence[_Values]) -> list[dict[str, str]]:
     """Parts by run, seconds and share; the wall clock last."""
     parts = [part for part in PARTS if any(_seconds(run, part) >= 0.005 for run in runs)]
+    named = list(zip(column_names(runs), runs, strict=True))
     rows = [
-        {"part": PARTS[part], **{run["experiment"]: _of_wall(run, part) for run in runs}}
+        {"part": PARTS[part], **{name: _of_wall(run, part) for name, run in named}}
         for part in parts
     ]
-    walls = {run["experiment"]: shown("_s", run["wall_s"]) for run in runs}
+    walls = {name: shown("_s", run["wall_s"]) for name, run in named}
     return [*rows, {"part": "wall clock", **walls}] if rows else []
 
 
@@ -123,10 +136,11 @@ def _of_wall(run: _Values, part: str) -> str:
 
 def environment_rows(runs: Sequence[_Values]) -> list[dict[str, str]]:
     keys = dict.fromkeys(key for run in runs for key in run["environment"])
+    named = list(zip(column_names(runs), runs, strict=True))
     return [
         {
             "": key.replace("_", " "),
-            **{run["experiment"]: str(run["environment"].get(key, "–")) for run in runs},
+            **{name: str(run["environment"].get(key, "–")) for name, run in named},
         }
         for key in keys
     ]

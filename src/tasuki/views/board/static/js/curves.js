@@ -90,8 +90,11 @@ export class Curves {
     for (const one of news.series ?? []) {
       const known = run.whole.series.find((old) => old.key === one.key && old.split === one.split);
       if (!known) { run.whole.series.push(one); continue; }
-      for (const key of ["steps", "t", "values"]) known[key].push(...one[key]);
-      run.added += one.steps.length;
+      const last = known.steps.at(-1) ?? -1;
+      const from = one.steps.findIndex((step) => step > last); // what is known may be told again
+      if (from < 0) continue;
+      for (const key of ["steps", "t", "values"]) known[key].push(...one[key].slice(from));
+      run.added += one.steps.length - from;
     }
     if (news.marks) run.whole.marks = news.marks;
     this.draw();
