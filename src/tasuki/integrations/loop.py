@@ -52,7 +52,7 @@ from tasuki.runtime.exact import describe, freeze
 from tasuki.runtime.latest import Loaded, agree_on_checkpoint
 from tasuki.runtime.progress import Progress
 from tasuki.runtime.saver import Saver
-from tasuki.runtime.saving import Saving
+from tasuki.runtime.saving import Saving, finish_save
 from tasuki.runtime.starting import (
     commit_first,
     cost_before,
@@ -76,8 +76,6 @@ _TELL_OFTEN_S = 1.0
 _TELL_SELDOM_S = 10.0
 _OFTEN_FOR_S = 60.0
 _LOOK_EVERY_S = 0.1
-_FLIGHT_S = 300.0
-_FLIGHT_WITH_OTHERS_S = 3.0
 
 
 class Loop:
@@ -459,9 +457,7 @@ class Loop:
             self._agreement.close()
             self.journal.flush(worker.clock.monotonic())
         if self._saver is not None:
-            left = worker.watch.notice_remaining_s()
-            longest = _FLIGHT_S if worker.ranks.world == 1 else _FLIGHT_WITH_OTHERS_S
-            self._saver.wait_for(longest if left is None else min(longest, left - 1.0))
+            finish_save(worker, self._saver)
         if isinstance(error, TasukiError):
             words, hint = error.message, error.hint
         else:

@@ -69,10 +69,15 @@ def finishing_saves(worker: Worker, saver: Saver) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        left = worker.watch.notice_remaining_s()
-        longest = _FLIGHT_S if worker.ranks.world == 1 else _FLIGHT_WITH_OTHERS_S
-        saver.wait_for(longest if left is None else min(longest, left - 1.0))
+        finish_save(worker, saver)
         raise
+
+
+def finish_save(worker: Worker, saver: Saver) -> None:
+    """Wait for the one that is in flight, as long as there is time for it."""
+    left = worker.watch.notice_remaining_s()
+    longest = _FLIGHT_S if worker.ranks.world == 1 else _FLIGHT_WITH_OTHERS_S
+    saver.wait_for(longest if left is None else min(longest, left - 1.0))
 
 
 class Contents(Protocol):
