@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tasuki.errors import EXIT_DONE, EXIT_RESUME_ME, EXIT_USAGE, TasukiError
 from tasuki.signals import NOTICES
-from tasuki.store.atomic import sweep
+from tasuki.store.claims import highest_claim, sweep_temps
 from tasuki.store.jobs import begin_start, write_outcome
 from tasuki.supervisor.job import JobOrder, read_job
 from tasuki.supervisor.place import Place, read_place
@@ -52,7 +52,8 @@ def _end_at_once(job: JobOrder, place: Place) -> int:
     """A start of a finished job, as after a requeue that came too late: no need for anything."""
     for lane in job.lanes:
         for item in lane.items:
-            sweep(item.run.path, ".*.tmp")  # of the attempt that was killed as it finished
+            # Of the attempt that was killed as it finished, too.
+            sweep_temps(item.run, claim=highest_claim(item.run) + 1)
     lanes = [{"action": "leave", "state": "complete"} for _ in job.lanes]
     value = {"verdict": "end", "exit_code": EXIT_DONE, "lanes": lanes}
     write_outcome(job.folder, begin_start(job.folder, place.origin), value)
