@@ -77,6 +77,7 @@ def test_a_mistake_in_a_recipe_reaches_whoever_wants_to_know_in_the_words_of_the
     assert "loss" in one["reason"] and one["text"].endswith(one["reason"])
 
 
+@pytest.mark.long
 def test_a_hook_added_later_holds_from_the_next_start_on_and_is_no_other_run(telling, here):
     made = telling(params={"pause": 0.2, "samples": 64}, on={})
     process = made.start("run")

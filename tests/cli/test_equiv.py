@@ -103,6 +103,7 @@ def test_whoever_interrupts_a_recipe_that_hangs_hears_where_it_stands(folder):
     assert not processes_about(folder)
 
 
+@pytest.mark.long
 def test_experiments_of_each_are_fair_and_by_hand_they_list_what_is_not_meant(here, folder):
     write(folder, a={"each": {"lr": [0.1, 0.2]}})
     said = here(folder, "equiv", "--compare", "--json")

@@ -237,6 +237,7 @@ def test_steps_of_another_device_tell_nothing_of_a_card(
     )
 
 
+@pytest.mark.long
 def test_a_run_tells_of_its_stage_only_while_it_is_the_same_work_on_the_same_card(asked, here):
     run = RunFolder(asked / "runs" / "exp")
     take_claim(run)
@@ -345,6 +346,7 @@ def test_without_data_memory_is_known_and_time_is_not(asked, here):
     assert any("gone.txt" in note for note in row["notes"])
 
 
+@pytest.mark.long
 def test_what_cannot_be_traced_is_measured_by_estimate_alone_and_kept(asked, here, deaf):
     words = ("--set", "recipe=recipes:Counting", "--stages", "small", "--json")
     stepped = asked / "stepped"

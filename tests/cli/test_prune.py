@@ -213,6 +213,7 @@ def test_a_frozen_file_is_put_back_when_an_attempt_started_that_may_use_it(run, 
     assert file.read_bytes() == content and not list(run.checkpoints.glob(".trash-*"))
 
 
+@pytest.mark.long
 def test_a_run_that_was_pruned_by_hand_goes_on_bit_for_bit(project, here):
     """Handed over, pruned, resumed; then compared with its undisturbed twin by `diff`."""
     stages = [{"name": "one", "data": "d", "epochs": 8}]

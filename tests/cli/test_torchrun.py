@@ -116,6 +116,7 @@ def test_torchrun_does_what_run_does_with_that_many_ranks_bit_for_bit(made, plai
     assert frozen[0] == frozen[1]
 
 
+@pytest.mark.long
 def test_torchrun_that_starts_its_processes_anew_goes_on_where_they_were(made, plain):
     process = torchrun(made, "--max-restarts", "2", program=MODULE)
     killed: set[int] = set()
@@ -150,6 +151,7 @@ def test_a_new_start_waits_for_the_handover_of_an_attempt_that_still_lives(made,
     assert differences(plain, made) == []
 
 
+@pytest.mark.long
 def test_a_notice_to_torchrun_hands_over_and_the_same_command_goes_on(made, plain):
     process = torchrun(made, program=SCRIPT)
     until(lambda: made.step() >= 5, made.logs)

@@ -128,6 +128,7 @@ def validated(warm, tmp_path_factory, told) -> Project:
 # -- at the start ---------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_tuner_says_what_it_found_which_factor_and_what_is_left(tuned):
     lines = tuned.logs().splitlines()
     for line in (

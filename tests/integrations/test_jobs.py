@@ -130,6 +130,7 @@ def test_under_torchrun_a_notice_to_one_rank_stops_all_at_one_step_and_typed_aga
     assert script.differences(whole) == [], script.said()
 
 
+@pytest.mark.long
 def test_several_ranks_of_which_one_fails_go_down_together(tmp_path):
     script = (
         "import os, sys, time\n"

@@ -187,6 +187,7 @@ def is_start_of(event: dict[str, Any], stage: str) -> bool:
     return event["kind"] == "restored" and event["stage"] == stage
 
 
+@pytest.mark.long
 def test_stages_of_every_length_order_and_bucket_are_proven_one_by_one(staged):
     found = audit(staged)
     assert {name: told["verdict"] for name, told in found.items()} == dict.fromkeys(

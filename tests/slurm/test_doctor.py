@@ -186,6 +186,7 @@ def test_programs_of_slurm_that_know_no_controller_are_told_in_one_way(person):
     assert "is SLURM_CONF right?" in out
 
 
+@pytest.mark.long
 def test_a_probe_finds_requeueing_allowed_and_measures_the_time_until_the_kill(probed):
     for name in ("low", "cancel"):
         _, report, err, _ = probed[name]

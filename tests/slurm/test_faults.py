@@ -65,6 +65,7 @@ def test_while_the_controller_is_away_status_says_so_and_nothing_is_submitted_tw
     assert project.recomputed() == 0 and len(project.jobs) == 1
 
 
+@pytest.mark.long
 def test_where_a_requeue_is_refused_a_successor_goes_on(cluster, tmp_path):
     stages = [{"name": "one", "data": "d", "epochs": 60}]
     project = make_slurm_project(

@@ -156,6 +156,7 @@ def status_of(packed: Packed, known) -> list[dict]:
     return read_status(packed.runs.values(), now=CLOCK.wall(), known=known)["runs"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("before", "after"),
     [

@@ -107,6 +107,7 @@ def test_cancel_ends_a_waiting_and_a_running_job_for_good_and_submit_goes_on(clu
     assert project.recomputed() == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "partition", ["low", *(pytest.param(p, marks=pytest.mark.long) for p in ("grace", "cancel"))]
 )
@@ -171,6 +172,7 @@ def test_at_the_cap_of_its_preemptions_a_run_stops_though_slurm_requeues_it(clus
     assert project.status()["state"] == "handed-over"
 
 
+@pytest.mark.long
 def test_what_fails_at_once_is_held_after_three_attempts_with_its_reason_in_status(
     cluster, tmp_path
 ):
@@ -183,6 +185,7 @@ def test_what_fails_at_once_is_held_after_three_attempts_with_its_reason_in_stat
     project.wait(lambda: not project.queued(), "out of the queue", 60)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_the_ranks_of_two_nodes_are_preempted_and_resume_bit_for_bit(
     cluster, tmp_path, undisturbed, ranks
@@ -279,6 +282,7 @@ def test_after_a_preemption_that_may_not_be_requeued_the_later_jobs_of_a_plan_st
     assert first.handed_over == first.diary, "the last step was not saved"
 
 
+@pytest.mark.long
 def test_a_job_has_its_setup_and_container_and_more_time_when_it_is_extended(cluster, tmp_path):
     project = make_slurm_project(
         cluster,
@@ -301,6 +305,7 @@ def test_a_job_has_its_setup_and_container_and_more_time_when_it_is_extended(clu
     assert project.ends() == [DONE], "it did not use the time it was given"
 
 
+@pytest.mark.long
 def test_a_submitted_run_can_be_profiled_and_costs_what_its_job_held(cluster, tmp_path):
     project = make_slurm_project(cluster, tmp_path / "p", stages=SHORT, price_per_gpu_hour=1000)
     project.tasuki("submit", "--profile")

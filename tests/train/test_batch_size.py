@@ -30,6 +30,7 @@ def forks() -> Iterator[Errands]:
 KEYS = {"effective_batch": 256}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("recipe", "cap", "size"),
     [

@@ -217,6 +217,7 @@ def test_pieces_are_the_document_and_each_is_text(text, piece):
     assert max(map(len, pieces)) <= 2 * piece and all(len(one) > piece - 4 for one in pieces[:-1])
 
 
+@pytest.mark.long
 def test_a_long_document_has_the_tokens_of_the_whole(tmp_path):
     """Cut behind lines, where a byte-level tokenizer sees no difference; in lines, jsonl or gz."""
     from tokenizers import Tokenizer

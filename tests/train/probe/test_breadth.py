@@ -113,12 +113,14 @@ def test_a_model_that_goes_another_way_at_larger_batches_is_not_called_exact():
     assert fitted.peak(*BEYOND) >= real.peak
 
 
+@pytest.mark.long
 def test_a_number_of_events_that_grows_with_the_batch_is_not_called_exact():
     fitted = fit_of(odd.Chunked(), stage_of())
     assert not fitted.is_exact
     assert "events" in fitted.reason
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("recipe", [odd.Hardest(), odd.Chunked()])
 def test_where_traces_do_not_align_peaks_far_beyond_them_are_neither_low_nor_out_of_reach(recipe):
     """The optimizer's step, in which small batches peak, must not bend the curve upwards."""
