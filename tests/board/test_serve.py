@@ -353,8 +353,8 @@ def test_a_long_log_comes_in_pieces_that_join_without_a_gap(runs, tmp_path):
 
 
 def test_values_named_like_secrets_are_not_shown_in_a_spec(runs, tmp_path):
-    from tasuki.actions.hiding import HIDDEN
     from tasuki.actions.told_spec import read_told_spec
+    from tasuki.spec.hiding import HIDDEN
 
     copy = tmp_path / "exp"
     shutil.copytree(runs / "exp", copy)

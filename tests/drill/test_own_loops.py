@@ -90,12 +90,18 @@ def test_an_own_loop_passes_every_scenario(tmp_path, text):
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_a_value_that_a_script_does_not_track_is_named(tmp_path):
-    (tmp_path / "train.py").write_text(COUNTING)
+@pytest.mark.parametrize("where", ["__main__", "main()"])
+def test_a_value_that_a_script_does_not_track_is_named(tmp_path, where):
+    text = COUNTING
+    if where == "main()":
+        imports, _, body = text.partition("torch.manual_seed")
+        lines = f"torch.manual_seed{body}".splitlines()
+        text = imports + "def main():\n" + "\n".join(f"    {line}" for line in lines) + "\nmain()\n"
+    (tmp_path / "train.py").write_text(text)
     said = drill(tmp_path, "--scenarios", "term", "--json")
     assert said.code == 1, said
     finding = scenarios(said)["term"]["finding"]
-    assert (finding["cause"], finding["suspect"]) == ("hidden", "module __main__.calls[0]")
+    assert (finding["cause"], finding["suspect"]) == ("hidden", f"module {where}.calls[0]")
     assert "run.track" in finding["advice"]
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
-from tests.integrations.subjects import Script, Subject, make_script
+from tests.integrations.subjects import LIGHTNING, Script, Subject, make_script
 from tests.integrations.test_ends import BEGIN
 
 from tasuki.errors import EXIT_DONE, EXIT_RESUME_ME
+from tasuki.store.runs import RunFolder
 from tasuki.telemetry.metrics import read_metrics
 
 pytestmark = pytest.mark.timeout(60)
@@ -53,3 +56,48 @@ def test_each_validation_has_a_line_at_its_step_whatever_log_every_says(warm, tm
         assert again.attempt(warm, strike) == [EXIT_RESUME_ME], again.said()
     assert again.attempt(warm) == [EXIT_DONE], again.said()
     assert again.differences(script) == []
+
+
+NEWEST = """
+import json
+import lightning as pl
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+from tasuki.integrations.lightning import TasukiCallback
+
+losses = []
+
+
+class Module(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Linear(3, 1)
+
+    def training_step(self, batch):
+        loss = (self.net(batch[0]) ** 2).mean()
+        losses.append(loss.item())
+        return loss
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+torch.manual_seed(0)
+quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+trainer = pl.Trainer(
+    max_epochs=1, accelerator="cpu", enable_checkpointing=False,
+    callbacks=[TasukiCallback(log_every=5)], **quiet,
+)
+trainer.fit(Module(), DataLoader(TensorDataset(torch.randn(48, 3)), 4))
+json.dump(losses, open("losses.json", "w"))
+"""
+
+
+def test_a_line_of_lightning_has_the_loss_of_its_own_step(servers, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(NEWEST)
+    started = servers[LIGHTNING].start_script(script, log=tmp_path / "log", TASUKI_SITE="")
+    assert started.wait() == EXIT_DONE, (tmp_path / "log").read_text()
+    losses = json.loads((tmp_path / "losses.json").read_text())
+    rows = {row["step"]: row["loss"] for row in read_metrics(RunFolder(tmp_path / "runs/train"))}
+    assert rows == {step: pytest.approx(losses[step - 1]) for step in (5, 10, 12)}

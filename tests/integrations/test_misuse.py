@@ -254,10 +254,11 @@ def test_a_loop_that_changed_under_its_run_is_refused(warm, script, before, afte
     assert words in made.said(), made.said()
 
 
-def test_other_arguments_than_before_are_refused_and_another_name_begins_anew(warm, script):
+@pytest.mark.parametrize("at", ["step.done", "step.begin"], ids=["some steps", "no step"])
+def test_other_arguments_than_before_are_refused_and_another_name_begins_anew(warm, script, at):
     made = script(LOOP)
-    strike = {"at": "step.done", "do": "term", "count": 3}
-    assert made.attempt(warm, strike) == [EXIT_RESUME_ME]
+    strike = {"at": at, "do": "kill", "count": 3 if at == "step.done" else 1}
+    assert made.attempt(warm, strike) == [-9]
     log = made.folder / "0.log"
     started = warm.start_script(made.folder / "train.py", "--lr", "1", log=log, TASUKI_SITE="")
     assert started.wait() == EXIT_FAILED

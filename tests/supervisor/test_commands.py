@@ -3,6 +3,7 @@ resumed until it is done, and held when it fails again and again."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -12,6 +13,7 @@ from tests.harness.commands import Commands, is_alive, make_commands
 
 from tasuki.actions.extend import extend_run
 from tasuki.actions.freeze import freeze_run
+from tasuki.actions.status import describe_run
 from tasuki.backends.local import Preemption
 from tasuki.clock import SystemClock
 from tasuki.errors import EXIT_DONE, EXIT_FAILED
@@ -333,3 +335,15 @@ def test_a_command_sees_all_gpus_of_its_lane_and_none_of_the_others(tmp_path):
         started.reap(SystemClock.monotonic())
     log = made.run.logs / "job.9.log"
     assert log.read_text().splitlines()[-1] == f"GPU-a,GPU-c {made.folder} True"
+
+
+def test_what_a_command_is_given_as_a_secret_is_neither_logged_nor_told(tmp_path):
+    words = ["python", "train.py", "3", "--password=hunter2hunter2", "--api-key", "sk-1234567890"]
+    made = make_commands(tmp_path / "p", experiments={"a": {"command": words}})
+    assert made.start().exit_code == 0
+    run = made.run_folder("a")
+    told = json.dumps(describe_run(run, now=SystemClock.wall()))
+    logs = "".join(path.read_text() for path in run.logs.iterdir())
+    assert "Starting stage" in logs and "(not shown)" in told
+    for secret in ("hunter2hunter2", "sk-1234567890"):
+        assert secret not in told and secret not in logs

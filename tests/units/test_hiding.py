@@ -1,4 +1,4 @@
-"""What is handed on in a report or shown on the board holds nobody's keys (actions/hiding.py)."""
+"""What is handed on in a report or shown on the board holds nobody's keys (spec/hiding.py)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tasuki.actions.hiding import HIDDEN, hide, is_secret
+from tasuki.spec.hiding import HIDDEN, hide, is_secret
 
 SECRET = [
     "key", "keys", "api_key", "api_keys", "apiKey", "APIKey", "OPENAI_API_KEY", "apikey",

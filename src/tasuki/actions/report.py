@@ -95,5 +95,6 @@ def _result(
         "loss": stage["loss"],
         "best": best,
         "evaluation": stage["metrics"] or {},
+        "is_own": stage["is_evaluated"] is None,
         "wall_s": stage["wall_s"],
     }

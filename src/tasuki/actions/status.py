@@ -15,6 +15,7 @@ from tasuki.actions.queued import Known, RunsJob, is_gone
 from tasuki.clock import utc
 from tasuki.errors import StoreError
 from tasuki.plan.risk import Left, left_of_run, look_at_deadline
+from tasuki.spec.hiding import hide
 from tasuki.store.atomic import FORMAT, read_json, read_json_or_none, shaped
 from tasuki.store.attempts import live_runner, read_attempt_end, read_holder
 from tasuki.store.claims import highest_claim, list_claims
@@ -318,7 +319,7 @@ def _describe_stage(run: RunFolder, stage: dict[str, Any]) -> dict[str, Any]:
         "name": stage["name"],
         "is_trained": trained is not None,
         "is_evaluated": evaluated is not None if stage["evaluates"] else None,
-        "command": stage.get("command"),
+        "command": hide(stage["command"]) if stage.get("command") is not None else None,
         "wall_s": trained.get("wall_s") if trained else None,
         "steps": trained["steps"] if trained else None,
         "loss": (trained["last"] or {}).get("loss") if trained else None,

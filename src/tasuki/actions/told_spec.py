@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from tasuki.actions.hiding import hide
+from tasuki.spec.hiding import hide
 from tasuki.spec.resolved import ResolvedCluster, ResolvedStage
 from tasuki.store.atomic import read_json, read_json_or_none, shaped
 from tasuki.store.runs import RunFolder

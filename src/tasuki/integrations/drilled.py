@@ -7,6 +7,7 @@ trace is that of train/trace.py, as far as a loop tells: actions/drill_diagnosis
 
 from __future__ import annotations
 
+import inspect
 import json
 import random
 import sys
@@ -32,6 +33,8 @@ from tasuki.telemetry.lines import LineWriter
 
 VARIABLE = "TASUKI_DRILL"
 _SCRIPT = "__main__"
+_FRAMEWORKS = ("torch", "lightning", "transformers", "accelerate")
+_NOT_USERS = {*sys.stdlib_module_names, "tasuki", *_FRAMEWORKS}
 
 Entries = dict[str, str]
 
@@ -111,6 +114,8 @@ class LoopTrace:
         self._step, self._looks_at = step, looks_at
         self._names = set(vars(sys.modules[_SCRIPT]))
         """Of the script when its loop begins: what comes later are variables of the loop."""
+        self._locals: dict[str, set[str]] = {}
+        """The same of the functions that go through the loop."""
         self._has_begun = False
         self._hidden: Entries = {}
         self._before: Entries = {}
@@ -182,7 +187,21 @@ class LoopTrace:
             elif not isinstance(thing, Optimizer | list | tuple | dict):
                 walk.attributes(name, thing)
         walk.globals_of(f"module {_SCRIPT}", _SCRIPT, only=self._names)
+        for name, values in _functions():
+            known = self._locals.setdefault(name, set(values))
+            walk.values_of(f"module {name}", {k: v for k, v in values.items() if k in known})
         return walk.entries
+
+
+def _functions() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Those of the user's own that are under way, with their variables: `main()`."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__"))
+        is_users = module.partition(".")[0] not in _NOT_USERS
+        if is_users and frame.f_code.co_name != "<module>":
+            yield f"{frame.f_code.co_name}()", dict(frame.f_locals)
+        frame = frame.f_back
 
 
 def _random() -> Entries:

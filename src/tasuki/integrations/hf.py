@@ -141,6 +141,7 @@ class _Resumable(transformers.Trainer):
             steps_per_epoch=num_update_steps_per_epoch,
             facts={"gradient_accumulation_steps": self.args.gradient_accumulation_steps},
         )
+        driven.loop.lr = self._get_learning_rate  # also where no step is left to be done
         state = driven.find()
         if state is None:
             return where

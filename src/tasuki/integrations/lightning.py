@@ -139,13 +139,14 @@ class TasukiCallback(Callback):
     def _log_step(self, trainer: Trainer, driven: Driven) -> None:
         """What the training logged; what validations did stands in lines of their own."""
         logged = trainer._logger_connector._logged_metrics
-        pending = driven.loop.rows.pending
+        pending, told = driven.loop.rows.pending, set[str]()
         for result in trainer.fit_loop.epoch_loop._results.values():
             for name in {result.meta.forked_name(True), result.meta.forked_name(False)}:
                 if name in logged:
                     pending[name] = logged[name]
-        if self._loss is not None:
-            pending.setdefault("loss", self._loss)
+                    told.add(name)
+        if self._loss is not None and "loss" not in told:
+            pending["loss"] = self._loss  # the newest one: the module has logged none by that name
 
     def on_train_batch_end(
         self,

@@ -222,11 +222,15 @@ class Walk:
         module = sys.modules.get(module_name)
         if module is None or module_name.partition(".")[0] in _ROOTS:
             return
-        for key, item in list(vars(module).items()):
+        own = {k: v for k, v in vars(module).items() if only is None or k in only}
+        self.values_of(name, own, module_name)
+
+    def values_of(self, name: str, values: Mapping[str, Any], module_name: str = "") -> None:
+        """Of a module, or of a function that is under way."""
+        for key, item in values.items():
             is_of_it = type(item).__module__ == module_name
             is_plain = isinstance(item, list | dict | set | deque) or leaf(item) is not None
-            is_wanted = not key.startswith("__") and (only is None or key in only)
-            if is_wanted and (is_plain or is_of_it):
+            if not key.startswith("__") and (is_plain or is_of_it):
                 self.into(f"{name}.{key}", item, _DEPTH - 1)
 
 

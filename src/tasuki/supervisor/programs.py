@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tasuki.spec.hiding import hide
 from tasuki.store.atomic import FILE_MODE, make_folder
 from tasuki.store.runs import CommandFolder
 from tasuki.supervisor.figures import own_gpus
@@ -61,7 +62,8 @@ def start_one(
     name = f"{job.folder.name}.{phase.claim}" + (f".{rank}" if rank else "")
     log, err = phase.run.logs / f"{name}.log", phase.run.logs / f"{name}.err"
     with _append(log) as out, _append(err) as errors:
-        out.write(f"Starting stage {phase.stage}, attempt {phase.claim}: {shlex.join(words)}\n")
+        typed = shlex.join(hide(list(words)))
+        out.write(f"Starting stage {phase.stage}, attempt {phase.claim}: {typed}\n")
         out.flush()
         process = subprocess.Popen(
             [*job.container, *words],

@@ -8,6 +8,7 @@ accounts for is `other`. So the parts always add up.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
@@ -202,7 +203,7 @@ def _take_progress(worker: Worker, event: dict[str, Any]) -> None:
 
 def _is_number(value: object) -> TypeGuard[float]:
     """Not below 0, and no NaN: a line that somebody else wrote, or a disk garbled, adds nothing."""
-    return isinstance(value, int | float) and 0 <= value < float("inf")
+    return isinstance(value, int | float) and 0 <= value <= sys.float_info.max
 
 
 def mark_recomputed(trained: Sequence[Worker]) -> None:

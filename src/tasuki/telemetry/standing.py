@@ -7,6 +7,7 @@ Read from the run's folder and the plan it was last submitted with; decides noth
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -168,4 +169,4 @@ def number_in(value: Mapping[str, Any], key: str) -> float | None:
     found = value.get(key)
     if isinstance(found, bool) or not isinstance(found, int | float):
         return None
-    return float(found) if abs(found) < float("inf") else None
+    return float(found) if abs(found) <= sys.float_info.max else None

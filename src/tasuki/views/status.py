@@ -233,7 +233,8 @@ def _print_reason(run: dict[str, Any], console: Console, *, label: str) -> None:
 def _stage_line(stage: dict[str, Any]) -> str:
     metrics = stage["metrics"] or {}
     told = ", ".join(f"{escape(name)} {number(value)}" for name, value in metrics.items())
-    evaluated = f"; evaluated: {told}" if told else ""
+    word = "results" if stage.get("is_evaluated") is None else "evaluated"
+    evaluated = f"; {word}: {told}" if told else ""
     steps, loss = count(stage["steps"]), number(stage["loss"])
     if stage.get("command") and stage["steps"] is None:
         took = format_seconds(stage["wall_s"]) if stage["wall_s"] is not None else "–"

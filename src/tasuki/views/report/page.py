@@ -14,7 +14,7 @@ from tasuki.units import format_seconds
 from tasuki.views.marks import marked
 from tasuki.views.page import page_around, table_of, text_in
 from tasuki.views.report.curves import curves_of, kinds_of_marks
-from tasuki.views.report.results import known_columns, run_rows, stage_rows
+from tasuki.views.report.results import known_columns, run_rows, stage_rows, whose_result
 from tasuki.views.report.text import column_names, environment_rows, ledger_rows, shown
 from tasuki.views.report.times import gantt_of, waterfall_of
 from tasuki.views.text import count, goodput_of, money, number
@@ -69,7 +69,7 @@ def _facts(run: _Values) -> Iterator[str]:
         told["cost"] = money(run["cost"])
     last = next((stage for stage in reversed(run["results"]) if stage["evaluation"]), None)
     for key, value in list((last or {}).get("evaluation", {}).items())[:3]:
-        told[f"test {key}"] = shown(key, value)
+        told[f"{whose_result(last or {})} {key}"] = shown(key, value)
     yield '<dl class="facts">'
     yield from (f"<div><dt>{marked(k)}</dt><dd>{text_in(v)}</dd></div>" for k, v in told.items())
     yield "</dl>"
@@ -91,7 +91,8 @@ def _results(report: _Values) -> Iterator[str]:
         yield "<p>There are no runs.</p>"
         return
     told = "What each stage came to: loss is the last of training, best of validation, test of the "
-    yield from _values_table(f"{told}evaluation.", stage_rows(report))
+    more = "evaluation, result what a script itself said at its end."
+    yield from _values_table(f"{told}{more}", stage_rows(report))
     if len(report["runs"]) > 1:
         yield "<h2>Runs</h2>"
         yield from _values_table("What each run took, over all its attempts.", run_rows(report))

@@ -68,5 +68,14 @@ def _about_stage(run: _Values, stage: _Values) -> dict[str, Any]:
         "epochs": stage.get("epochs"),
         "loss": stage.get("loss"),
         **({f"best {best.get('metric')}": best.get("value")} if best else {}),
-        **{f"test {key}": value for key, value in (stage.get("evaluation") or {}).items()},
+        **{f"{whose_result(stage)} {key}": value for key, value in _evaluation(stage).items()},
     }
+
+
+def _evaluation(stage: _Values) -> _Values:
+    return stage.get("evaluation") or {}
+
+
+def whose_result(stage: _Values) -> str:
+    """What a script says it came to (`run.finish`) need be no test."""
+    return "result" if stage.get("is_own") else "test"
