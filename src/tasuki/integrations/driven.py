@@ -52,7 +52,7 @@ class Driven:
         self._is_begun = False
         self._samples, self._waited_s = 0, 0.0
         self._indices: list[int] = []
-        self._accumulation = 1
+        self._accumulation, self._is_whole = 1, True
         self._num_batches = 0
         """Of the step that is being done."""
         self.place: Any = None
@@ -72,10 +72,11 @@ class Driven:
 
     # -- the data -------------------------------------------------------------------------------
 
-    def feed_from(self, loader: Any, *, accumulation: int = 1) -> int:
+    def feed_from(self, loader: Any, *, accumulation: int = 1, is_whole: bool = True) -> int:
         """Take over this loader, of which so many batches make a step; the number of batches of an
-        epoch."""
-        self._accumulation = accumulation
+        epoch. Not `is_whole`: the framework leaves epochs early, and nobody can tell which samples
+        each of them should have had."""
+        self._accumulation, self._is_whole = accumulation, is_whole
         worker = self.loop.worker
         if not hasattr(loader, "__iter__") or num_batches(loader) is None:
             raise UsageError(
@@ -160,7 +161,8 @@ class Driven:
 
     def _begin(self, holds: Holds, course: Course) -> None:
         assert self._feed is not None
-        facts, order = {**self._feed.facts, **course.facts}, self._feed.order
+        facts = {**self._feed.facts, **course.facts}
+        order = self._feed.order if self._is_whole else None
         if order is not None and self._accumulation > 1:  # the feed's is one of batches
             order = {**order, "gathered": self._accumulation}
         self._is_begun = True

@@ -203,7 +203,8 @@ class _Loader:
         self._callback, self._trainer, self._driven = callback, trainer, driven
         is_gathered = trainer.lightning_module.automatic_optimization
         gathered = trainer.accumulate_grad_batches if is_gathered else 1
-        self._length = driven.feed_from(loader, accumulation=gathered)
+        is_whole = trainer.limit_train_batches in (None, 1.0)
+        self._length = driven.feed_from(loader, accumulation=gathered, is_whole=is_whole)
         epochs = trainer.max_epochs
         if driven.loop.drill is not None and epochs is not None:
             wanted = epochs if epochs != -1 else driven.loop.drill.steps
