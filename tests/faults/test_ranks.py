@@ -65,9 +65,12 @@ ELSEWHERE = {
     "memory.decided": "test_out_of_memory.py",
     "batch.decided": "test_batch_tuning.py",
     "border.decided": "test_batch_tuning.py",
+    "finish.begin": "../integrations/test_ends.py",
+    "finish.swept": "../integrations/test_ends.py",
+    "finish.marker": "../integrations/test_ends.py",
 }
-"""Passed only where parameters are frozen, steps are not finite, or memory runs out: killed there.
-"""
+"""Passed only where parameters are frozen, steps are not finite, memory runs out, or a script is by
+itself: killed there."""
 ONCE = ("start.committed", "loop.best")
 """Passed for certain by a run's first attempt, and perhaps never again."""
 DOWN_WITHIN_S = 5.0

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tasuki.spec.resolved import start_of
 from tasuki.store.atomic import read_json
 from tasuki.store.control import Word, last_said
 from tasuki.store.find import latest_run
@@ -34,6 +33,8 @@ def is_cut_off(run: RunFolder, stage: Mapping[str, Any]) -> bool:
 
 def _awaited(run: RunFolder, stage: Mapping[str, Any]) -> RunFolder | None:
     """The run whose weights are to come before the stage can begin."""
+    from tasuki.spec.resolved import start_of  # late: the start of a supervisor is measured
+
     word = str(stage.get("init_from") or "")
     if start_of(word) != "experiment" or run.stage(stage["name"]).metrics.exists():
         return None
