@@ -20,6 +20,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 VARIABLE = "TASUKI_FAILPOINTS"
+DRILL = "TASUKI_DRILL"
+"""What a drill or a rehearsal asks of ranks and loops beside their work, as JSON."""
 
 
 @dataclass(slots=True)

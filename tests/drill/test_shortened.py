@@ -17,9 +17,9 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from tasuki.data.buckets import BucketRule, plan_buckets
 from tasuki.data.short import ShortLoader
+from tasuki.failpoints import DRILL
 from tasuki.runtime.hidden import Walk, digest_of, leaf
 from tasuki.train.drilled import (
-    VARIABLE,
     few_steps,
     fewer_batches,
     fewer_samples,
@@ -30,7 +30,7 @@ from tasuki.train.rehearsed import few_to_evaluate
 
 @pytest.fixture
 def in_a_drill(tmp_path):
-    read_order({VARIABLE: json.dumps({"steps_per_epoch": 6, "trace": str(tmp_path)})})
+    read_order({DRILL: json.dumps({"steps_per_epoch": 6, "trace": str(tmp_path)})})
     yield
     read_order({})
 
@@ -244,7 +244,7 @@ def test_every_bit_of_a_batch_counts():
 def in_a_rehearsal(tmp_path):
     wanted = {"offline": False, "smallest": ["small"], "effective_batches": {}}
     order = {"steps_per_epoch": 2, "trace": str(tmp_path), "rehearsal": wanted}
-    read_order({VARIABLE: json.dumps(order)})
+    read_order({DRILL: json.dumps(order)})
     yield
     read_order({})
 

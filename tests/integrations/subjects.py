@@ -300,3 +300,19 @@ def _free_port() -> int:
 
 def is_gone(pid: int) -> bool:
     return not os.path.exists(f"/proc/{pid}")  # noqa: PTH110
+
+
+SMALL = (
+    DATA
+    + """
+model = nn.Linear(6, 1)
+opt = torch.optim.SGD(model.parameters(), lr=1e-2)
+loader = DataLoader(Noisy(24), batch_size=8, shuffle=True)
+
+def step(batch):
+    loss = loss_of(model, batch)
+    opt.zero_grad(); loss.backward(); opt.step()
+    return loss
+"""
+)
+"""A script up to its loop."""

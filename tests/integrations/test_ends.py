@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests.integrations.subjects import DATA, Script, Subject, make_script
+from tests.integrations.subjects import SMALL, Script, Subject, make_script
 from tests.integrations.test_verbs import audit
 
 from tasuki.errors import EXIT_DONE
@@ -14,20 +14,7 @@ from tasuki.telemetry.metrics import read_metrics
 
 pytestmark = pytest.mark.timeout(60)
 
-BEGIN = (
-    DATA
-    + """
-model = nn.Linear(6, 1)
-opt = torch.optim.SGD(model.parameters(), lr=1e-2)
-loader = DataLoader(Noisy(24), batch_size=8, shuffle=True)
-
-def step(batch):
-    loss = loss_of(model, batch)
-    opt.zero_grad(); loss.backward(); opt.step()
-    run.log(loss=loss)
-    return loss
-"""
-)
+BEGIN = SMALL.replace("    return loss", "    run.log(loss=loss)\n    return loss")
 BEST = """
 with tasuki.open_run(log_every=2, save="2 steps") as run:
     run.track(model=model, optimizer=opt)

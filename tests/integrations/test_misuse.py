@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests.integrations.subjects import DATA, Script, Subject, make_script
+from tests.integrations.subjects import SMALL, Script, Subject, make_script
 
 from tasuki.actions.logs import where_output_went
 from tasuki.actions.status import describe_run, read_status
@@ -23,19 +23,6 @@ from tasuki.views.status import show_status
 pytestmark = pytest.mark.timeout(60)
 CLOCK = SystemClock()
 
-BEGIN = (
-    DATA
-    + """
-model = nn.Linear(6, 1)
-opt = torch.optim.SGD(model.parameters(), lr=1e-2)
-loader = DataLoader(Noisy(24), batch_size=8, shuffle=True)
-
-def step(batch):
-    loss = loss_of(model, batch)
-    opt.zero_grad(); loss.backward(); opt.step()
-    return loss
-"""
-)
 LOOP = """
 with tasuki.open_run(log_every=1, save="2 steps") as run:
     run.track(model=model, optimizer=opt)
@@ -46,7 +33,7 @@ with tasuki.open_run(log_every=1, save="2 steps") as run:
 
 @pytest.fixture
 def script(tmp_path):
-    def make(body: str, begin: str = BEGIN) -> Script:
+    def make(body: str, begin: str = SMALL) -> Script:
         return make_script(tmp_path / "p", Subject("s", begin + body, 12))
 
     return make
@@ -167,7 +154,7 @@ def inner(weights=torch.zeros(2)):
     loop = LOOP.replace("model=model, optimizer=opt", tracked).replace(
         "step(batch)", "step(batch); inner()"
     )
-    made = script(loop, BEGIN + own)
+    made = script(loop, SMALL + own)
     assert made.attempt(warm) == [EXIT_DONE], made.said()
     told = [line for line in made.said().splitlines() if line.startswith("WARNING")]
     assert [words in line for line in told] == [True] * (words is not None), told
@@ -395,7 +382,7 @@ def test_who_leaves_with_0_in_the_middle_is_told_that_it_is_not_done(warm, scrip
     assert made.attempt(warm) == [EXIT_FAILED], made.said()
     assert "was left at step 4 of 12" in made.said()
     made = make_script(
-        made.folder.parent / "after", Subject("s", BEGIN + LOOP + "    sys.exit()", 12)
+        made.folder.parent / "after", Subject("s", SMALL + LOOP + "    sys.exit()", 12)
     )
     assert made.attempt(warm) == [EXIT_DONE], made.said()
     assert made.run.is_complete()

@@ -26,6 +26,7 @@ from tasuki.backends.local import LocalBackend
 from tasuki.checkpoint.damage import damage_newest
 from tasuki.clock import Clock
 from tasuki.errors import EXIT_RESUME_ME, RunError, TasukiError
+from tasuki.failpoints import DRILL
 from tasuki.failpoints import VARIABLE as FAILPOINTS
 from tasuki.spec.resolved import (
     ResolvedExperiment,
@@ -40,8 +41,6 @@ from tasuki.store.attempts import live_runner, write_runner
 from tasuki.store.runs import RunFolder
 
 FOLDER = ".drill"
-_DRILL = "TASUKI_DRILL"
-"""Read by train/drilled.py and integrations/drilled.py."""
 _GRACE_S = 60.0
 _SIDE_BY_SIDE = 2
 """On CPUs: half of a short attempt is the start of Python and torch, which uses one core."""
@@ -146,7 +145,7 @@ class Ground:
         if one.is_damaged and self.stage.command is not None:
             # A command that leaves by itself is begun again at once: nobody comes in between.
             order["damages"] = 2
-        return {_DRILL: json.dumps(order), FAILPOINTS: json.dumps(one.failpoints)}
+        return {DRILL: json.dumps(order), FAILPOINTS: json.dumps(one.failpoints)}
 
     def _is_on_gpus(self) -> bool:
         return device_for(self.request.spec.cluster, self.request.machine) == "cuda"

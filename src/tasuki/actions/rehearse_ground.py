@@ -26,6 +26,7 @@ from tasuki.actions.plan import PlanRequest, make_plan
 from tasuki.actions.run import RunRequest, local_jobs
 from tasuki.backends.local import LocalBackend
 from tasuki.clock import Clock
+from tasuki.failpoints import DRILL
 from tasuki.spec.resolved import ResolvedExperiment, ResolvedSpec
 from tasuki.store.atomic import make_folder
 from tasuki.store.attempts import live_runner, write_runner
@@ -33,8 +34,6 @@ from tasuki.store.runs import RunFolder
 
 FOLDER = ".rehearse"
 STEPS = 2
-_DRILL = "TASUKI_DRILL"
-"""Read by train/drilled.py."""
 _OFFLINE = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
@@ -164,7 +163,7 @@ class Ground:
             "trace": str(self.trace(run)),
             "rehearsal": rehearsal,
         }
-        return offline_environment({_DRILL: json.dumps(order)}, is_online=self.is_online)
+        return offline_environment({DRILL: json.dumps(order)}, is_online=self.is_online)
 
     def trace(self, run: str) -> Path:
         """Where the places of this round are written down."""

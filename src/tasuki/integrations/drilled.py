@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 from tasuki.checkpoint.damage import damage_newest
 from tasuki.data.foreign import num_batches
 from tasuki.data.short import ShortLoader, may_be_left_early
+from tasuki.failpoints import DRILL
 from tasuki.integrations.course import Course, Holds
 from tasuki.runtime.hidden import Walk, digest_of
 from tasuki.runtime.state import capture_random
@@ -31,7 +32,6 @@ from tasuki.store.atomic import FORMAT
 from tasuki.store.runs import RunFolder
 from tasuki.telemetry.lines import LineWriter
 
-VARIABLE = "TASUKI_DRILL"
 _SCRIPT = "__main__"
 _FRAMEWORKS = ("torch", "lightning", "transformers", "accelerate")
 _NOT_USERS = {*sys.stdlib_module_names, "tasuki", *_FRAMEWORKS}
@@ -71,8 +71,8 @@ class Drill:
 
 
 def read_drill(environ: Mapping[str, str]) -> Drill | None:
-    told = json.loads(environ.get(VARIABLE) or "{}")
-    if not told:
+    told = json.loads(environ.get(DRILL) or "{}")
+    if not told or told.get("rehearsal"):
         return None
     return Drill(
         steps=int(told["steps"]),

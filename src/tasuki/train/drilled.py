@@ -18,8 +18,7 @@ import numpy as np
 from tasuki.data.buckets import Bucket, BucketPlan
 from tasuki.data.foreign import num_batches
 from tasuki.data.short import ShortLoader, may_be_left_early
-
-VARIABLE = "TASUKI_DRILL"
+from tasuki.failpoints import DRILL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +51,7 @@ _order: list[DrillOrder] = []
 def read_order(environment: Mapping[str, str]) -> None:
     """Called once by a rank, before it works."""
     _order.clear()
-    told = json.loads(environment.get(VARIABLE) or "{}")
+    told = json.loads(environment.get(DRILL) or "{}")
     if told:
         steps, wanted = int(told["steps_per_epoch"]), told.get("rehearsal")
         trace, rehearsal = Path(told["trace"]), _read_rehearsal(wanted, steps) if wanted else None
