@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 from codecs import getincrementaldecoder
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from tasuki.actions.status import is_alone, state_of
 from tasuki.clock import Clock
+from tasuki.store.atomic import open_plain, translated
 from tasuki.store.attempts import live_runner, read_attempt_end
 from tasuki.store.claims import highest_claim
 from tasuki.store.control import Word, last_said
@@ -18,6 +19,7 @@ from tasuki.store.runs import RunFolder
 
 _NAME = re.compile(r".+?\.(\d+)(?:\.(\d+))?\.(log|err)")
 _LOOK_EVERY_S = 0.3
+_PART_BYTES = 4 << 20
 _COMES_BACK_S = 3.0
 """A job that was requeued starts again within this time; else nobody works on the run."""
 
@@ -36,11 +38,11 @@ def log_paths(run: RunFolder, *, errors: bool, attempt: int | None = None) -> li
 def read_logs(
     run: RunFolder, *, errors: bool = False, attempt: int | None = None
 ) -> Iterator[tuple[str, str]]:
-    """(file name, text) of each log."""
+    """(file name, text) of each log; of a long one part after part."""
     for path in log_paths(run, errors=errors, attempt=attempt):
-        with suppress(FileNotFoundError):  # somebody deletes the run meanwhile
-            if text := path.read_text(errors="replace"):
-                yield path.name, text
+        growing = _Growing(path)
+        while text := growing.read():
+            yield path.name, text
 
 
 def where_output_went(run: RunFolder, *, attempt: int | None = None) -> str:
@@ -75,7 +77,8 @@ def follow_logs(
             clock.monotonic() - idle_since >= (0.0 if attempt is not None else _patience_s(run))
         )
         for path in log_paths(run, errors=errors, attempt=attempt):
-            if text := files.setdefault(path, _Growing(path)).read():
+            growing = files.setdefault(path, _Growing(path))
+            while text := growing.read():
                 yield path.name, text
         if is_over:
             return
@@ -104,6 +107,14 @@ def _patience_s(run: RunFolder) -> float:
     return 0.0 if is_stopped else _COMES_BACK_S
 
 
+def join_logs(parts: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """The whole text of each file."""
+    texts: dict[str, list[str]] = {}
+    for name, text in parts:
+        texts.setdefault(name, []).append(text)
+    return {name: "".join(some) for name, some in texts.items()}
+
+
 class _Growing:
     """One log, read as it grows: a character may be written in two parts."""
 
@@ -113,12 +124,12 @@ class _Growing:
         self._decoder = getincrementaldecoder("utf-8")(errors="replace")
 
     def read(self) -> str:
-        with suppress(FileNotFoundError):
+        with translated(self._path), suppress(FileNotFoundError):
             if self._path.stat().st_size <= self._seen:
                 return ""
-            with self._path.open("rb") as file:
+            with open_plain(self._path) as file:
                 file.seek(self._seen)
-                data = file.read()
+                data = file.read(_PART_BYTES)
             self._seen += len(data)
             return self._decoder.decode(data)
         return ""

@@ -25,14 +25,14 @@ def command(
     as_json: bool,
 ) -> None:
     """What a run printed, over all attempts, oldest first."""
-    from tasuki.actions.logs import follow_logs, read_logs, where_output_went
+    from tasuki.actions.logs import follow_logs, join_logs, read_logs, where_output_went
     from tasuki.clock import SystemClock
     from tasuki.store.atomic import FORMAT
     from tasuki.views.text import neutral
 
-    (folder,) = choose_runs([run], runs)
+    (folder,) = choose_runs([run], runs, only_shows=True)
     if as_json:
-        texts = dict(read_logs(folder, errors=errors, attempt=attempt))
+        texts = join_logs(read_logs(folder, errors=errors, attempt=attempt))
         print_json({"format": FORMAT, "experiment": folder.name, "logs": texts})
         return
     if follow:
@@ -54,5 +54,8 @@ def command(
     if not last and (told := where_output_went(folder, attempt=attempt)):
         click.echo(told, err=True)
     elif not last:
+        if not folder.logs.is_dir() and folder.claims.is_dir():
+            click.echo(f"run `{folder.name}` has no logs any more: {folder.logs} is gone", err=True)
+            return
         what = "no errors" if errors else "nothing"
         click.echo(f"run `{folder.name}` has printed {what} so far", err=True)

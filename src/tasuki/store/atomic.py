@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fnmatch
+import io
 import json
 import os
 import stat
@@ -127,16 +128,32 @@ def to_json(value: object) -> bytes:
         return json.dumps(value, allow_nan=False).encode() + b"\n"
 
 
+def open_plain(path: Path) -> io.FileIO:
+    """Open a plain file to read; of a pipe, a folder or a device, an error instead of a wait.
+
+    The one way in which files are read that others could have put into a run's folder.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    file = io.FileIO(fd, "rb") if stat.S_ISREG(os.fstat(fd).st_mode) else None
+    if file is None:
+        os.close(fd)
+        raise StoreError(
+            f"{path} is damaged: it is no plain file",
+            hint="nothing of tasuki makes such a thing there: move it away",
+        )
+    return file
+
+
 def read_plain(path: Path, *, limit: int) -> bytes:
-    """The content of a plain file; of a pipe, a device or a giant, an error instead of a wait."""
-    with translated(path):
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(fd, "rb", buffering=0) as file:
-            found = os.fstat(fd)
-            if not stat.S_ISREG(found.st_mode) or found.st_size > limit:
-                size = _in_words(found.st_size)
-                raise StoreError(f"{path} is damaged: it is no plain file, or too large ({size})")
-            return file.readall()
+    """The content of a plain file; of a giant, an error instead."""
+    with translated(path), open_plain(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > limit:
+            raise StoreError(
+                f"{path} is damaged: it is too large ({_in_words(size)})",
+                hint="restore it from a copy",
+            )
+        return file.readall()
 
 
 def read_json(path: Path) -> dict[str, Any]:

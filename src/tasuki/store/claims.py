@@ -27,6 +27,9 @@ from tasuki.store.atomic import (
 )
 from tasuki.store.runs import RunFolder
 
+_DIGITS = 9
+"""No run has more attempts than that: a longer name is no claim of ours."""
+
 
 def list_claims(run: RunFolder) -> list[int]:
     """All claims ever taken, ascending."""
@@ -35,7 +38,7 @@ def list_claims(run: RunFolder) -> list[int]:
             names = os.listdir(run.claims)
         except FileNotFoundError:
             return []
-    return sorted(int(name) for name in names if name.isdecimal())
+    return sorted(int(name) for name in names if name.isdecimal() and len(name) <= _DIGITS)
 
 
 def highest_claim(run: RunFolder) -> int:
@@ -76,7 +79,7 @@ def sweep_temps(run: RunFolder, *, claim: int) -> None:
     """What attempts before this one left half-written. A zombie's rename then fails: good."""
     if highest_claim(run) > claim:
         return  # we are the zombie
-    earlier = (run.claims / str(number) for number in range(1, claim))
+    earlier = (run.claims / str(number) for number in list_claims(run) if number < claim)
     for folder in [run.path, run.control, *list_folder(run.stages), *earlier]:
         sweep(folder, ".*.tmp")
 

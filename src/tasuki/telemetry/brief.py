@@ -12,10 +12,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from tasuki.store.atomic import list_folder, translated
+from tasuki.store.atomic import list_folder
 from tasuki.store.runs import RunFolder
 from tasuki.telemetry.events import in_order, is_whole
-from tasuki.telemetry.lines import parse_lines, read_last_lines, read_lines
+from tasuki.telemetry.lines import LineReader, parse_lines, read_last_lines, read_lines
 
 _PROGRESS = re.compile(rb'"kind": "progress", "stage": ("(?:[^"\\]|\\.)*")')
 _READ_WHOLE = ("supervisor", "after", "resume", "run-")
@@ -48,17 +48,12 @@ def _read(path: Path) -> list[dict[str, Any]]:
 
 def _last_words(path: Path) -> list[dict[str, Any]]:
     """All but those of its signs of life that a later one of the same stage repeats."""
-    with translated(path):
-        try:
-            lines = path.read_bytes().split(b"\n")
-        except FileNotFoundError:
-            return []
-    kept, seen = [], set()
-    for line in reversed(lines):
+    kept, last = dict[int, bytes](), dict[bytes, int]()
+    lines = (line for part in LineReader(path).read_parts() for line in part.split(b"\n"))
+    for number, line in enumerate(lines):
         found = _PROGRESS.search(line)
         if found is not None and line.endswith(b"}"):  # a torn one is nobody's last word
-            if found[1] in seen:
-                continue
-            seen.add(found[1])
-        kept.append(line)
-    return list(parse_lines(b"\n".join(reversed(kept))))
+            kept.pop(last.get(found[1], -1), None)
+            last[found[1]] = number
+        kept[number] = line
+    return list(parse_lines(b"\n".join(kept.values())))

@@ -11,6 +11,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from tasuki.errors import StoreError
+from tasuki.store.atomic import open_plain
 from tasuki.telemetry.series import as_number
 
 _CHUNK = 1536
@@ -47,10 +49,10 @@ def _size(path: Path) -> int:
 def _row_near(path: Path, offset: int, key: str) -> tuple[int, float] | None:
     """(step, value) of the first whole line of training behind a place."""
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             file.seek(offset)
             lines = file.read(_CHUNK).split(b"\n")
-    except OSError:
+    except (OSError, StoreError):
         return None
     for line in lines[1 if offset else 0 :]:
         row = _parsed(line)

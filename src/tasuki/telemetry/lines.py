@@ -8,14 +8,16 @@ import os
 import threading
 from collections import deque
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from tasuki.errors import StoreError
-from tasuki.store.atomic import FILE_MODE, make_folder, to_json, translated, write_all
+from tasuki.store.atomic import FILE_MODE, make_folder, open_plain, to_json, translated, write_all
 
 _TAIL_BYTES = 65536
 _PART_BYTES = 4 << 20
+_MAX_LINE = 16 << 20
 _MAX_WAITING = 100_000
 
 
@@ -97,12 +99,8 @@ def spelled(value: Any) -> Any:
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """All whole lines; a torn one (its writer was killed) is left out."""
-    with translated(path):
-        try:
-            text = path.read_bytes()
-        except FileNotFoundError:
-            return
-    yield from parse_lines(text)
+    for part in LineReader(path).read_parts():
+        yield from parse_lines(part)
 
 
 class LineReader:
@@ -122,18 +120,20 @@ class LineReader:
         fit into memory."""
         with translated(self._path):
             try:
-                with self._path.open("rb") as file:
+                with open_plain(self._path) as file:
                     yield from self._whole_lines(file)
             except FileNotFoundError:
                 return
 
-    def _whole_lines(self, file: BinaryIO) -> Iterator[bytes]:
+    def _whole_lines(self, file: FileIO) -> Iterator[bytes]:
         file.seek(self.offset)
         torn = b""
         while text := file.read(_PART_BYTES):
             end = text.rfind(b"\n") + 1
             if not end:
                 torn += text
+                if len(torn) > _MAX_LINE:  # nobody of ours wrote it: not kept until its end
+                    self.offset, torn = self.offset + len(torn), b""
                 continue
             whole, torn = torn + text[:end], text[end:]
             self.offset += len(whole)
@@ -144,7 +144,7 @@ def read_last_lines(path: Path) -> list[dict[str, Any]]:
     """The lines at a file's end, without reading the rest."""
     with translated(path):
         try:
-            with path.open("rb") as file:
+            with open_plain(path) as file:
                 size = file.seek(0, os.SEEK_END)
                 file.seek(max(0, size - _TAIL_BYTES))
                 text = file.read()

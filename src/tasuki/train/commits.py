@@ -17,7 +17,7 @@ from tasuki.checkpoint.verify import read_manifest
 from tasuki.data.used import Used
 from tasuki.errors import DamagedCheckpoint, DataError
 from tasuki.store.atomic import read_json_or_none, shaped
-from tasuki.store.claims import highest_claim, list_claims, parent_of
+from tasuki.store.claims import list_claims, parent_of
 from tasuki.store.runs import RunFolder
 from tasuki.telemetry.events import read_events
 
@@ -165,12 +165,13 @@ def _parent(run: RunFolder, claim: int) -> ParsedName | None:
 def _ancestry(run: RunFolder) -> dict[int, ParsedName | None]:
     """The claims on the way down, each with the newest of its checkpoints that counts."""
     found: dict[int, ParsedName | None] = {}
-    claim, newest = highest_claim(run), None
+    claims, newest = list_claims(run), None
+    claim = max(claims, default=0)
     while claim > 0:
         found[claim] = newest
         is_recorded, parent = parent_of(run, claim)
         if not is_recorded:
-            claim, newest = claim - 1, None
+            claim, newest = max((n for n in claims if n < claim), default=0), None
             continue
         newest = parse_name(parent) if parent is not None else None
         claim = newest.claim if newest is not None and newest.claim < claim else 0

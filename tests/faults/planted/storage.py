@@ -250,8 +250,8 @@ BUGS = [
     Planted(
         "a file of ours may have any size",
         "store/atomic.py",
-        "            if not stat.S_ISREG(found.st_mode) or found.st_size > limit:\n",
-        "            if not stat.S_ISREG(found.st_mode):\n",
+        "        if size > limit:\n",
+        "        if size < 0:\n",
         BOMBS,
     ),
     Planted(

@@ -1,0 +1,92 @@
+"""What nobody of ours puts into a run's folder: no verb waits for it, and none fills the memory."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tasuki.errors import StoreError
+from tasuki.store.atomic import open_plain
+from tasuki.store.claims import highest_claim, list_claims, sweep_temps
+from tasuki.store.runs import RunFolder
+from tasuki.telemetry.brief import read_brief_events
+from tasuki.telemetry.events import read_events
+from tasuki.telemetry.lines import read_last_lines, read_lines
+from tasuki.train.commits import _ancestry
+
+VERBS = ["status", "why", "watch --once", "logs", "report --md -o -", "checkpoint show"]
+PLACES = [
+    *("events/2.0.rank0.jsonl", "events/2.0.supervisor.jsonl", "metrics/2.jsonl"),
+    *("logs/x-01.2.log", "training_state.json", "claims/1/end.json", "claims/2"),
+]
+
+
+@pytest.fixture
+def run(finished, tmp_path) -> RunFolder:
+    copy = RunFolder(tmp_path / "runs" / "exp")
+    shutil.copytree(finished.run().path, copy.path)
+    copy.marker.unlink()  # so that its events are read
+    copy.accounts.unlink()
+    return copy
+
+
+def make_pipe(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+
+
+def make_folder(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    path.mkdir()
+
+
+def make_loop(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    path.symlink_to(path.name)
+
+
+@pytest.mark.parametrize("make", [make_pipe, make_folder, make_loop])
+@pytest.mark.parametrize("place", PLACES)
+def test_a_pipe_a_folder_or_a_loop_of_links_keeps_no_verb_waiting(here, run, make, place):
+    make(run.path / place)
+    for verb in VERBS:
+        said = here(run.path.parent.parent, *verb.split(), "exp")
+        assert said.code in (0, 1) and "Traceback" not in said.err, said
+        if said.code == 1:
+            assert str(run.path / place) in said.err
+
+
+@pytest.mark.parametrize("read", [read_lines, read_last_lines])
+def test_a_pipe_among_files_of_lines_is_named_instead_of_waited_for(tmp_path, read):
+    make_pipe(tmp_path / "1.jsonl")
+    with pytest.raises(StoreError, match="no plain file") as error:
+        list(read(tmp_path / "1.jsonl"))
+    assert "move it away" in error.value.hint
+    with pytest.raises(StoreError, match="no plain file"):
+        open_plain(tmp_path)
+
+
+def test_a_folder_with_a_number_that_no_attempt_has_is_no_claim(run):
+    (run.claims / ("9" * 25)).mkdir()
+    assert list_claims(run) == [1]
+
+
+def test_an_odd_high_claim_is_not_counted_down_to(run):
+    (run.claims / "999999999").mkdir()
+    assert highest_claim(run) == 999999999
+    assert list(_ancestry(run)) == [999999999, 1]
+    sweep_temps(run, claim=999999999)
+
+
+def test_a_giant_file_without_lines_is_read_in_little_memory(run):
+    for who in ("rank0", "supervisor"):
+        with (run.events / f"1.0.{who}.jsonl").open("ab") as file:
+            file.truncate(1 << 30)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert read_brief_events(run) and read_events(run)
+    grown_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown_kb < 150_000
