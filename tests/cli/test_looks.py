@@ -258,7 +258,7 @@ def test_a_run_stays_on_one_line_of_its_window(width):
         "total_steps": 100_000,
         "loss": 0.1234,
         "eta_s": 3700.0,
-        "attempts": 1,
+        "attempt": 1,
     }
     told = line(run, width=width)
     assert len(told) <= width or (width == 50 and "█" not in told)
@@ -273,7 +273,7 @@ def test_a_run_stays_on_one_line_of_its_window(width):
 
 
 def test_a_run_that_has_no_place_yet_is_shown_as_waiting_not_as_starting():
-    run = {"experiment": "b", "state": "waiting", "attempts": 0, "stages": ["one"], "done": []}
+    run = {"experiment": "b", "state": "waiting", "attempt": 0, "stages": ["one"], "done": []}
     assert line(run) == "b  waiting"
 
 

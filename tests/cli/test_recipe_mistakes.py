@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,9 +33,9 @@ MISTAKES = [
     ),
     Mistake(
         "a class that is not in the module",
-        recipe="Lerner",
-        reason=("module `recipes` has no class `Lerner`",),
-        hint="Learner",
+        recipe="json:Decoder",  # one of the spec's folder is refused before anything starts
+        reason=("module `json` has no class `Decoder`",),
+        hint="it has dump",
     ),
     Mistake(
         "a recipe that lacks a method",
@@ -176,3 +177,32 @@ def test_run_with_json_tells_the_reason_on_stdout_and_nothing_else(project, here
     value = json.loads(said.out)
     assert said.code == value["exit_code"] == 1
     assert value["runs"][0]["reason"] == "recipe `recipes:NoLoss` has no method `loss`"
+
+
+def test_a_misspelt_class_is_refused_before_anything_starts_whatever_is_known_of_its_times(
+    project, here
+):
+    stages = [{"name": "one", "data": "d", "epochs": 4, "expect": {"wall": "1h"}}]
+    made = project(recipe="Lerner", stages=stages)
+    for verb in ("plan", "run"):
+        said = here(made.folder, verb)
+        assert said.code == 1 and "recipes.py has no `Lerner`" in said.err, said
+        assert "did you mean `Learner`?" in said.err
+    assert not made.run().path.exists()
+
+
+def test_a_misspelt_class_beside_a_finished_run_is_warned_of_and_refused_for_what_is_left(
+    finished, here, tmp_path
+):
+    folder = tmp_path / "copy"
+    shutil.copytree(finished.folder, folder)
+    spec = json.loads((folder / "tasuki.yaml").read_text())
+    spec["recipe"] = "recipes:Lerner"
+    (folder / "tasuki.yaml").write_text(json.dumps(spec))
+    said = here(folder, "plan")
+    assert said.code == 0 and "has no `Lerner`" in said.out + said.err, said
+    expect = {"wall": "1h"}
+    spec["experiments"]["next"] = {"stages": [{"name": "a", "data": "d", "expect": expect}]}
+    (folder / "tasuki.yaml").write_text(json.dumps(spec))
+    said = here(folder, "plan")
+    assert said.code == 1 and "did you mean `Learner`?" in said.err, said

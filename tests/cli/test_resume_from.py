@@ -41,6 +41,10 @@ def done(undisturbed, tmp_path) -> Project:
     return Project(folder, undisturbed.environment)
 
 
+def told_why(made: Project, here) -> list[dict]:
+    return json.loads(here(made.folder, "why", "exp", "--json").out)["attempts"]
+
+
 def assert_undisturbed(made: Project, undisturbed: Project) -> None:
     comparison = compare_runs(made.run(), undisturbed.run(), ["one", "two"])
     assert [what for what, is_equal in comparison.checks if not is_equal] == []
@@ -75,6 +79,10 @@ def test_resume_from_a_step_trains_on_here_and_says_aloud_what_became_void(done,
     status = here(done.folder, "status", "--json").run
     assert (status["state"], status["attempts"]) == ("complete", 2), "a person's word is none"
     assert "exp: complete, 2 attempts" in why
+    numbers = [one["attempt"] for one in told_why(done, here) if not one["is_word"]]
+    assert numbers == [1, 3] and status["attempt"] == 3, "a number is its claim, everywhere"
+    assert "exp  complete  attempt 3" in here(done.folder, "watch", "exp").out
+    assert here(done.folder, "logs", "exp", "--attempt", "3").out
     undo = re.search(r"`tasuki (resume exp --from \S+ [^`]*)` undoes this", said.err)
     assert undo and here(done.folder, *undo[1].split(), "--dry-run").code == 0
 

@@ -15,7 +15,7 @@ from tasuki.checkpoint.records import check_file
 from tasuki.checkpoint.verify import check_files, frozen_folder, read_manifest, verify
 from tasuki.errors import CheckpointError, DamagedCheckpoint, RunError, UsageError
 from tasuki.store.atomic import read_json, read_json_or_none
-from tasuki.store.find import stage_names
+from tasuki.store.find import is_of_scripts, stage_names
 from tasuki.store.runs import RunFolder
 from tasuki.telemetry.events import read_events
 
@@ -117,9 +117,17 @@ def _best(run: RunFolder) -> Target:
     raise RunError(
         f"the best of stage `{stage}` was its step {step:,} ({best['metric']} "
         f"{best['value']:.6g}), of which only the weights are kept: {weights}",
-        hint=f"start a new stage or run from them with `init_from: {weights}`; or go back to a "
-        f"checkpoint that is there: {_some(run, lineage(run))}",
+        hint=f"{_how_to_use(run, weights)}; or go back to a checkpoint that is there: "
+        f"{_some(run, lineage(run))}",
     )
+
+
+def _how_to_use(run: RunFolder, weights: Path) -> str:
+    if is_of_scripts(run):
+        return (
+            f"begin another run whose script loads them (safetensors.torch.load_file('{weights}'))"
+        )
+    return f"start a new stage or run from them with `init_from: {weights}`"
 
 
 def _best_of(run: RunFolder) -> tuple[str, dict[str, Any]]:

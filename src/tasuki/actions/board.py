@@ -20,13 +20,13 @@ from tasuki.actions.checkpoint import show_checkpoints
 from tasuki.actions.curves import CurveReader
 from tasuki.actions.logs import log_paths
 from tasuki.actions.queued import NOTHING, Known
-from tasuki.actions.status import describe_run
+from tasuki.actions.status import describe_run, runs_to_show
 from tasuki.actions.timeline import read_timeline
 from tasuki.actions.told_spec import read_environment, read_told_spec
 from tasuki.actions.why import tell_story
 from tasuki.clock import Clock
 from tasuki.errors import StoreError, TasukiError, UsageError
-from tasuki.store.find import list_runs
+from tasuki.store.atomic import open_plain
 from tasuki.store.runs import RunFolder
 from tasuki.telemetry.follow import EventFollower
 from tasuki.telemetry.glimpse import glimpse
@@ -93,7 +93,7 @@ class RunsSource:
     _asked_at: float = float("-inf")
 
     def names(self) -> list[str]:
-        return [run.name for run in list_runs(self.runs)]
+        return [run.name for run in runs_to_show(self.runs)]
 
     # -- the list ---------------------------------------------------------------------------------
 
@@ -325,7 +325,7 @@ def _log_words(name: str) -> str:
 def _slice(path: Path, start: int | None, end: int | None) -> Values:
     """At most `_SLICE` bytes, cut between lines at its beginning and between characters."""
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             size = file.seek(0, os.SEEK_END)
             stop = size if end is None else max(0, min(end, size))
             begin = max(0, stop - _SLICE) if start is None else max(0, min(start, stop))

@@ -23,6 +23,8 @@ from tasuki.checkpoint.manifest import Manifest
 from tasuki.errors import CheckpointError, DamagedCheckpoint, StoreError
 from tasuki.store.atomic import FORMAT, read_json_or_none
 from tasuki.store.claims import highest_claim, list_claims, parent_of
+from tasuki.store.find import is_remains
+from tasuki.store.remains import missing_of, what_is_gone
 from tasuki.store.runs import RunFolder
 
 _GLOB = set("*?[")
@@ -54,6 +56,12 @@ def _lineage(run: RunFolder) -> tuple[list[str], str]:
         return [], str(error)
 
 
+def _what_went(run: RunFolder) -> str:
+    """What somebody deleted that checkpoints are found by, or all of them."""
+    gone = [name for name in missing_of(run) if name in ("spec.json", "claims", "checkpoints")]
+    return what_is_gone(run)[0] if gone else ""
+
+
 def _folder_of(meant: Meant) -> Path:
     assert meant.run is not None
     return meant.run.path
@@ -83,7 +91,7 @@ def _describe_run(run: RunFolder, now: float) -> dict[str, Any]:
         "frozen": [_describe_frozen(one, needed) for one in frozen],
         "leftovers": [_describe_leftover(one) for one in leftovers if one.kind != "frozen"],
         "bytes": measure(run.checkpoints),
-        "problem": problem,
+        "problem": problem or _what_went(run),
     }
 
 
@@ -303,7 +311,7 @@ def _verify_run(meant: Meant, paths: Sequence[Path], counter: _Counter) -> dict[
     }
     if meant.run is None:
         return told
-    if problem:
+    if problem := problem or (_what_went(meant.run) if is_remains(meant.run) else ""):
         return told | {"ok": False, "resume_words": f"a resume stops: {problem}"}
     return told | _what_resume_takes(meant.run, rows, names, is_whole=meant.path is None)
 

@@ -17,6 +17,7 @@ from tasuki.spec.resolved import (
     experiment_from_plain,
 )
 from tasuki.store.atomic import read_json, shaped
+from tasuki.store.remains import what_is_gone
 from tasuki.store.runs import RunFolder
 
 
@@ -74,6 +75,9 @@ def finished_stage(run: FrozenRun, name: str | None) -> ResolvedStage:
             return stage
         told = f"finished: {', '.join(finished)}" if finished else "`tasuki status` tells more"
         raise RunError(f"stage `{name}` of run `{run.folder.name}` is not finished", hint=told)
+    if not finished and run.folder.is_complete():
+        gone, hint = what_is_gone(run.folder)
+        raise RunError(f"run `{run.folder.name}` is complete, but {gone}", hint=hint)
     if not finished:
         raise RunError(
             f"run `{run.folder.name}` has no finished stage yet",

@@ -21,6 +21,7 @@ from tasuki.actions.outlook import Outlook
 from tasuki.actions.own_steps import own_steps
 from tasuki.actions.plan_request import PlanRequest, gpus_of, ranks_of
 from tasuki.actions.planned_batch import Known, PlannedBatch, plan_batch
+from tasuki.actions.recipes import check_stages, tell_misspelt
 from tasuki.errors import TasukiError, UsageError
 from tasuki.estimate.times import StageTimes, estimate_stage, needs_measuring
 from tasuki.plan.values import StageWork
@@ -33,6 +34,7 @@ from tasuki.spec.resolved import (
 )
 from tasuki.store.atomic import read_json, read_json_or_none
 from tasuki.store.find import latest_run
+from tasuki.store.remains import refuse_remains
 from tasuki.store.runs import RunFolder
 from tasuki.telemetry.events import read_events
 
@@ -49,9 +51,12 @@ def work_of(
     if run.spec.exists():
         warnings += _changes(experiment, run)
     back = request.back
+    folders = [run.code, Path(request.spec.folder)]  # a run that has begun has its own copy
     if run.is_complete() and back is None:
+        warnings += tell_misspelt(wanted, folders)
         return []
     left = [stage for stage in wanted if not _has(run.stage(stage.name).metrics, stage, back)]
+    check_stages(left, folders)
     warnings += check_commands(experiment, left, request)
     state = read_json_or_none(run.training_state) or {}
     if back is not None:
@@ -113,6 +118,8 @@ def run_of(experiment: ResolvedExperiment, request: PlanRequest) -> RunFolder:
     run = request.folders.get(experiment.name) or latest_run(
         Path(request.spec.runs), experiment.name
     )
+    if not request.is_new:
+        refuse_remains(run)
     if request.is_new or not run.spec.exists():
         return RunFolder(Path(request.spec.runs) / ".none")
     return run

@@ -6,19 +6,37 @@ from __future__ import annotations
 
 import ast
 import difflib
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from tasuki.actions.plan import PlanRequest
+from tasuki.actions.plan_request import PlanRequest
 from tasuki.errors import RecipeError
+from tasuki.spec.resolved import ResolvedStage
 
 
 def check_recipes(request: PlanRequest) -> None:
-    recipes = {stage.recipe for e in request.experiments for stage in e.stages if stage.recipe}
-    for recipe in sorted(recipes):
+    stages = [stage for experiment in request.experiments for stage in experiment.stages]
+    check_stages(stages, [Path(request.spec.folder)])
+
+
+def check_stages(stages: Iterable[ResolvedStage], folders: Sequence[Path]) -> None:
+    """Refuse a class that is in none of these folders' files; the last one's is named."""
+    for recipe in sorted({stage.recipe for stage in stages if stage.recipe}):
         module, _, name = recipe.partition(":")
-        file = Path(request.spec.folder, *module.split(".")).with_suffix(".py")
-        if file.is_file():  # else it is installed, or a package
-            _check_file(file, recipe, name)
+        files = [folder.joinpath(*module.split(".")).with_suffix(".py") for folder in folders]
+        found = [file for file in files if file.is_file()]  # else it is installed, or a package
+        if not any(defines(file, name, what=f"the recipe `{recipe}`") for file in found[:-1]):
+            for file in found[-1:]:
+                _check_file(file, recipe, name)
+
+
+def tell_misspelt(stages: Iterable[ResolvedStage], folders: Sequence[Path]) -> list[str]:
+    """The same as a warning, for stages that nobody computes any more."""
+    try:
+        check_stages(stages, folders)
+    except RecipeError as error:
+        return [f"{error.message}: {error.hint}"]
+    return []
 
 
 def _check_file(file: Path, recipe: str, name: str) -> None:

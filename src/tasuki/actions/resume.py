@@ -23,6 +23,7 @@ from tasuki.spec.resolved import (
 from tasuki.store.atomic import read_json, shaped, write_json
 from tasuki.store.claims import highest_claim
 from tasuki.store.control import Word, last_said, say
+from tasuki.store.find import is_of_scripts
 from tasuki.store.jobs import JobFolder, last_start, list_jobs, read_outcome
 from tasuki.store.runs import RunFolder
 from tasuki.telemetry.standing import number_in
@@ -34,10 +35,14 @@ def frozen_spec(
 ) -> tuple[ResolvedSpec, ResolvedExperiment]:
     """The spec a run was begun with, under its cluster's limits of today."""
     if run.is_complete() and not goes_back:
+        more = "`--new` of `tasuki run` and `tasuki submit` begins another one"
+        if is_of_scripts(run):
+            more = (
+                "TASUKI_NAME=other before the script, or `open_run('other')` in it, begins another"
+            )
         raise RunError(
             f"run `{run.name}` is complete: there is nothing to resume",
-            hint="`--new` of `tasuki run` and `tasuki submit` begins another one; `--from` goes "
-            "back to a checkpoint",
+            hint=f"{more}; `--from` goes back to a checkpoint",
         )
     value = read_json(run.spec)
     with shaped(run.spec):

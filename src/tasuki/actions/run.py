@@ -37,6 +37,7 @@ from tasuki.store.attempts import Holder, forget_runner, live_runner, write_runn
 from tasuki.store.claims import highest_claim
 from tasuki.store.control import Word, last_said, say
 from tasuki.store.find import latest_run, next_run
+from tasuki.store.remains import refuse_remains
 from tasuki.store.runs import RunFolder
 from tasuki.telemetry.profiles import read_profiles
 from tasuki.telemetry.view import live_holder
@@ -160,6 +161,7 @@ def open_runs(request: RunRequest) -> dict[str, RunFolder]:
         find = next_run if request.plan.is_new else latest_run
         meant = request.plan.folders.get(experiment.name)
         run = meant or find(Path(request.plan.spec.runs), experiment.name)
+        refuse_remains(run)
         _refuse_live(run, request)
         if run.spec.exists():
             _refuse_held(run, lifts_hold=request.lifts_hold)

@@ -10,12 +10,13 @@ import difflib
 from pathlib import Path
 
 from tasuki.errors import UsageError
-from tasuki.store.find import latest_run, list_runs
+from tasuki.store.find import is_remains, latest_run, list_runs
+from tasuki.store.remains import refuse_remains
 from tasuki.store.runs import RunFolder
 
 
-def find_run(name: str, runs: Path) -> RunFolder:
-    """The run a person means."""
+def find_run(name: str, runs: Path, *, only_shows: bool = False) -> RunFolder:
+    """The run a person means. Who only shows takes also what is left of one without a spec."""
     base, _ = split_stage(name)
     as_folder = RunFolder(Path(base))
     if as_folder.spec.exists():
@@ -26,6 +27,10 @@ def find_run(name: str, runs: Path) -> RunFolder:
     for run in (latest, exact):
         if run.spec.exists():
             return run
+    for run in (RunFolder(as_folder.path.absolute()), exact):
+        if only_shows and is_remains(run):
+            return run
+        refuse_remains(run)
     known = [run.name for run in list_runs(runs)]
     near = difflib.get_close_matches(experiment, known, n=1)
     raise UsageError(

@@ -20,8 +20,9 @@ from tasuki.store.atomic import FORMAT, read_json, read_json_or_none, shaped
 from tasuki.store.attempts import live_runner, read_attempt_end, read_holder
 from tasuki.store.claims import highest_claim, list_claims
 from tasuki.store.control import Said, Word, last_said
-from tasuki.store.find import list_remains, list_runs, stage_names
+from tasuki.store.find import is_remains, list_remains, list_runs, stage_names
 from tasuki.store.jobs import JobFolder, last_start, read_outcome
+from tasuki.store.remains import what_is_gone
 from tasuki.store.runs import RunFolder
 from tasuki.store.starts import what_keeps
 from tasuki.telemetry.accounts import read_accounts
@@ -30,7 +31,7 @@ from tasuki.telemetry.cost import add_up_spent
 from tasuki.telemetry.events import read_events, read_recent_events
 from tasuki.telemetry.ledger import Ledger, make_ledger
 from tasuki.telemetry.standing import PlanBook, Standing, number_in, read_standing
-from tasuki.telemetry.view import count_attempts, live_holder
+from tasuki.telemetry.view import count_attempts, live_holder, newest_attempt
 from tasuki.units import format_seconds
 
 _CAUSES = {
@@ -65,8 +66,16 @@ def describe_run(
     run: RunFolder, *, now: float, known: Known | None = None, plans: PlanBook | None = None
 ) -> dict[str, Any]:
     """One run as scripts see it; what is unknown is null."""
+    gone, hint = what_is_gone(run)
+    if is_remains(run):
+        return {**_unknown_run(run), "reason": gone, "hint": hint}
     with shaped(run.path):
-        return _describe_run(run, now, known, plans or PlanBook(run.path.parent))
+        told = _describe_run(run, now, known, plans or PlanBook(run.path.parent))
+    return {**told, "reason": _both(told["reason"], gone), "hint": _both(told["hint"], hint)}
+
+
+def _both(told: str, more: str) -> str:
+    return f"{told}; {more}" if told and more else told or more
 
 
 def _describe_if_readable(
@@ -75,17 +84,22 @@ def _describe_if_readable(
     try:
         return describe_run(run, now=now, known=known, plans=plans)
     except StoreError as error:
-        return {
-            "experiment": run.name,
-            "state": None,
-            "reason": f"cannot be read: {error.message}",
-            "hint": error.hint,
-            **dict.fromkeys((*_PROGRESS, *_ETA, "deadline", "goodput")),
-            **add_up_spent([], now=None, price=None).as_json(),
-            **dict.fromkeys(("last_checkpoint_step", "memory", "updated_at")),
-            **dict.fromkeys(("attempts", "preemptions"), 0),
-            **{key: [] for key in ("stages", "jobs", "queue")},
-        }
+        reason = f"cannot be read: {error.message}"
+        return {**_unknown_run(run), "reason": reason, "hint": error.hint}
+
+
+def _unknown_run(run: RunFolder) -> dict[str, Any]:
+    return {
+        "experiment": run.name,
+        "state": None,
+        "reason": "",
+        "hint": "",
+        **dict.fromkeys((*_PROGRESS, *_ETA, "deadline", "goodput")),
+        **add_up_spent([], now=None, price=None).as_json(),
+        **dict.fromkeys(("last_checkpoint_step", "memory", "updated_at")),
+        **dict.fromkeys(("attempt", "attempts", "preemptions"), 0),
+        **{key: [] for key in ("stages", "jobs", "queue")},
+    }
 
 
 def _describe_run(
@@ -109,6 +123,7 @@ def _describe_run(
         "reason": reason,
         "hint": _hint(run, state, said),
         **{key: progress.get(key, told.get(key)) for key in _PROGRESS},
+        "attempt": newest_attempt(run),
         "attempts": attempts,
         "preemptions": preemptions,
         **_outlook(run, spec, state, now=now, plans=plans),
@@ -400,7 +415,7 @@ def _brief_run(run: RunFolder, now: float) -> dict[str, Any]:
         "experiment": run.name,
         "state": state,
         "reason": reason,
-        "attempts": claim,
+        "attempt": claim,
         "stages": stages,
         "done": [name for name in stages if run.stage(name).metrics.exists()],
         "eta_s": _stage_left(progress, _last_of(events, "forecast")),

@@ -14,11 +14,10 @@ from typing import Any
 
 from tasuki.actions.curves import CurveReader
 from tasuki.actions.queued import Known
-from tasuki.actions.status import describe_run, doing_in, state_of
+from tasuki.actions.status import describe_run, doing_in, runs_to_show, state_of
 from tasuki.clock import Clock
 from tasuki.errors import StoreError
 from tasuki.store.atomic import FORMAT
-from tasuki.store.find import list_runs
 from tasuki.store.runs import RunFolder
 from tasuki.telemetry.follow import EventFollower
 from tasuki.telemetry.lines import read_last_lines
@@ -161,7 +160,7 @@ def _unknown(run: RunFolder) -> dict[str, Any]:
         **dict.fromkeys(keys),
         "reason": "",
         "hint": "",
-        **dict.fromkeys(("attempts", "preemptions"), 0),
+        **dict.fromkeys(("attempt", "attempts", "preemptions"), 0),
         **{key: [] for key in ("stages", "jobs", "events")},
         "machine": {},
         "totals": {},
@@ -225,7 +224,7 @@ class Watch:
             return False
         names = {one.run.name for one in self.watched}
         try:
-            found = list_runs(self._runs)
+            found = runs_to_show(self._runs)
         except OSError:  # the folder is moved away just now
             return False
         there = {run.name for run in found}

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, TypeVar
 
-from tasuki.actions.runs import find_run
 from tasuki.actions.status import hint_of_crashed, how_to_lift, state_of
-from tasuki.errors import StoreError, UsageError
+from tasuki.errors import StoreError
 from tasuki.store.atomic import FORMAT, read_json_or_none
 from tasuki.store.attempts import read_attempt_end, read_holder
 from tasuki.store.claims import list_claims
 from tasuki.store.control import last_said
 from tasuki.store.find import stage_names
 from tasuki.store.jobs import job_folder
+from tasuki.store.remains import what_is_gone
 from tasuki.store.runs import RunFolder
 from tasuki.telemetry.follow import EventFollower
 from tasuki.telemetry.ledger import Ledger, make_ledger, read_attempts
@@ -31,17 +30,6 @@ _STOPPED = ("held", "failed", "cancelled")
 T = TypeVar("T")
 
 
-def find_story(name: str, runs: Path) -> RunFolder:
-    """The run a person means; also one whose spec somebody deleted: what is left tells a lot."""
-    try:
-        return find_run(name, runs)
-    except UsageError:
-        for folder in (RunFolder(Path(name).absolute()), RunFolder(runs / name)):
-            if folder.claims.is_dir() or folder.events.is_dir():
-                return folder
-        raise
-
-
 def tell_why(run: RunFolder, *, now: float) -> dict[str, Any]:
     """One run's story; what is unknown, or goes on, is null."""
     follower = EventFollower(run)
@@ -51,9 +39,10 @@ def tell_why(run: RunFolder, *, now: float) -> dict[str, Any]:
 
 def tell_story(run: RunFolder, follower: EventFollower, *, now: float) -> dict[str, Any]:
     """The same from events that were followed: for who asks again and again."""
-    notes: list[str] = []
+    gone, still = what_is_gone(run)
+    notes = [gone] if gone else []
     events = follower.events
-    names = _or_note(lambda: stage_names(run), notes)
+    names = _or_note(lambda: stage_names(run), notes) if run.spec.exists() else None
     state, reason = _or_note(lambda: state_of(run, now=now), notes) or (None, "")
     stages = span_stages(names or _told_stages(events), events)
     holdings = read_holdings(run, notes, is_running=state == "running")
@@ -71,7 +60,7 @@ def tell_story(run: RunFolder, follower: EventFollower, *, now: float) -> dict[s
         "experiment": run.name,
         "state": state,
         "reason": reason,
-        "hint": _or_note(lambda: _hint(run, state), notes) or "",
+        "hint": _or_note(lambda: _hint(run, state), notes) or still,
         "attempts": [attempt.as_json() for attempt in attempts],
         "ledger": ledger_json(ledger),
         "stages": [stage.as_json() for stage in stages],

@@ -11,7 +11,7 @@ from typing import Any
 from tasuki.actions.back import plan_going_back
 from tasuki.actions.cancel import cancel_run
 from tasuki.actions.extend import extend_run
-from tasuki.actions.logs import read_logs
+from tasuki.actions.logs import join_logs, read_logs
 from tasuki.actions.new import new_project
 from tasuki.actions.new_from_slurm import new_from_script, new_from_slurm
 from tasuki.actions.new_from_yaml import new_from_yaml
@@ -28,7 +28,7 @@ from tasuki.actions.status import read_status, runs_to_show
 from tasuki.actions.submit import SubmitRequest
 from tasuki.actions.submit import submit as submit_jobs
 from tasuki.actions.watch import snapshot
-from tasuki.actions.why import find_story, tell_why
+from tasuki.actions.why import tell_why
 from tasuki.api.inputs import CLOCK, ask_slurm, make_request, read_command, read_spec
 from tasuki.errors import UsageError
 from tasuki.spec.site import load_site
@@ -119,7 +119,7 @@ def submit(
 def status(*names: str, runs: str | Path = "runs") -> dict[str, Any]:
     """Where runs stand; all of them without names."""
     folder = Path(runs)
-    chosen = [find_run(name, folder) for name in names] or runs_to_show(folder)
+    chosen = [find_run(name, folder, only_shows=True) for name in names] or runs_to_show(folder)
     known = None
     if uses_slurm(folder):
         asked = ask_slurm()
@@ -129,17 +129,19 @@ def status(*names: str, runs: str | Path = "runs") -> dict[str, Any]:
 
 def logs(run: str, *, runs: str | Path = "runs", errors: bool = False) -> dict[str, str]:
     """What a run printed, by log file, oldest first."""
-    return dict(read_logs(find_run(run, Path(runs)), errors=errors))
+    return join_logs(read_logs(find_run(run, Path(runs), only_shows=True), errors=errors))
 
 
 def why(run: str, *, runs: str | Path = "runs") -> dict[str, Any]:
     """Why every attempt of a run ended, and where its time went."""
-    return tell_why(find_story(run, Path(runs)), now=CLOCK.wall())
+    return tell_why(find_run(run, Path(runs), only_shows=True), now=CLOCK.wall())
 
 
 def watch(*names: str, runs: str | Path = "runs") -> dict[str, Any]:
     """What `tasuki watch` shows, once; all runs without names."""
-    return snapshot([find_run(name, Path(runs)) for name in names], Path(runs), clock=CLOCK)
+    folder = Path(runs)
+    chosen = [find_run(name, folder, only_shows=True) for name in names]
+    return snapshot(chosen, folder, clock=CLOCK)
 
 
 def cancel(run: str, *, runs: str | Path = "runs") -> dict[str, Any]:

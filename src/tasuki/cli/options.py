@@ -270,13 +270,15 @@ def runs_folder(runs: Path | None) -> Path:
     return Path(load_runs_folder("tasuki.yaml", environ=os.environ))
 
 
-def choose_runs(names: Sequence[str], runs: Path | None) -> list[RunFolder]:
+def choose_runs(
+    names: Sequence[str], runs: Path | None, *, only_shows: bool = False
+) -> list[RunFolder]:
     """What a person means by RUN …; aloud where a name could mean two."""
     from tasuki.actions.runs import find_run
 
     folder = runs_folder(runs)
     say_which(names, folder)
-    return [find_run(name, folder) for name in names]
+    return [find_run(name, folder, only_shows=only_shows) for name in names]
 
 
 def say_which(names: Iterable[str | None], folder: Path) -> None:

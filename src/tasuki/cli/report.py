@@ -40,15 +40,16 @@ def command(
     all of them. Without -o: report.html; Markdown and CSV go to stdout.
     """
     from tasuki.actions.report import gather_report
+    from tasuki.actions.status import runs_to_show
     from tasuki.clock import SystemClock
-    from tasuki.store.find import list_runs
     from tasuki.views.report import render
 
     if is_md and is_csv:
         raise UsageError("`--md` and `--csv` are two files", hint="write one after the other")
     form, place = _form_and_place("md" if is_md else "csv" if is_csv else None, to)
     folder = runs_folder(runs)
-    chosen = choose_runs(list(dict.fromkeys(run)), folder) or list_runs(folder)
+    names = list(dict.fromkeys(run))
+    chosen = choose_runs(names, folder, only_shows=True) or runs_to_show(folder)
     if not chosen:
         raise UsageError(f"there are no runs in {folder}", hint="`--runs FOLDER` names another")
     report = gather_report(folder, chosen, now=SystemClock.wall())

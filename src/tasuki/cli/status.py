@@ -31,7 +31,7 @@ def command(run: tuple[str, ...], runs: Path | None, as_json: bool) -> None:
     from tasuki.clock import SystemClock
 
     folder = runs_folder(runs)
-    chosen = choose_runs(run, folder) or runs_to_show(folder)
+    chosen = choose_runs(run, folder, only_shows=True) or runs_to_show(folder)
     status = read_status(chosen, now=SystemClock.wall(), known=look_at_queue(folder))
     if as_json:
         print_json(status)

@@ -35,7 +35,7 @@ def command(run: tuple[str, ...], once: bool, every: str, runs: Path | None, as_
     from tasuki.units import Duration
 
     folder = runs_folder(runs)
-    chosen = choose_runs(run, folder)
+    chosen = choose_runs(run, folder, only_shows=True)
     every_s = max(0.1, Duration.parse(every).seconds)
     if as_json:
         known = look_at_queue(folder)

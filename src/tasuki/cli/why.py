@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from tasuki.cli.options import json_option, print_json, runs_folder, runs_option, say_which
+from tasuki.cli.options import choose_runs, json_option, print_json, runs_option
 
 
 @click.command(epilog="Example:  tasuki why sine")
@@ -15,12 +15,11 @@ from tasuki.cli.options import json_option, print_json, runs_folder, runs_option
 @json_option
 def command(run: str, runs: Path | None, as_json: bool) -> None:
     """Why every attempt of a run ended, what was saved and lost, and where the time went."""
-    from tasuki.actions.why import find_story, tell_why
+    from tasuki.actions.why import tell_why
     from tasuki.clock import SystemClock
 
-    folder = runs_folder(runs)
-    say_which([run], folder)
-    why = tell_why(find_story(run, folder), now=SystemClock.wall())
+    (folder,) = choose_runs([run], runs, only_shows=True)
+    why = tell_why(folder, now=SystemClock.wall())
     if as_json:
         print_json(why)
         return

@@ -26,16 +26,29 @@ def stage_names(run: RunFolder) -> list[str]:
         return [str(stage["name"]) for stage in read_json(run.spec)["stages"]]
 
 
-_OF_A_RUN = ("claims", "events", "checkpoints", "stages", "training_state.json")
+def is_of_scripts(run: RunFolder) -> bool:
+    """Are all its stages commands? Then nothing of a recipe applies to it."""
+    with shaped(run.spec):
+        return all(stage.get("command") is not None for stage in read_json(run.spec)["stages"])
+
+
+_OF_A_RUN = (
+    *("claims", "events", "checkpoints", "stages", "training_state.json"),
+    "training_complete.marker",
+)
+
+
+def is_remains(run: RunFolder) -> bool:
+    """Was it a run once, and has lost its spec? Somebody deleted a part of it."""
+    return not run.spec.exists() and any((run.path / name).exists() for name in _OF_A_RUN)
 
 
 def list_remains(runs: Path) -> list[RunFolder]:
-    """What was a run once, and has lost its spec: somebody deleted a part of it."""
+    """What is left of runs that have lost their spec."""
     if not runs.is_dir():
         return []
     names = sorted(name for name in os.listdir(runs) if not name.startswith("."))
-    found = [RunFolder(runs / name) for name in names if not RunFolder(runs / name).spec.exists()]
-    return [run for run in found if any((run.path / name).exists() for name in _OF_A_RUN)]
+    return [RunFolder(runs / name) for name in names if is_remains(RunFolder(runs / name))]
 
 
 def runs_of(runs: Path, experiment: str) -> dict[int, RunFolder]:
@@ -58,6 +71,8 @@ def latest_run(runs: Path, experiment: str) -> RunFolder:
 def next_run(runs: Path, experiment: str) -> RunFolder:
     """The folder `--new` makes."""
     number = max(runs_of(runs, experiment), default=0) + 1
+    if number == 1 and is_remains(RunFolder(runs / experiment)):
+        number = 2  # what is left there of a run is not written into
     while number > 1 and (runs / f"{experiment}-{number}").exists():
         number += 1  # an experiment may be called so
     return RunFolder(runs / (experiment if number == 1 else f"{experiment}-{number}"))

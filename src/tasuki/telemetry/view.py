@@ -55,6 +55,13 @@ def count_attempts(run: RunFolder) -> tuple[int, int]:
     return len(attempts), sum(end.get("cause") == "preempted" for end in attempts)
 
 
+def newest_attempt(run: RunFolder) -> int:
+    """Its number, which is its claim: a person's word between two attempts takes one as well. 0: it
+    never began."""
+    ends = read_attempt_ends(run)
+    return max((claim for claim in ends if not (ends[claim] or {}).get("went_back")), default=0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Losses:
     """What interruptions cost a run so far."""

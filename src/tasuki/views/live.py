@@ -107,7 +107,7 @@ class LiveView:
         """Without a terminal: a line when a stage begins or ends, and one every ten seconds."""
         tens = int(now / _PLAIN_EVERY_S)
         for run in runs:
-            mark = f"{run['stage']} {len(run['done'])} {run['attempts']} {tens}"
+            mark = f"{run['stage']} {len(run['done'])} {run['attempt']} {tens}"
             text = line(run)
             last_mark, last_text = self._told.get(run["experiment"], ("", ""))
             if mark != last_mark and text != last_text:
@@ -136,20 +136,20 @@ def _line(run: dict[str, Any], cells: int) -> str:
     number_of = f"stage {min(len(run['done']) + 1, len(run['stages']))}/{len(run['stages'])}"
     if run["state"] == "complete":
         return f"{name}  complete"
-    if run["state"] == "waiting" and not run["attempts"]:
+    if run["state"] == "waiting" and not run["attempt"]:
         return f"{name}  waiting"
     if run["phase"] == "evaluate" and run["phase_stage"] in run["done"]:
         passed = f"  {format_seconds(run['doing_s'])}" if run["doing_s"] else ""
-        return f"{name}  evaluating {escape(run['phase_stage'])}{passed}  attempt {run['attempts']}"
+        return f"{name}  evaluating {escape(run['phase_stage'])}{passed}  attempt {run['attempt']}"
     if not run["stage"] or not run["total_steps"] or run["stage"] in run["done"]:
-        return f"{name}  {number_of}  {_starting(run)}  attempt {run['attempts'] or 1}"
+        return f"{name}  {number_of}  {_starting(run)}  attempt {run['attempt'] or 1}"
     share = run["step"] / run["total_steps"]
     left = f"  {format_seconds(run['eta_s'])} left" if run["eta_s"] else ""
     progress = f"  {bar(share, cells)}" if cells else ""
     return (
         f"{name}  {number_of} {escape(run['stage'])}{progress}  "
         f"{count(run['step'])}/{count(run['total_steps'])}  loss {number(run['loss'])}{left}  "
-        f"attempt {run['attempts']}"
+        f"attempt {run['attempt']}"
     )
 
 

@@ -171,10 +171,12 @@ def _row(run: dict[str, Any]) -> _Row:
 
 def _share(run: dict[str, Any]) -> float:
     """Of the stages that are trained, each counting alike, and of the one in work its steps."""
+    if run["state"] == "complete":
+        return 1.0
     trained = [stage for stage in run["stages"] if stage["is_trained"]]
     step, total = number_in(run, "step"), number_in(run, "total_steps")
     inside = min(1.0, max(0.0, step / total)) if step and total else 0.0
-    if run["state"] == "complete" or any(s["name"] == run["stage"] for s in trained):
+    if any(s["name"] == run["stage"] for s in trained):
         inside = 0.0
     return min(1.0, (len(trained) + inside) / max(1, len(run["stages"])))
 

@@ -134,7 +134,7 @@ def _head(run: dict[str, Any], window: Window) -> Iterator[Text]:
     line = Text()
     line.append(f"{_name(run)}  ", style="bold")
     line.append(state, style=COLOURS.get(state, ""))
-    line.append(f"  attempt {run['attempts']}" if run["attempts"] else "")
+    line.append(f"  attempt {run['attempt']}" if run["attempt"] else "")
     line.append(f" ({run['preemptions']} preempted)" if run["preemptions"] else "")
     goodput = as_number(run.get("goodput"))
     line.append(f"  goodput {goodput:.0%}" if goodput is not None else "")

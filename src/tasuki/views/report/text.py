@@ -50,6 +50,10 @@ def _lines(report: _Values) -> Iterator[str]:
     names = [run["experiment"] for run in report["runs"]]
     yield f"# {_plain(', '.join(names))}\n"
     yield f"Made by `tasuki report` at {report['made_at']}.\n"
+    told = [f"{run['experiment']}: {text}" for run in report["runs"] for text in run["problems"]]
+    if told:
+        yield "## What could not be read\n"
+        yield "\n".join(f"- {_plain(text)}" for text in told) + "\n"
     yield "## Results\n"
     rows = known_columns(result_rows(report))
     yield from _table([{k: shown(k, v) for k, v in row.items()} for row in rows])
