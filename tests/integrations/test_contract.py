@@ -63,6 +63,7 @@ def disturb(warm, script: Script, chance: random.Random, *, kinds: tuple[str, ..
         strike = {"at": at, "do": chance.choice(kinds), "count": chance.randint(1, most)}
         if strike["do"] == "term":  # a kill takes all: who starts ranks ends the others
             strike["rank"] = chance.randrange(subject.ranks)
+            strike["seconds"] = 0.2 if subject.ranks > 1 else 0.0  # steps wait until all have heard
         statuses = script.attempt(warm, strike, workers=chance.choice(subject.workers))
         if all(status == EXIT_DONE for status in statuses):
             break

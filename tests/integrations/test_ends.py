@@ -9,6 +9,7 @@ import pytest
 from tests.integrations.subjects import SMALL, Script, Subject, make_script
 from tests.integrations.test_verbs import audit
 
+from tasuki.checkpoint.lineage import list_checkpoints
 from tasuki.errors import EXIT_DONE
 from tasuki.telemetry.metrics import read_metrics
 
@@ -54,7 +55,30 @@ with tasuki.open_run(log_every=2, save="2 steps") as run:
             break
     run.finish()
 """
+BODY = """
+with tasuki.open_run(log_every=2, save="5 steps") as run:
+    run.track(model=model, optimizer=opt)
+    for batch in run.steps(loader, epochs=4, accumulation=2):
+        loss = step(batch)
+        run.best(loss=loss)
+    tasuki.failpoints.failpoint("script.after")
+    run.finish({"loss": loss.item(), "drawn": torch.rand(1).item()})
+"""
+BODY_EPOCHS = """
+with tasuki.open_run(log_every=2) as run:
+    run.track(model=model, optimizer=opt)
+    for epoch in run.epochs(4):
+        for batch in run.steps(loader):
+            loss = step(batch)
+        run.log(seen=loss.item(), split="val")
+    tasuki.failpoints.failpoint("script.after")
+    run.finish({"loss": loss.item(), "epoch": epoch})
+"""
+BODY_EARLY = EARLY.replace("run.finish({", 'run.finish({"loss": loss.item(), ').replace(
+    "        step(batch)", "        loss = step(batch)"
+)
 ENDS = {"best": BEST, "epochs": EPOCHS, "early": EARLY, "early-epoch": EARLY_EPOCH}
+ENDS |= {"body": BODY, "body-epochs": BODY_EPOCHS, "body-early": BODY_EARLY}
 PLACES = ("finish.begin", "finish.weights", "finish.swept", "finish.marker")
 
 
@@ -101,6 +125,47 @@ def test_killed_between_its_last_checkpoint_and_the_marker_it_still_ends_as_if_u
     assert script.differences(whole(name)) == [], script.said()
     steps = json.loads(script.run.stage("train").metrics.read_text())
     assert steps["best"] == json.loads(whole(name).run.stage("train").metrics.read_text())["best"]
+
+
+def results(script: Script) -> dict:
+    return json.loads(script.run.stage("train").evaluation.read_text())["metrics"]
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("body", "script.after"),
+        pytest.param("body", "finish.swept", marks=pytest.mark.long),
+        ("body-epochs", "script.after"),
+        pytest.param("body-epochs", "finish.begin", marks=pytest.mark.long),
+        ("body-early", "finish.begin"),
+        pytest.param("body-early", "finish.marker", marks=pytest.mark.long),
+    ],
+)
+def test_results_that_need_a_variable_of_the_loops_body_are_the_same_after_a_kill_before_the_marker(
+    warm, tmp_path, whole, name, place
+):
+    script = make(tmp_path / "p", name)
+    script.attempt(warm, {"at": place, "do": "kill"})
+    assert not script.run.is_complete(), script.said()
+    script.attempt(warm, {"at": place, "do": "kill"})  # once more: nothing is used up by it
+    assert script.attempt(warm) == [EXIT_DONE], script.said()
+    assert results(script) == results(whole(name))
+    assert script.differences(whole(name)) == [], script.said()
+    assert audit(script.run)["verdict"] == "proven"
+
+
+def test_an_end_that_fails_again_and_again_commits_nothing_and_so_counts_as_no_progress(
+    warm, tmp_path
+):
+    script = make(tmp_path / "p", "body")
+    for _ in range(3):
+        assert script.attempt(warm, {"at": "script.after", "do": "raise"}) != [EXIT_DONE]
+    ends = {parsed.claim for parsed in list_checkpoints(script.run) if parsed.step == 12}
+    assert ends == {1}, script.said()
+    ended = [script.run.claims / str(claim) / "end.json" for claim in (1, 2, 3)]
+    told = [json.loads(path.read_text())["has_progressed"] for path in ended]
+    assert told == [True, False, False]
 
 
 def test_a_loop_that_was_left_early_is_proven_by_the_audit_up_to_its_last_step(whole):

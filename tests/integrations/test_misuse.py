@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 from tests.integrations.subjects import SMALL, Script, Subject, make_script
 
+from tasuki.actions.back_target import find_target
 from tasuki.actions.logs import where_output_went
+from tasuki.actions.resume import frozen_spec
 from tasuki.actions.status import describe_run, read_status
 from tasuki.actions.why import tell_why
 from tasuki.checkpoint.lineage import list_checkpoints
 from tasuki.clock import SystemClock
-from tasuki.errors import EXIT_DONE, EXIT_FAILED, EXIT_RESUME_ME
-from tasuki.store.atomic import read_json
+from tasuki.errors import EXIT_DONE, EXIT_FAILED, EXIT_RESUME_ME, RunError
+from tasuki.store.atomic import read_json, write_json
 from tasuki.store.attempts import read_attempt_ends
 from tasuki.store.control import Word, say
 from tasuki.store.runs import RunFolder
@@ -53,6 +56,11 @@ with tasuki.open_run() as run:
             step(batch)
             break
 """
+MORE_EPOCHS = (
+    "the loop asks for 5 epochs (15 steps), and run `train` was begun with 4 epochs (12 steps)\n"
+    "hint: ask for 4 epochs again, and it goes on from its last checkpoint; or begin another run: "
+    "tasuki.open_run('other')"
+)
 CASES = {
     "steps-outside": (
         OUTSIDE,
@@ -209,6 +217,8 @@ def test_weights_that_are_not_finite_are_never_committed(warm, script):
     made = script(LOOP + spoil)
     assert made.attempt(warm) == [EXIT_FAILED]
     assert "weight is NaN or infinite" in made.said()
+    assert "lower the learning rate in the script" in made.said()
+    assert "--accept-change" not in made.said() and "on_nan" not in made.said()
     assert max(found.step for found in list_checkpoints(made.run)) == 4
 
 
@@ -223,11 +233,36 @@ def test_other_names_than_before_are_refused_in_words(warm, script):
         assert words in made.said(), made.said()
 
 
+def test_a_run_of_a_script_that_lost_its_checkpoints_names_what_begins_another(warm, script):
+    made = script(LOOP)
+    assert made.attempt(warm, {"at": "step.done", "do": "term", "count": 3}) == [EXIT_RESUME_ME]
+    shutil.rmtree(made.run.checkpoints)
+    assert made.attempt(warm) == [EXIT_FAILED]
+    assert "is gone, and all others too" in made.said(), made.said()
+    assert "or begin another run: TASUKI_NAME=other" in made.said()
+    assert "--new" not in made.said()
+
+
+def test_a_complete_run_of_a_script_is_not_sent_to_verbs_of_a_spec(warm, script):
+    made = script(LOOP + "        run.best(loss=loss)\n")
+    assert made.attempt(warm) == [EXIT_DONE], made.said()
+    with pytest.raises(RunError) as complete:
+        frozen_spec(made.run, {})
+    assert "TASUKI_NAME=other" in complete.value.hint and "--new" not in complete.value.hint
+    told = read_json(made.run.stage("train").metrics)
+    told["best"]["step"] = 1  # of which no checkpoint is kept
+    write_json(made.run.stage("train").metrics, told)
+    with pytest.raises(RunError) as best:
+        find_target(made.run, "best")
+    assert "load_file" in best.value.hint and "init_from" not in best.value.hint
+
+
 @pytest.mark.parametrize(
     ("before", "after", "words"),
     [
         ("batch_size=8", "batch_size=4", "`effective_batch` changed since the last checkpoint: 8"),
-        ("epochs=4", "epochs=5", "`total_steps` changed since the last checkpoint: 12 before"),
+        ("epochs=4", "epochs=5", MORE_EPOCHS),
+        ("epochs=4", "steps=7", "the loop asks for 7 steps, and run `train` was begun with 12"),
         ("Noisy(24)", "Noisy(32)", "`samples` changed since the last checkpoint: 24 before"),
         ("nn.Linear(6, 1)", "nn.Linear(6, 1, bias=False)", "`model` does not take the state"),
     ],

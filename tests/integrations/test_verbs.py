@@ -15,7 +15,7 @@ from tests.integrations.subjects import SUBJECTS, make_script
 
 from tasuki.actions.audit import audit_run
 from tasuki.actions.cancel import cancel_run
-from tasuki.actions.logs import read_logs
+from tasuki.actions.logs import join_logs, read_logs
 from tasuki.actions.status import describe_run, ledger_of
 from tasuki.actions.why import tell_why
 from tasuki.answers import Told
@@ -165,7 +165,7 @@ def test_logs_keep_what_tasuki_said_of_each_attempt(warm, tmp_path):
     strike = {"at": "step.done", "do": "term", "count": 4, "seconds": 0.5}
     assert script.attempt(warm, strike) == [EXIT_RESUME_ME]
     assert script.attempt(warm) == [EXIT_DONE]
-    told = dict(read_logs(script.run))
+    told = join_logs(read_logs(script.run))
     assert list(told) == ["script.1.log", "script.2.log"]
     assert "Handing over at step" in told["script.1.log"]
     assert "Resuming from epoch 0 step" in told["script.2.log"]

@@ -149,7 +149,9 @@ class ForeignOrder:
         """Unknown: the loader decides."""
         batches = num_batches(loader)
         if batches == 0:
-            raise DataError("the loader has no batches", hint="check `data:` and `split:`")
+            raise DataError(
+                "the loader has no batches", hint="look at the data and the split it is made of"
+            )
         if batches is None and length_steps is None:
             raise UsageError(
                 f"the loader of stage `{stage}` does not say how many batches an epoch has",
@@ -277,10 +279,12 @@ class ForeignLoader:
         if self._order.has_length and (is_empty or not self._is_last_of_epoch()):
             raise DataError(
                 f"the loader of stage `{self._order.stage}` gave fewer batches than its length",
-                hint="let its `__len__` tell the truth, or leave it out and write `steps:`",
+                hint="let its `__len__` tell the truth, or leave it out and say how many steps",
             )
         if is_empty and self._is_fresh:
-            raise DataError("the loader has no batches", hint="check `data:` and `split:`")
+            raise DataError(
+                "the loader has no batches", hint="look at the data and the split it is made of"
+            )
         self._batches = None
         self._epoch += 1
 
@@ -288,7 +292,7 @@ class ForeignLoader:
         if self._batches is not None and next(self._batches, None) is not None:
             raise DataError(
                 f"the loader of stage `{self._order.stage}` has more batches than its length",
-                hint="let its `__len__` tell the truth, or leave it out and write `steps:`",
+                hint="let its `__len__` tell the truth, or leave it out and say how many steps",
             )
         self._batches = None
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasuki.checkpoint.manifest import Position
 from tasuki.data.used import Used
+from tasuki.integrations.replay import FACT
 from tasuki.runtime.state import State, capture_random
 from tasuki.store.atomic import read_json_or_none
 from tasuki.telemetry.lines import spelled
@@ -57,6 +58,7 @@ class LoopContents:
                 "samples": progress.samples,
                 "best": progress.best.as_json() if progress.best else None,
                 "rows": self._loop.rows.state(),
+                "finished": self._loop.finished,
             }
         return state
 
@@ -66,6 +68,7 @@ class LoopContents:
             "total_steps": course.total_steps,
             "best": best.as_json() if best else None,
             **({"order": dict(course.order)} if course.order is not None else {}),
+            **({FACT: True} if self._loop.progress.step == course.last_boundary else {}),
         }
 
     def used(self) -> Used | None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from tasuki.errors import DataError
 from tasuki.runtime.state import State
 
 
@@ -44,9 +45,44 @@ class Course:
 
     total_steps: int
     steps_per_epoch: int
+    counts_epochs: bool = True
+    """Was its length asked for in epochs? Then it is told so."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """What must be the same at every start, by names that people know."""
     knows_samples: bool = False
     """Do steps tell which samples they used (`end_step(indices=…)`)? Then they can be audited."""
+    last_boundary: int | None = None
+    """Where the last step begins: saved there too, so that it can be done once more (replay.py)."""
     order: Mapping[str, Any] | None = None
     """From which an audit makes the order of samples again."""
+
+
+_ANOTHER = "or begin another run: tasuki.open_run('other'), or TASUKI_NAME=other"
+
+
+def refuse_changed(
+    now: Mapping[str, Any], before: Mapping[str, Any], course: Course, *, run: str
+) -> None:
+    """Of what must be the same at every start: how far the loop goes last, as the rest explains."""
+    for key, value in now.items():
+        if key != "total_steps" and before.get(key) != value:
+            raise DataError(
+                f"`{key}` changed since the last checkpoint: {before.get(key)} before, {value} now",
+                hint=f"put it back as it was, {_ANOTHER}",
+            )
+    asked, begun = int(now["total_steps"]), int(before["total_steps"])
+    if asked != begun:
+        length = _length(begun, course)
+        raise DataError(
+            f"the loop asks for {_length(asked, course)}, and run `{run}` was begun with {length}",
+            hint=f"ask for {length.partition(' (')[0]} again, and it goes on from its last "
+            f"checkpoint; {_ANOTHER}",
+        )
+
+
+def _length(steps: int, course: Course) -> str:
+    """In epochs, where it was asked for so: nobody has written a number of steps then."""
+    epochs, rest = divmod(steps, course.steps_per_epoch)
+    if rest or not course.counts_epochs:
+        return f"{steps:,} step{'s' if steps != 1 else ''}"
+    return f"{epochs:,} epoch{'s' if epochs != 1 else ''} ({steps:,} steps)"

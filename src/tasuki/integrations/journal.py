@@ -29,6 +29,8 @@ class Journal:
         self._flush_at = 0.0
         self._told_at, self._told_samples = 0.0, 0
         self._rate = 0.0
+        self.is_muted = False
+        """A step is repeated whose lines are there already."""
 
     def begin(self, *, step: int, samples: int, total_steps: int, now: float) -> None:
         """The attempt goes on from here: later lines of earlier ones are void."""
@@ -40,7 +42,7 @@ class Journal:
 
     def write(self, at: Mapping[str, Any], *, lr: float | None, now: float) -> None:
         """What was logged, as lines of this step: `at` says where that is."""
-        if not self._worker.is_first:
+        if not self._worker.is_first or self.is_muted:
             self._rows.clear()
             return
         failpoint("loop.log")
@@ -60,7 +62,7 @@ class Journal:
 
     def write_others(self, at: Mapping[str, Any]) -> None:
         """Lines of other splits than `train`: they wait for no `log_every`."""
-        if not self._worker.is_first:
+        if not self._worker.is_first or self.is_muted:
             self._rows.others.clear()
         for split in list(self._rows.others):
             self._line(at, split)

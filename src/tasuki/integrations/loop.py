@@ -29,7 +29,6 @@ from tasuki.data.order import sample_seed
 from tasuki.data.used import Used, UsedSamples
 from tasuki.errors import (
     EXIT_RESUME_ME,
-    DataError,
     RunError,
     StoreError,
     TasukiError,
@@ -39,10 +38,11 @@ from tasuki.estimate.intervals import SaveCost, next_multiple, period_in_steps
 from tasuki.failpoints import failpoint
 from tasuki.integrations.alone import close_alone
 from tasuki.integrations.contents import LoopContents
-from tasuki.integrations.course import Course, HandedOver, Holds
+from tasuki.integrations.course import Course, HandedOver, Holds, refuse_changed
 from tasuki.integrations.drilled import Drill, LoopTrace
 from tasuki.integrations.finish import finish_stage
 from tasuki.integrations.journal import Journal
+from tasuki.integrations.replay import agree_on_replay, is_open_end
 from tasuki.integrations.rows import Rows
 from tasuki.relay.values import Cause, Ending, PhaseEnded
 from tasuki.runtime.agreement import Agreement, Decision
@@ -109,6 +109,13 @@ class Loop:
         self.looks_at: Mapping[str, object] = {}
         """In a drill: objects whose state may not all be in a checkpoint, by name."""
         self.trace: LoopTrace | None = None
+        self.replays = False
+        """May the last step be done once more? (replay.py)"""
+        self.replayed: str | None = None
+        """It is being done so: the checkpoint after it, which stays the last."""
+        self.finished: dict[str, Any] | None = None
+        """Results that were given before the last checkpoint, which holds them: of a loop that was
+        left early."""
         worker.watch.before_leaving = self._on_leaving
 
     # -- the start ------------------------------------------------------------------------------
@@ -123,8 +130,22 @@ class Loop:
                 name, is_resumed, loaded = self._found
                 if is_resumed and loaded is None:  # on a rank that took rank 0's word for it
                     self._found = name, True, load_state(self.worker, str(name))
+                self._step_back()
         loaded = self._found[2]
         return loaded.state["shared"] if self._found[1] and loaded is not None else None
+
+    def _step_back(self) -> None:
+        """Where all steps are done: to before the last one, so that the body is gone through."""
+        assert self._found is not None
+        worker, (name, is_resumed, loaded) = self.worker, self._found
+        if not self.replays or not is_resumed or loaded is None:
+            return
+        if not is_open_end(worker, str(name), loaded.state["progress"]):
+            return
+        before = agree_on_replay(worker, str(name))
+        if before is not None:
+            self.replayed = name
+            self._found = before, True, load_state(worker, before)
 
     def stands_at(self) -> tuple[Course | None, int, bool]:
         """(the course of the checkpoint that is gone on from, its step, is that the last one)."""
@@ -164,6 +185,11 @@ class Loop:
         self._found = (name, True, None)  # a large state is not kept twice
         if is_resumed:
             say_resuming(worker, manifest)
+        if self.replayed is not None:
+            worker.say(
+                f"All steps were done ({self.replayed}): the last one is repeated, for what "
+                "follows the loop, and then left as it was saved"
+            )
         step = self.progress.step
         worker.event("restored", checkpoint=name, stage=worker.stage.name, step=step)
         self._set_out(cost, is_end=manifest.position.is_end)
@@ -172,13 +198,14 @@ class Loop:
         worker, course = self.worker, self.course
         manifest = read_manifest(worker.run.checkpoints / name)
         shared, told = loaded.state["shared"], loaded.state["progress"]
-        self._refuse_changed(told)
+        refuse_changed(self.fixed_facts(), told["course"], course, run=worker.run.name)
         self.holds.restore(shared)
         facts = describe(threads=worker.threads, world=worker.ranks.world, device=worker.device)
         if worker.is_first:
             freeze(worker.run, facts)
             say_differences(worker, facts, world=manifest.world)
         self.rows.restore(told["rows"])
+        self.finished = told.get("finished")
         best = Best.from_json(told["best"]) if told["best"] else None
         self.progress = Progress(told["step"], told["samples"], best, name, told["step"])
         if worker.is_first and course.knows_samples and manifest.facts.get("used"):
@@ -202,15 +229,6 @@ class Loop:
         self.holds.restore_rank(own["rank"]["own"])
         restore_random(own["rank"]["random"])  # last: nothing draws after it but the steps
 
-    def _refuse_changed(self, told: Mapping[str, Any]) -> None:
-        for key, value in self.fixed_facts().items():
-            if told["course"].get(key) != value:
-                raise DataError(
-                    f"`{key}` changed since the last checkpoint: {told['course'].get(key)} before, "
-                    f"{value} now",
-                    hint="put it back as it was, or begin another run",
-                )
-
     def fixed_facts(self) -> dict[str, Any]:
         """What must be the same at every start."""
         course = self.course
@@ -221,7 +239,10 @@ class Loop:
         worker, course = self.worker, self.course
         self._first_step, self.is_at_end = self.progress.step, is_end
         now, progress = worker.clock.monotonic(), self.progress
-        at = {"step": progress.step, "samples": progress.samples}
+        # The lines of a step that is only repeated stay as they are.
+        step = progress.step if self.replayed is None else course.total_steps
+        self.journal.is_muted = self.replayed is not None
+        at = {"step": step, "samples": progress.samples}
         self.journal.begin(**at, total_steps=course.total_steps, now=now)
         self.saving = Saving(
             worker,
@@ -242,7 +263,7 @@ class Loop:
         )
         self._began_at = self._step_began = self._tell_at = now
         self._took_s, self._is_save_due = 0.0, False
-        if self.drill is not None:
+        if self.drill is not None and self.replayed is None:
             self.trace = LoopTrace(
                 self.drill,
                 worker,
@@ -252,7 +273,7 @@ class Loop:
                 looks_at=self.looks_at,
             )
         self._set_boundary()
-        if not self._is_kernel:
+        if not self._is_kernel and self.replayed is None:
             worker.watch.hold_on()
 
     # -- the steps ------------------------------------------------------------------------------
@@ -260,6 +281,9 @@ class Loop:
     def boundary(self) -> None:
         """Between two steps, before anything of the next one. Raises HandedOver at the end of an
         attempt (RunError in a kernel, which lives on)."""
+        if self.replayed is not None:
+            self.begin_step()
+            return
         if self._is_save_due:
             self._is_save_due = False
             self.saving.save()
@@ -319,13 +343,16 @@ class Loop:
 
     def save(self) -> None:
         """At the next boundary."""
-        self.agreement.want_save()
+        if self.replayed is None:
+            self.agreement.want_save()
 
     def _set_boundary(self) -> None:
         """The next step count at which something is due; until then a step costs nothing more."""
         step = self.progress.step
         periods = [self._log_period, self.saving.rhythm.period]
         due = [next_multiple(step, period) for period in periods]
+        if self.course.last_boundary is not None and step < self.course.last_boundary:
+            due.append(self.course.last_boundary)
         self._boundary = min([*due, self.course.total_steps])
 
     def _at_boundary(self, now: float) -> None:
@@ -334,8 +361,8 @@ class Loop:
             self.journal.write(self._at(), lr=self.lr(), now=now)
         if now >= self._tell_at:
             self._tell(now)
-        if step < self.course.total_steps:
-            if step % self.saving.rhythm.period == 0:
+        if step < self.course.total_steps and self.replayed is None:
+            if step % self.saving.rhythm.period == 0 or step == self.course.last_boundary:
                 self._is_save_due = True
             elif self.worker.is_first:
                 self.saving.ask_if_due(self.agreement, now)
@@ -390,7 +417,10 @@ class Loop:
         worker.ranks.await_all("end")
         self.agreement.close()
         worker.watch.begin_handover()
-        if not self.is_at_end:
+        if self.replayed is not None:
+            self._restore(self.replayed, load_state(worker, self.replayed))
+            self.replayed, self.journal.is_muted = None, False
+        elif not self.is_at_end:
             self.saving.commit_end()
         self.is_at_end = True
         self._event_progress()

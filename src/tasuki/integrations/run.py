@@ -20,13 +20,14 @@ from typing import Any, Literal, Self
 from torch import Tensor
 from torch.optim import Optimizer
 
-from tasuki.errors import RunError, UsageError
+from tasuki.errors import EXIT_DONE, RunError, UsageError
 from tasuki.integrations.batches import Batches, Feed, Wanted, make_feed
 from tasuki.integrations.loop import Course, HandedOver, Loop
+from tasuki.integrations.rows import read
 from tasuki.integrations.untracked import LISTENS_STEPS, Untracked
 from tasuki.integrations.watch import LoopWatch
 from tasuki.relay.values import Cause
-from tasuki.runtime.best import keep_if_better
+from tasuki.runtime.best import is_better, keep_if_better
 from tasuki.runtime.room import when_there_is_room
 from tasuki.runtime.settled import settle_buckets
 from tasuki.runtime.state import State
@@ -40,6 +41,7 @@ class Run:
 
     def __init__(self, loop: Loop, watch: LoopWatch, *, is_kernel: bool) -> None:
         self._loop, self._watch, self._is_kernel = loop, watch, is_kernel
+        loop.replays = True
         self._pid = os.getpid()
         self._pending = loop.rows.pending
         self._things = Things()
@@ -154,6 +156,8 @@ class Run:
         loop, before = self._loop, self._loop.progress.best
         if not loop.worker.is_first:
             return None
+        if loop.replayed is not None:  # its weights were kept when the step was done
+            return is_better(float(value), before, mode)
         loop.progress.best = when_there_is_room(
             lambda: keep_if_better(
                 loop.worker,
@@ -173,7 +177,8 @@ class Run:
     def finish(self, metrics: Mapping[str, Any] | None = None) -> None:
         """The run is done, with these results. Only needed for results, or where a loop ends before
         its last step; else the end of the `with` block does it."""
-        self._is_finished, self._metrics = True, metrics
+        self._is_finished = True
+        self._metrics = None if metrics is None else read(dict(metrics))
 
     @property
     def should_stop(self) -> bool:
@@ -233,9 +238,11 @@ class Run:
         course = Course(
             total_steps=feed.total_steps,
             steps_per_epoch=feed.steps_per_epoch,
+            counts_epochs=steps is None and not isinstance(loader, int),
             facts={**feed.facts, "accumulation": accumulation},
             knows_samples=feed.order is not None,
             order=feed.order,
+            last_boundary=_last_boundary(feed, accumulation),
         )
         holds = self._begin_loop(course)
         self._batches = Batches(feed.open(loop.progress.step, holds.place))
@@ -256,6 +263,8 @@ class Run:
         holds = _Tracked(things)
         loop.begin(holds, course)
         self._is_begun = True
+        if loop.finished is not None:
+            self._complete_at_once(loop.finished)
         return holds
 
     def _iterate(self, feed: Feed) -> Iterator[Any]:
@@ -406,12 +415,32 @@ class Run:
             if self._is_in_step:  # the one that was left by `break`
                 self._end_step()
             self._stop_batches()
+            loop.finished = {"metrics": self._metrics}
             loop.end()
         loop.complete(self._metrics)
+
+    def _complete_at_once(self, finished: Mapping[str, Any]) -> None:
+        """The loop was left early with these results, and only its end is missing: whether it would
+        be left there again, nobody knows."""
+        loop = self._loop
+        loop.end()
+        loop.complete(finished["metrics"])
+        words = f"run `{loop.worker.run.name}` is complete: the attempt before had all its results"
+        if self._is_kernel:
+            raise RunError(words, hint="more epochs are another run: tasuki.open_run('other')")
+        if loop.worker.is_first:
+            sys.stderr.write(f"{words}; the script ends here\n")
+        raise SystemExit(EXIT_DONE)
 
     def _stop_batches(self) -> None:
         if self._batches is not None:
             self._batches.stop()
+
+
+def _last_boundary(feed: Feed, accumulation: int) -> int:
+    """Where the last step begins, or the last group of them."""
+    last = feed.total_steps - 1
+    return last - (last % feed.steps_per_epoch) % accumulation
 
 
 class _Tracked:

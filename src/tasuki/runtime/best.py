@@ -52,9 +52,7 @@ def keep_if_better(
     step: int,
 ) -> Best | None:
     """Write the weights down if this value is the best yet."""
-    if not math.isfinite(value):
-        return best
-    if best is not None and not _is_better(value, best.value, mode):
+    if not is_better(value, best, mode):
         return best
     folder = worker.run.stage(worker.stage.name)
     make_folder(folder.path)
@@ -69,8 +67,12 @@ def keep_if_better(
     return Best(metric, value, step, path.name, sha256)
 
 
-def _is_better(value: float, than: float, mode: Literal["min", "max"]) -> bool:
-    return value < than if mode == "min" else value > than
+def is_better(value: float, best: Best | None, mode: Literal["min", "max"]) -> bool:
+    if not math.isfinite(value):
+        return False
+    if best is None:
+        return True
+    return value < best.value if mode == "min" else value > best.value
 
 
 def sweep_best(run: RunFolder, stage: str, *, claim: int, keep: Best | None, until: int) -> None:

@@ -63,6 +63,14 @@ NAN_HINT = (
 )
 
 
+SCRIPT_NAN_HINT = (
+    "look at the data (`tasuki data check FILE` finds NaN), or lower the learning rate in the "
+    "script; started again it goes on from that checkpoint, and tasuki.open_run('other') begins "
+    "another run"
+)
+"""Of a loop that is not ours: nothing in a spec changes its steps."""
+
+
 @contextlib.contextmanager
 def finishing_saves(worker: Worker, saver: Saver) -> Iterator[None]:
     """An error does not throw away a save that is in flight."""
@@ -338,7 +346,7 @@ class Saving:
     def _explained(self, error: NotFinite) -> NotFinite:
         return NotFinite(
             f"{error.message}; the last good checkpoint is {self._progress.checkpoint}",
-            hint=NAN_HINT,
+            hint=NAN_HINT if self._worker.stage.command is None else SCRIPT_NAN_HINT,
         )
 
     def _miss(self, error: StoreError, *, size: int | None = None) -> None:

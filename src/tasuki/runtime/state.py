@@ -95,8 +95,8 @@ def refuse_difference(expected: State, captured: State) -> None:
     if difference is not None:
         raise CheckpointError(
             f"the state does not come back as it was saved: {difference}",
-            hint="its `load_state_dict` must take what its `state_dict` gave; mend that, then "
-            "`tasuki resume`",
+            hint="its `load_state_dict` must take what its `state_dict` gave; mend that, and "
+            "start it again",
         )
 
 

@@ -1,0 +1,62 @@
+"""The last step once more, where a loop's steps are all done and what follows them is not.
+
+A script may need what its loop's body has set (`run.finish({"loss": loss.item()})`), and an attempt
+that goes on from the last checkpoint would enter no body. So a loop is also saved before its last
+step, and such an attempt goes through that one again; then the last checkpoint is restored, which
+stays the truth: nothing of the repeated step is written, saved or counted as progress. Bounded: it
+is one step, or none where the checkpoint before it is gone. Called by loop.py.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import Any
+
+from tasuki.checkpoint.lineage import lineage
+from tasuki.checkpoint.verify import read_manifest, verify
+from tasuki.errors import DamagedCheckpoint
+from tasuki.runtime.worker import Worker
+
+FACT = "is_before_end"
+"""In a manifest: the step that follows is the loop's last."""
+_DECIDE_WITHIN = timedelta(minutes=30)
+_KEY = "tasuki/replay"
+
+
+def agree_on_replay(worker: Worker, end: str) -> str | None:
+    """The checkpoint before the last step; None: there is none. Rank 0 looks, the others hear."""
+    store = worker.ranks.store
+    if worker.is_first:
+        found = _find_before(worker, end)
+        if store is not None:
+            store.set(_KEY, json.dumps(found))
+        return found
+    assert store is not None
+    store.wait([_KEY], _DECIDE_WITHIN)
+    told: str | None = json.loads(store.get(_KEY))
+    return told
+
+
+def _find_before(worker: Worker, end: str) -> str | None:
+    """Only the very one before `end`: an older one would cost more than a step."""
+    names = lineage(worker.run, head=end)[1:2]
+    try:
+        for name in names:
+            if _is_before_end(worker, name):
+                verify(worker.run.checkpoints / name)
+                return name
+    except DamagedCheckpoint as error:
+        worker.say(f"WARNING: the checkpoint before the last step is damaged: {error}")
+    return None
+
+
+def _is_before_end(worker: Worker, name: str) -> bool:
+    manifest = read_manifest(worker.run.checkpoints / name)
+    return manifest.position.stage == worker.stage.name and bool(manifest.facts.get(FACT))
+
+
+def is_open_end(worker: Worker, name: str, told: dict[str, Any]) -> bool:
+    """Are all steps done in this checkpoint, and is what follows them not? `told`: its progress."""
+    is_end = read_manifest(worker.run.checkpoints / name).position.is_end
+    return is_end and told.get("finished") is None
