@@ -83,12 +83,17 @@ def picture_watch(browser: Browser, demo: Path) -> None:
     try:
         until((demo / "runs" / "progressive" / "spec.json").exists)
         subprocess.run([*tmux, "new-session", "-d", *size, watch], check=True)
-        until(lambda: "size_128" in (shown := screen(tmux)) and "/320" in shown)
+        until(lambda: is_telling(screen(tmux)))
         draw_terminal(browser, screen(tmux, "-e"))
     finally:
         subprocess.run([*tmux, "kill-server"], check=False)
         training.send_signal(signal.SIGINT)
         training.wait()
+
+
+def is_telling(shown: str) -> bool:
+    """The last stage trains, and the machine's figures are there."""
+    return "/320" in shown and "samples/s" in shown and "starting:" not in shown
 
 
 def until(is_so: Any) -> None:

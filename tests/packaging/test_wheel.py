@@ -42,9 +42,8 @@ def tracked(folder: str) -> set[str]:
 
 def test_the_wheel_has_every_file_of_the_package_and_nothing_else(wheel):
     wanted = {name.removeprefix("src/") for name in tracked("src/tasuki")}
-    settings = PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
-    for folder, place in settings.get("force-include", {}).items():
-        wanted |= {name.replace(folder, place, 1) for name in tracked(folder)}
+    pages = [name for name in tracked("docs") if name.endswith(".md")]
+    wanted |= {name.replace("docs", "tasuki/docs_pages", 1) for name in pages}
     own = {name for name in names_in(wheel) if ".dist-info/" not in name}
     assert wanted <= own, f"not in the wheel: {sorted(wanted - own)}"
     more = {name for name in own - wanted if not (ROOT / "src" / name).exists()}
@@ -52,6 +51,12 @@ def test_the_wheel_has_every_file_of_the_package_and_nothing_else(wheel):
     assert not [name for name in own if "__pycache__" in name or name.startswith("tests")]
     for name in ("py.typed", "templates/new/tasuki.yaml", "templates/demo/recipe.py"):
         assert f"tasuki/{name}" in own
+
+
+def test_the_wheel_has_the_text_of_the_docs_and_neither_their_pictures_nor_scripts(wheel):
+    docs = [name for name in names_in(wheel) if name.startswith("tasuki/docs_pages/")]
+    assert "tasuki/docs_pages/index.md" in docs
+    assert not [name for name in docs if not name.endswith(".md")]
 
 
 def test_the_extra_for_transformers_brings_what_its_trainer_needs_at_a_version_that_was_seen():
