@@ -110,11 +110,11 @@ def _describe_run(
     state, reason = state_of(run, now=now)
     if known is not None:
         state, reason = in_queue(run, state, reason, known)
-    if state == "running":
-        reason = _starting(read_recent_events(run, claim), now)
+    recent = read_recent_events(run, claim) if state == "running" else []
+    reason = _starting(recent, now) if state == "running" else reason
     said = last_said(run)
     told = read_json_or_none(run.training_state) or {}
-    progress = last_progress(run, claim) if state == "running" else {}
+    progress = _last_of(recent, "progress")
     stages = [_describe_stage(run, stage) for stage in spec["stages"]]
     attempts, preemptions = count_attempts(run)
     return {
@@ -305,11 +305,6 @@ def _queue_words(job: RunsJob) -> str:
 
 def _on(run: RunFolder) -> str:
     return f"the same command goes on, or `tasuki resume {run.name}`"
-
-
-def last_progress(run: RunFolder, claim: int) -> dict[str, Any]:
-    """The newest sign of life of an attempt."""
-    return _last_of(read_recent_events(run, claim), "progress")
 
 
 def _memory(run: RunFolder, claim: int) -> dict[str, Any] | None:

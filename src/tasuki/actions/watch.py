@@ -32,8 +32,8 @@ _QUEUE_EVERY_S = 15.0
 """What Slurm said is kept for as long anyway."""
 _AT_A_TIME_S = 0.3
 """So long new runs are looked at before keys are heard again: there may be a thousand."""
-_SHARE = 0.005
-"""Of the time at most goes into longer looks at one run, however long they take."""
+_SHARE = 0.01
+"""Of the time at most goes into longer looks, however long they take and however many runs work."""
 _FEW_BYTES = 16 << 20
 """Metrics of a run that are read whole; of more than that only the end is drawn."""
 _SPARK_POINTS = 240
@@ -66,8 +66,8 @@ class Watched:
         is_time = self._clock.monotonic() - self._looked_at >= _SELDOM_S
         return self.value["state"] == "running" or is_time
 
-    def look(self, known: Known | None) -> bool:
-        """Has anything changed?"""
+    def look(self, known: Known | None, *, share: float = _SHARE) -> bool:
+        """Has anything changed? `share`: this run's of the time for longer looks."""
         at, now = self._clock.monotonic(), self._clock.wall()
         self._looked_at = at
         before = self.value
@@ -82,7 +82,7 @@ class Watched:
         if self._is_stale and (at >= self._describe_at or is_another):
             self._describe(now, known)
             took_s = self._clock.monotonic() - at
-            self._describe_at, self._is_stale = at + max(_SELDOM_S, took_s / _SHARE), False
+            self._describe_at, self._is_stale = at + max(_SELDOM_S, took_s / share), False
         if has_grown or self.value is not before:
             self.value = {**self.value, **self._lately(now)}
         elif self.value["doing"]:
@@ -203,9 +203,10 @@ class Watch:
         due = [one for one in self.watched if one.is_due()]
         due.sort(key=lambda one: one.run.name not in first)
         until = self._clock.monotonic() + _AT_A_TIME_S
+        share = _SHARE / max(1, sum(one.value["state"] == "running" for one in due))
         for number, one in enumerate(due):
             if one.is_described or number == 0 or self._clock.monotonic() < until:
-                has_changed |= one.look(self._known)
+                has_changed |= one.look(self._known, share=share)
         return has_changed
 
     @property

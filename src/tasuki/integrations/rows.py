@@ -17,7 +17,7 @@ from tasuki.telemetry.metrics import TIMING_KEYS
 
 Value = float | int | str | bool
 _OURS = frozenset({"stage", "epoch", "step", "samples", "split", "resume", *TIMING_KEYS})
-"""Names that a line has already."""
+"""Names that a line has already; users like to log steps and epochs too."""
 
 
 class Rows:
@@ -74,12 +74,12 @@ class Rows:
 
 def read(values: dict[str, Any]) -> dict[str, Value]:
     """Numbers and texts; a tensor of one element is its number. NaN is one too."""
-    return {_name(name): _read(name, value) for name, value in values.items()}
-
-
-def _name(name: str) -> str:
-    """Users like to log steps and epochs; a line has its own."""
-    return f"own_{name}" if name in _OURS else name
+    return {
+        f"own_{name}" if name in _OURS else name: value
+        if type(value) is float  # most are, and it is done in the loop
+        else _read(name, value)
+        for name, value in values.items()
+    }
 
 
 def _read(name: str, value: Any) -> Value:

@@ -6,6 +6,7 @@ earlier step, what was written beyond that step is dropped: the last attempt's n
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,10 @@ class MetricLog:
 
     def add(self, row: dict[str, Any]) -> None:
         self._writer.append({"t": round(self._clock.wall(), 3), "attempt": self._claim, **row})
+
+    def add_all(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Several that were made before, each whole: with its time and attempt."""
+        self._writer.append_all(rows)
 
     def sync(self) -> None:
         self._writer.sync()
