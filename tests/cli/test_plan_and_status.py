@@ -109,6 +109,7 @@ def test_the_json_of_status_has_the_keys_of_the_contract(here, finished):
     assert set(value) == {"format", "runs"}
     (run,) = value["runs"]
     assert set(run) == STATUS | {
+        "attempt",
         "loss",
         "hint",
         "queue",

@@ -31,7 +31,7 @@ from tasuki.telemetry.cost import add_up_spent
 from tasuki.telemetry.events import read_events, read_recent_events
 from tasuki.telemetry.ledger import Ledger, make_ledger
 from tasuki.telemetry.standing import PlanBook, Standing, number_in, read_standing
-from tasuki.telemetry.view import count_attempts, live_holder, newest_attempt
+from tasuki.telemetry.view import live_holder, read_attempts_made
 from tasuki.units import format_seconds
 
 _CAUSES = {
@@ -116,16 +116,16 @@ def _describe_run(
     told = read_json_or_none(run.training_state) or {}
     progress = _last_of(recent, "progress")
     stages = [_describe_stage(run, stage) for stage in spec["stages"]]
-    attempts, preemptions = count_attempts(run)
+    made = read_attempts_made(run)
     return {
         "experiment": run.name,
         "state": state,
         "reason": reason,
         "hint": _hint(run, state, said),
         **{key: progress.get(key, told.get(key)) for key in _PROGRESS},
-        "attempt": newest_attempt(run),
-        "attempts": attempts,
-        "preemptions": preemptions,
+        "attempt": made.newest,
+        "attempts": made.count,
+        "preemptions": made.preemptions,
         **_outlook(run, spec, state, now=now, plans=plans),
         **read_accounts(run, spec, now=now if state == "running" else None),
         "last_checkpoint_step": told.get("step"),

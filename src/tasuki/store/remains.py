@@ -32,18 +32,19 @@ _STILL = {
 
 
 def missing_of(run: RunFolder) -> list[str]:
-    """Names of what is gone, what matters most first; empty for a run that is whole."""
+    """Names of what is gone, what matters most first; empty for a run that is whole. Of such a one
+    little more than the names of its files is read: a thousand of them are asked at once."""
+    is_over, has_committed, claim = run.is_complete(), _has_committed(run), highest_claim(run)
     gone = [] if run.spec.exists() else ["spec.json"]
-    if run.is_complete() and not gone:
+    if is_over and not gone:
         gone += _untold_stages(run)
-    if _lost_checkpoints(run):
+    if not has_committed and _told_of_a_checkpoint(run):
         gone.append("checkpoints")
-    is_over = run.is_complete()
-    has_claims = highest_claim(run) > 0
-    if not has_claims and (is_over or _has_committed(run)):
+    if claim == 0 and (is_over or has_committed):
         gone.append("claims")
-    if is_over or (has_claims and read_attempt_end(run, highest_claim(run)) is not None):
-        gone += [path.name for path in (run.events, run.training_state) if not path.exists()]
+    paths = [path for path in (run.events, run.training_state) if not path.exists()]
+    if paths and (is_over or (claim and read_attempt_end(run, claim) is not None)):
+        gone += [path.name for path in paths]
     return gone
 
 
@@ -80,18 +81,19 @@ def _untold_stages(run: RunFolder) -> list[str]:
     gone = []
     for name in stage_names(run):
         folder = run.stage(name)
+        if folder.metrics.exists() and folder.weights.exists():
+            continue
         told = read_json_or_none(folder.metrics)
         with shaped(folder.metrics):
             if told is None:
                 gone.append(f"stages/{name}/{folder.metrics.name}")
-            elif told.get("sha256") and not folder.weights.exists():
+            elif told.get("sha256"):
                 gone.append(f"stages/{name}/{folder.weights.name}")
     return gone
 
 
-def _lost_checkpoints(run: RunFolder) -> bool:
-    told = read_json_or_none(run.training_state) or {}
-    return bool(told.get("last_checkpoint")) and not _has_committed(run)
+def _told_of_a_checkpoint(run: RunFolder) -> bool:
+    return bool((read_json_or_none(run.training_state) or {}).get("last_checkpoint"))
 
 
 def _has_committed(run: RunFolder) -> bool:

@@ -44,22 +44,25 @@ def read_view(
 
 def count_preemptions(run: RunFolder) -> int:
     """How many attempts a preemption has ended."""
-    return count_attempts(run)[1]
+    return read_attempts_made(run).preemptions
 
 
-def count_attempts(run: RunFolder) -> tuple[int, int]:
-    """(attempts, how many of them a preemption has ended). Going back takes a claim, too, but a
-    person's word is no attempt."""
-    ends = [end or {} for end in read_attempt_ends(run).values()]
-    attempts = [end for end in ends if not end.get("went_back")]
-    return len(attempts), sum(end.get("cause") == "preempted" for end in attempts)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempts:
+    """Going back takes a claim, too, but a person's word is no attempt."""
+
+    newest: int
+    """Its number, which is its claim. 0: it never began."""
+    count: int
+    preemptions: int
+    """How many of them a preemption has ended."""
 
 
-def newest_attempt(run: RunFolder) -> int:
-    """Its number, which is its claim: a person's word between two attempts takes one as well. 0: it
-    never began."""
-    ends = read_attempt_ends(run)
-    return max((claim for claim in ends if not (ends[claim] or {}).get("went_back")), default=0)
+def read_attempts_made(run: RunFolder) -> Attempts:
+    ends = {claim: end or {} for claim, end in read_attempt_ends(run).items()}
+    made = {claim: end for claim, end in ends.items() if not end.get("went_back")}
+    preemptions = sum(end.get("cause") == "preempted" for end in made.values())
+    return Attempts(newest=max(made, default=0), count=len(made), preemptions=preemptions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
