@@ -7,9 +7,13 @@ import shutil
 
 import pytest
 
+from tasuki.store.atomic import FORMAT, make_folder, write_json
+from tasuki.store.attempts import write_attempt_end
+from tasuki.store.claims import take_claim
 from tasuki.store.find import next_run
 from tasuki.store.remains import missing_of
 from tasuki.store.runs import RunFolder
+from tests.cli.person import make_project
 
 SHOWING = ["status", "why", "watch --once", "logs", "checkpoint show", "report --md -o -"]
 WORKING = ["audit", "evaluate", "export", "cancel", "extend", "resume --here"]
@@ -71,7 +75,7 @@ def test_nothing_is_begun_inside_of_what_is_left_of_a_run(here, finished, tmp_pa
         ("claims", "audit"),
         ("checkpoints", "stages"),
         ("training_state.json", "next attempt"),
-        ("stages", "--new"),
+        ("stages", "another run"),
     ],
 )
 def test_status_names_the_part_that_is_gone_and_what_hangs_on_it(here, torn, tmp_path, part, still):
@@ -89,6 +93,51 @@ def test_weights_that_were_deleted_are_not_called_unfinished(here, torn, tmp_pat
     said = here(tmp_path, "export", "exp")
     assert said.code == 1 and "is complete, but `stages/" in said.err, said
     assert "100%" in here(tmp_path, "status", COLUMNS="160").out
+
+
+def test_of_a_complete_run_no_other_stage_is_taken_for_the_one_that_is_gone(here, tmp_path):
+    stages = [{"name": n, "data": "d", "epochs": 1} for n in ("one", "two")]
+    project = make_project(tmp_path / "p", stages=stages)
+    assert here(project.folder, "run").code == 0
+    shutil.rmtree(project.run().stage("two").path)
+    for name in ("exp", "exp/two"):
+        said = here(project.folder, "export", name)
+        assert said.code == 1 and "is complete, but `stages/two/metrics.json`" in said.err, said
+    assert here(project.folder, "export", "exp/one").code == 0
+
+
+def test_folders_of_other_tools_are_no_remains_and_hide_no_run(here, torn, tmp_path):
+    torn()
+    (tmp_path / "exp" / "checkpoints" / "epoch=3.ckpt").mkdir(parents=True)
+    assert str(tmp_path / "runs") in here(tmp_path, "checkpoint", "show", "exp", "--json").out
+    shutil.rmtree(tmp_path / "runs")
+    said = here(tmp_path, "why", "exp")
+    assert said.code == 2 and "there is no run `exp`" in said.err, said
+
+
+def test_a_checkpoint_that_was_copied_away_is_as_good_as_it_is(here, torn, tmp_path):
+    run = torn()
+    shutil.copytree(run.checkpoints, tmp_path / "backup" / "checkpoints")
+    newest = max((tmp_path / "backup" / "checkpoints").glob("step-*"))
+    assert here(tmp_path, "checkpoint", "verify", str(newest)).code == 0
+
+
+def test_a_spec_that_cannot_be_read_hides_no_other_runs_checkpoints(here, torn, tmp_path):
+    run = torn()
+    shutil.copytree(run.path, run.path.with_name("other"))
+    (run.path.with_name("other") / "spec.json").write_text('{"format": 99}')
+    said = here(tmp_path, "checkpoint", "show", "--json")
+    assert said.code == 0 and {one["experiment"] for one in said.json()["runs"]} == {"exp", "other"}
+
+
+def test_a_run_whose_node_was_lost_before_its_first_save_lacks_nothing(tmp_path):
+    run = RunFolder(tmp_path / "runs" / "early")
+    make_folder(run.path)
+    write_json(run.spec, {"format": FORMAT, "stages": [{"name": "one"}]})
+    claim = take_claim(run)
+    make_folder(run.events)
+    write_attempt_end(run, claim, {"ending": "failed", "cause": "node-failure"})
+    assert missing_of(run) == []
 
 
 def test_the_board_lists_what_is_left_of_a_run(torn, tmp_path):

@@ -4,11 +4,13 @@ the run, and what follows the loop counts as what is in it."""
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
-from tests.integrations.subjects import SMALL, Script, Subject, make_script
+from tests.integrations.subjects import RANKS, SMALL, Script, Subject, make_script
 from tests.integrations.test_verbs import audit
 
+from tasuki.actions.why import tell_why
 from tasuki.checkpoint.lineage import list_checkpoints
 from tasuki.errors import EXIT_DONE
 from tasuki.telemetry.metrics import read_metrics
@@ -153,6 +155,30 @@ def test_results_that_need_a_variable_of_the_loops_body_are_the_same_after_a_kil
     assert results(script) == results(whole(name))
     assert script.differences(whole(name)) == [], script.said()
     assert audit(script.run)["verdict"] == "proven"
+    # What is gone through again for the sake of the script is told as no loss of the run.
+    told = tell_why(script.run, now=time.time())
+    assert [one["steps_lost"] for one in told["attempts"]] == [0, 0, 0], told
+
+
+@pytest.mark.long
+@pytest.mark.timeout(180)
+def test_ranks_go_through_the_last_step_again_together(warm, tmp_path):
+    end = """
+    tasuki.failpoints.failpoint("script.after")
+    mine = {"loss": loss.item()} if dist.get_rank() == 0 else {"loss": None}
+    run.finish(mine)
+"""
+    subject = Subject("ends-2-ranks", RANKS + end, 30, ranks=2)
+    undisturbed = make_script(tmp_path / "whole", subject)
+    assert undisturbed.attempt(warm) == [EXIT_DONE] * 2, undisturbed.said()
+    script = make_script(tmp_path / "p", subject)
+    for _ in range(2):
+        script.attempt(warm, {"at": "script.after", "do": "kill"})
+        assert not script.run.is_complete(), script.said()
+    assert script.attempt(warm) == [EXIT_DONE] * 2, script.said()
+    assert "the last one is repeated" in script.said()
+    assert results(script) == results(undisturbed)
+    assert script.differences(undisturbed) == [], script.said()
 
 
 def test_an_end_that_fails_again_and_again_commits_nothing_and_so_counts_as_no_progress(

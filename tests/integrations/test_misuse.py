@@ -59,7 +59,7 @@ with tasuki.open_run() as run:
 MORE_EPOCHS = (
     "the loop asks for 5 epochs (15 steps), and run `train` was begun with 4 epochs (12 steps)\n"
     "hint: ask for 4 epochs again, and it goes on from its last checkpoint; or begin another run: "
-    "tasuki.open_run('other')"
+    "TASUKI_NAME=other before the same command"
 )
 CASES = {
     "steps-outside": (
@@ -241,6 +241,15 @@ def test_a_run_of_a_script_that_lost_its_checkpoints_names_what_begins_another(w
     assert "is gone, and all others too" in made.said(), made.said()
     assert "or begin another run: TASUKI_NAME=other" in made.said()
     assert "--new" not in made.said()
+
+
+def test_a_script_begins_nothing_inside_of_what_is_left_of_a_run(warm, script):
+    made = script(LOOP)
+    assert made.attempt(warm) == [EXIT_DONE], made.said()
+    made.run.spec.unlink()
+    assert made.attempt(warm) == [EXIT_FAILED]
+    assert "is what is left of a run: its spec.json is gone" in made.said()
+    assert not made.run.spec.exists()
 
 
 def test_a_complete_run_of_a_script_is_not_sent_to_verbs_of_a_spec(warm, script):

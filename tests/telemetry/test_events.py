@@ -143,3 +143,22 @@ def test_an_event_about_a_file_name_that_is_no_utf_8_is_written(
 
 def test_a_line_of_a_hundred_thousand_brackets_is_no_event() -> None:
     assert list(parse_lines(b"[" * 100_000 + b'\n{"n": 1}\n')) == [{"n": 1}]
+
+
+def test_whatever_a_full_disk_cuts_off_every_line_is_there_once_when_there_is_room(tmp_path: Path):
+    """At every byte of several lines that are written at once."""
+    values = [{"n": number} for number in range(6)]
+    size = sum(len(json.dumps(value)) + 1 for value in values)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for room in range(size + 1):
+        writer = LineWriter(tmp_path / f"{room}.jsonl")
+        writer.append({"n": -1})
+        room_before = writer.path.stat().st_size
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room_before + room, hard))
+        try:
+            writer.append_all(values)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        writer.sync()
+        assert [line["n"] for line in read_lines(writer.path)] == list(range(-1, 6)), room
+        writer.close()

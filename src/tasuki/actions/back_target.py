@@ -117,17 +117,21 @@ def _best(run: RunFolder) -> Target:
     raise RunError(
         f"the best of stage `{stage}` was its step {step:,} ({best['metric']} "
         f"{best['value']:.6g}), of which only the weights are kept: {weights}",
-        hint=f"{_how_to_use(run, weights)}; or go back to a checkpoint that is there: "
-        f"{_some(run, lineage(run))}",
+        hint=_how_to_use(run, weights, there=_some(run, lineage(run))),
     )
 
 
-def _how_to_use(run: RunFolder, weights: Path) -> str:
+def _how_to_use(run: RunFolder, weights: Path, *, there: str) -> str:
     if is_of_scripts(run):
         return (
-            f"begin another run whose script loads them (safetensors.torch.load_file('{weights}'))"
+            "begin another run whose script loads them "
+            f"(safetensors.torch.load_file('{weights}')); "
+            f"or go back to a checkpoint that is there: {there}"
         )
-    return f"start a new stage or run from them with `init_from: {weights}`"
+    return (
+        f"start a new stage or run from them with `init_from: {weights}`; or go back to a "
+        f"checkpoint that is there: {there}"
+    )
 
 
 def _best_of(run: RunFolder) -> tuple[str, dict[str, Any]]:

@@ -20,13 +20,14 @@ from tasuki.actions.checkpoint import show_checkpoints
 from tasuki.actions.curves import CurveReader
 from tasuki.actions.logs import log_paths
 from tasuki.actions.queued import NOTHING, Known
-from tasuki.actions.status import describe_run, runs_to_show
+from tasuki.actions.status import describe_run
 from tasuki.actions.timeline import read_timeline
 from tasuki.actions.told_spec import read_environment, read_told_spec
 from tasuki.actions.why import tell_story
 from tasuki.clock import Clock
 from tasuki.errors import StoreError, TasukiError, UsageError
 from tasuki.store.atomic import open_plain
+from tasuki.store.find import list_shown
 from tasuki.store.runs import RunFolder
 from tasuki.telemetry.follow import EventFollower
 from tasuki.telemetry.glimpse import glimpse
@@ -93,7 +94,7 @@ class RunsSource:
     _asked_at: float = float("-inf")
 
     def names(self) -> list[str]:
-        return [run.name for run in runs_to_show(self.runs)]
+        return [run.name for run in list_shown(self.runs)]
 
     # -- the list ---------------------------------------------------------------------------------
 
@@ -236,6 +237,8 @@ def _stamp(run: RunFolder) -> tuple[Any, ...]:
         _sizes(run.metrics),
         _changed(run.control),
         _changed(run.claims),
+        _changed(run.stages),
+        _changed(run.checkpoints),
         _changed(run.training_state),
         _changed(run.spec),
         run.marker.exists(),

@@ -24,7 +24,7 @@ from tasuki.errors import CheckpointError, DamagedCheckpoint, StoreError
 from tasuki.store.atomic import FORMAT, read_json_or_none
 from tasuki.store.claims import highest_claim, list_claims, parent_of
 from tasuki.store.find import is_remains
-from tasuki.store.remains import missing_of, what_is_gone
+from tasuki.store.remains import what_is_gone
 from tasuki.store.runs import RunFolder
 
 _GLOB = set("*?[")
@@ -58,8 +58,8 @@ def _lineage(run: RunFolder) -> tuple[list[str], str]:
 
 def _what_went(run: RunFolder) -> str:
     """What somebody deleted that checkpoints are found by, or all of them."""
-    gone = [name for name in missing_of(run) if name in ("spec.json", "claims", "checkpoints")]
-    return what_is_gone(run)[0] if gone else ""
+    gone = what_is_gone(run)
+    return gone.words if {"spec.json", "claims", "checkpoints"} & set(gone.names) else ""
 
 
 def _folder_of(meant: Meant) -> Path:

@@ -15,7 +15,7 @@ from tasuki.checkpoint.retention import QUARANTINE
 from tasuki.checkpoint.verify import read_manifest
 from tasuki.errors import CheckpointError, RunError, StoreError, UsageError
 from tasuki.store.atomic import read_json, shaped
-from tasuki.store.find import is_remains, list_remains, list_runs
+from tasuki.store.find import list_runs, list_shown
 from tasuki.store.remains import refuse_remains
 from tasuki.store.runs import RunFolder
 
@@ -56,7 +56,7 @@ def find_runs(text: str | None, runs: Path) -> list[Meant]:
     """What is named; without a word all runs there are."""
     if text is not None:
         return [find_meant(text, runs)]
-    return [Meant(run) for run in [*list_runs(runs), *list_remains(runs)]]
+    return [Meant(run) for run in list_shown(runs)]
 
 
 def the_only_run(runs: Path) -> Meant:
@@ -83,23 +83,18 @@ def _as_folder(text: str) -> Meant | None:
     if (path / MANIFEST_NAME).exists() or checkpoint_in(path.name) is not None:
         return Meant(_run_around(path.parent), path)
     for run in (_run_around(path), RunFolder(path)):
-        if run is not None and _is_run(run):
+        if run is not None and run.spec.exists():
             return Meant(run)
     return None
 
 
 def _run_around(checkpoints: Path) -> RunFolder | None:
     run = RunFolder(checkpoints.parent)
-    return run if run.checkpoints == checkpoints and _is_run(run) else None
-
-
-def _is_run(run: RunFolder) -> bool:
-    """Also what is left of one: its checkpoints can be looked at without its spec."""
-    return run.spec.exists() or is_remains(run)
+    return run if run.checkpoints == checkpoints and run.spec.exists() else None
 
 
 def _run_and_stage(name: str, runs: Path) -> tuple[RunFolder, str | None]:
-    run = find_run(name, runs, only_shows=True)
+    run = find_run(name, runs, only_shows=True)  # checkpoints can be looked at without a spec
     _, stage = split_stage(name)
     if stage is None:
         return run, None

@@ -69,15 +69,19 @@ def stage_named(stages: tuple[ResolvedStage, ...], name: str) -> ResolvedStage:
 def finished_stage(run: FrozenRun, name: str | None) -> ResolvedStage:
     """The stage of that name, which must be finished; without a name the last one that is."""
     finished = run.finished
-    if name is not None:
-        stage = stage_named(run.experiment.stages, name)
-        if name in finished:
-            return stage
+    stage = None if name is None else stage_named(run.experiment.stages, name)
+    if stage is not None and name in finished:
+        return stage
+    if run.folder.is_complete() and len(finished) < len(run.experiment.stages):
+        gone = what_is_gone(run.folder)
+        words = gone.words or "not all of its stages are in its folder any more"
+        raise RunError(
+            f"run `{run.folder.name}` is complete, but {words}",
+            hint=gone.hint or "`tasuki status` tells what is there",
+        )
+    if stage is not None:
         told = f"finished: {', '.join(finished)}" if finished else "`tasuki status` tells more"
         raise RunError(f"stage `{name}` of run `{run.folder.name}` is not finished", hint=told)
-    if not finished and run.folder.is_complete():
-        gone, hint = what_is_gone(run.folder)
-        raise RunError(f"run `{run.folder.name}` is complete, but {gone}", hint=hint)
     if not finished:
         raise RunError(
             f"run `{run.folder.name}` has no finished stage yet",

@@ -6,16 +6,17 @@ import os
 import re
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 from tasuki.actions.status import is_alone, state_of
 from tasuki.clock import Clock
+from tasuki.errors import StoreError
 from tasuki.store.atomic import open_plain, translated
 from tasuki.store.attempts import live_runner, read_attempt_end
 from tasuki.store.claims import highest_claim
 from tasuki.store.control import Word, last_said
 from tasuki.store.runs import RunFolder
+from tasuki.telemetry.events import read_events
 
 _NAME = re.compile(r".+?\.(\d+)(?:\.(\d+))?\.(log|err)")
 _LOOK_EVERY_S = 0.3
@@ -35,14 +36,32 @@ def log_paths(run: RunFolder, *, errors: bool, attempt: int | None = None) -> li
     return [path for *_, path in sorted(found)]
 
 
+def _to_nobody(words: str) -> None:
+    """For who does not want to know what could not be read."""
+
+
 def read_logs(
-    run: RunFolder, *, errors: bool = False, attempt: int | None = None
+    run: RunFolder,
+    *,
+    errors: bool = False,
+    attempt: int | None = None,
+    tell: Callable[[str], None] = _to_nobody,
 ) -> Iterator[tuple[str, str]]:
-    """(file name, text) of each log; of a long one part after part."""
+    """(file name, text) of each log; of a long one part after part. What is no log is told of."""
     for path in log_paths(run, errors=errors, attempt=attempt):
-        growing = _Growing(path)
+        growing = _Growing(path, tell)
         while text := growing.read():
             yield path.name, text
+
+
+def why_nothing(run: RunFolder, *, errors: bool, attempt: int | None) -> str:
+    """In words why no log has a line: of a run whose logs somebody deleted, that."""
+    if told := where_output_went(run, attempt=attempt):
+        return told
+    is_said = any(event["kind"] == "worker-started" for event in read_events(run))
+    if not run.logs.is_dir() and is_said:
+        return f"run `{run.name}` has no logs any more: {run.logs} is gone"
+    return f"run `{run.name}` has printed {'no errors' if errors else 'nothing'} so far"
 
 
 def where_output_went(run: RunFolder, *, attempt: int | None = None) -> str:
@@ -63,6 +82,7 @@ def follow_logs(
     errors: bool = False,
     attempt: int | None = None,
     is_queued: Callable[[], bool] = lambda: False,
+    tell: Callable[[str], None] = _to_nobody,
 ) -> Iterator[tuple[str, str]]:
     """As `read_logs`, and then whatever is added by this attempt and later ones, in this job and
     others, until the run works no more: neither now nor, as `is_queued` tells, in a job that
@@ -77,7 +97,7 @@ def follow_logs(
             clock.monotonic() - idle_since >= (0.0 if attempt is not None else _patience_s(run))
         )
         for path in log_paths(run, errors=errors, attempt=attempt):
-            growing = files.setdefault(path, _Growing(path))
+            growing = files.setdefault(path, _Growing(path, tell))
             while text := growing.read():
                 yield path.name, text
         if is_over:
@@ -116,20 +136,31 @@ def join_logs(parts: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 class _Growing:
-    """One log, read as it grows: a character may be written in two parts."""
+    """One log, read as it grows: a character may be written in two parts. One that cannot be read
+    is told of once, and hides no other."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, tell: Callable[[str], None]) -> None:
+        self._path, self._tell = path, tell
         self._seen = 0
+        self._is_given_up = False
         self._decoder = getincrementaldecoder("utf-8")(errors="replace")
 
     def read(self) -> str:
-        with translated(self._path), suppress(FileNotFoundError):
-            if self._path.stat().st_size <= self._seen:
-                return ""
-            with open_plain(self._path) as file:
+        if self._is_given_up:
+            return ""
+        try:
+            data = self._read_on()
+        except StoreError as error:
+            self._is_given_up = True
+            self._tell(error.message)
+            return ""
+        self._seen += len(data)
+        return self._decoder.decode(data)
+
+    def _read_on(self) -> bytes:
+        try:
+            with translated(self._path), open_plain(self._path) as file:
                 file.seek(self._seen)
-                data = file.read(_PART_BYTES)
-            self._seen += len(data)
-            return self._decoder.decode(data)
-        return ""
+                return file.read(_PART_BYTES)
+        except FileNotFoundError:  # somebody deletes the run meanwhile
+            return b""

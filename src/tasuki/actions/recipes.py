@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 import difflib
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from tasuki.actions.plan_request import PlanRequest
@@ -40,7 +41,7 @@ def tell_misspelt(stages: Iterable[ResolvedStage], folders: Sequence[Path]) -> l
 
 
 def _check_file(file: Path, recipe: str, name: str) -> None:
-    names = _names(_parse(file, f"the recipe `{recipe}`"))
+    names = _names_in(file, f"the recipe `{recipe}`")
     if name not in names and "*" not in names:
         near = difflib.get_close_matches(name, names, n=1)
         raise RecipeError(
@@ -51,12 +52,19 @@ def _check_file(file: Path, recipe: str, name: str) -> None:
 
 def defines(file: Path, name: str, *, what: str) -> bool:
     """Has this file something of this name? `what` is looked for, in words."""
-    return not {name, "*"}.isdisjoint(_names(_parse(file, what)))
+    return not {name, "*"}.isdisjoint(_names_in(file, what))
 
 
-def _parse(file: Path, what: str) -> ast.Module:
+def _names_in(file: Path, what: str) -> frozenset[str]:
+    """Parsed once: a thousand experiments may have one recipe."""
+    found = file.stat()
+    return _parse(file, found.st_mtime_ns, found.st_size, what)
+
+
+@lru_cache(maxsize=64)
+def _parse(file: Path, _changed: int, _size: int, what: str) -> frozenset[str]:
     try:
-        return ast.parse(file.read_bytes(), filename=str(file))
+        return _names(ast.parse(file.read_bytes(), filename=str(file)))
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None)
         where = f"{file}:{line}" if line else str(file)
@@ -66,7 +74,11 @@ def _parse(file: Path, what: str) -> ast.Module:
         ) from error
 
 
-def _names(tree: ast.Module) -> set[str]:
+_MAKES_NAMES = frozenset({"globals", "vars", "locals", "setattr", "exec"})
+"""Who calls these may define what no reader of the file sees."""
+
+
+def _names(tree: ast.Module) -> frozenset[str]:
     """What a module defines at its top, inside `if` and `try` too; `*` where one cannot tell."""
     found: set[str] = set()
     for node in ast.walk(tree):
@@ -77,4 +89,8 @@ def _names(tree: ast.Module) -> set[str]:
                 found |= {alias.asname or alias.name for alias in names}
             case ast.Name(id=name, ctx=ast.Store()):
                 found.add(name)
-    return found
+            case ast.Name(id=name) if name in _MAKES_NAMES:
+                found.add("*")
+    if "__getattr__" in found:
+        found.add("*")
+    return frozenset(found)

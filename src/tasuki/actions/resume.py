@@ -35,14 +35,13 @@ def frozen_spec(
 ) -> tuple[ResolvedSpec, ResolvedExperiment]:
     """The spec a run was begun with, under its cluster's limits of today."""
     if run.is_complete() and not goes_back:
-        more = "`--new` of `tasuki run` and `tasuki submit` begins another one"
-        if is_of_scripts(run):
-            more = (
-                "TASUKI_NAME=other before the script, or `open_run('other')` in it, begins another"
-            )
         raise RunError(
             f"run `{run.name}` is complete: there is nothing to resume",
-            hint=f"{more}; `--from` goes back to a checkpoint",
+            hint="TASUKI_NAME=other before the same command begins another one; `--from` goes back "
+            "to a checkpoint"
+            if is_of_scripts(run)
+            else "`--new` of `tasuki run` and `tasuki submit` begins another one; `--from` goes "
+            "back to a checkpoint",
         )
     value = read_json(run.spec)
     with shaped(run.spec):

@@ -20,7 +20,7 @@ from tasuki.store.atomic import FORMAT, read_json, read_json_or_none, shaped
 from tasuki.store.attempts import live_runner, read_attempt_end, read_holder
 from tasuki.store.claims import highest_claim, list_claims
 from tasuki.store.control import Said, Word, last_said
-from tasuki.store.find import is_remains, list_remains, list_runs, stage_names
+from tasuki.store.find import is_remains, stage_names
 from tasuki.store.jobs import JobFolder, last_start, read_outcome
 from tasuki.store.remains import what_is_gone
 from tasuki.store.runs import RunFolder
@@ -57,21 +57,17 @@ def read_status(
     return status
 
 
-def runs_to_show(folder: Path) -> list[RunFolder]:
-    """All runs, and what is left of those that somebody deleted in part."""
-    return sorted([*list_runs(folder), *list_remains(folder)], key=lambda run: run.name)
-
-
 def describe_run(
     run: RunFolder, *, now: float, known: Known | None = None, plans: PlanBook | None = None
 ) -> dict[str, Any]:
     """One run as scripts see it; what is unknown is null."""
-    gone, hint = what_is_gone(run)
+    gone = what_is_gone(run)
     if is_remains(run):
-        return {**_unknown_run(run), "reason": gone, "hint": hint}
+        return {**_unknown_run(run), "reason": gone.words, "hint": gone.hint}
     with shaped(run.path):
         told = _describe_run(run, now, known, plans or PlanBook(run.path.parent))
-    return {**told, "reason": _both(told["reason"], gone), "hint": _both(told["hint"], hint)}
+    reason, hint = _both(told["reason"], gone.words), _both(told["hint"], gone.hint)
+    return {**told, "reason": reason, "hint": hint}
 
 
 def _both(told: str, more: str) -> str:

@@ -14,10 +14,11 @@ from typing import Any
 
 from tasuki.actions.curves import CurveReader
 from tasuki.actions.queued import Known
-from tasuki.actions.status import describe_run, doing_in, runs_to_show, state_of
+from tasuki.actions.status import describe_run, doing_in, state_of
 from tasuki.clock import Clock
 from tasuki.errors import StoreError
 from tasuki.store.atomic import FORMAT
+from tasuki.store.find import list_shown
 from tasuki.store.runs import RunFolder
 from tasuki.telemetry.follow import EventFollower
 from tasuki.telemetry.lines import read_last_lines
@@ -34,6 +35,8 @@ _AT_A_TIME_S = 0.3
 """So long new runs are looked at before keys are heard again: there may be a thousand."""
 _SHARE = 0.01
 """Of the time at most goes into longer looks, however long they take and however many runs work."""
+_LONGEST_S = 120.0
+"""Older than this nothing on the screen is, whatever it costs."""
 _FEW_BYTES = 16 << 20
 """Metrics of a run that are read whole; of more than that only the end is drawn."""
 _SPARK_POINTS = 240
@@ -82,7 +85,8 @@ class Watched:
         if self._is_stale and (at >= self._describe_at or is_another):
             self._describe(now, known)
             took_s = self._clock.monotonic() - at
-            self._describe_at, self._is_stale = at + max(_SELDOM_S, took_s / share), False
+            pause_s = min(max(_SELDOM_S, took_s / share), _LONGEST_S)
+            self._describe_at, self._is_stale = at + pause_s, False
         if has_grown or self.value is not before:
             self.value = {**self.value, **self._lately(now)}
         elif self.value["doing"]:
@@ -115,7 +119,7 @@ class Watched:
         told["totals"] = {name: total for name, total in totals.items() if total}
         if self.value["state"] != "running":
             return {**told, "doing": None}
-        claim = max((int(event["claim"]) for event in events), default=0)
+        told["attempt"] = claim = max((int(event["claim"]) for event in events), default=0)
         own = [event for event in events if event["claim"] == claim]
         progress: dict[str, Any] = next((e for e in reversed(own) if e["kind"] == "progress"), {})
         fresh = {key: progress[key] for key in _FRESH if key in progress}
@@ -225,7 +229,7 @@ class Watch:
             return False
         names = {one.run.name for one in self.watched}
         try:
-            found = runs_to_show(self._runs)
+            found = list_shown(self._runs)
         except OSError:  # the folder is moved away just now
             return False
         there = {run.name for run in found}

@@ -39,8 +39,8 @@ def tell_why(run: RunFolder, *, now: float) -> dict[str, Any]:
 
 def tell_story(run: RunFolder, follower: EventFollower, *, now: float) -> dict[str, Any]:
     """The same from events that were followed: for who asks again and again."""
-    gone, still = what_is_gone(run)
-    notes = [gone] if gone else []
+    gone = what_is_gone(run)
+    notes = [gone.words] if gone.words else []
     events = follower.events
     names = _or_note(lambda: stage_names(run), notes) if run.spec.exists() else None
     state, reason = _or_note(lambda: state_of(run, now=now), notes) or (None, "")
@@ -60,7 +60,7 @@ def tell_story(run: RunFolder, follower: EventFollower, *, now: float) -> dict[s
         "experiment": run.name,
         "state": state,
         "reason": reason,
-        "hint": _or_note(lambda: _hint(run, state), notes) or still,
+        "hint": _or_note(lambda: _hint(run, state), notes) or gone.hint,
         "attempts": [attempt.as_json() for attempt in attempts],
         "ledger": ledger_json(ledger),
         "stages": [stage.as_json() for stage in stages],

@@ -13,11 +13,11 @@ from tasuki.actions.export import Wanted, export_run
 from tasuki.actions.history import Filter, list_history
 from tasuki.actions.report import gather_report
 from tasuki.actions.runs import find_run
-from tasuki.actions.status import runs_to_show
 from tasuki.api.inputs import CLOCK, read_spec
 from tasuki.errors import UsageError
 from tasuki.spec.export import FileFormat
 from tasuki.store.atomic import write_bytes
+from tasuki.store.find import list_shown
 
 
 def evaluate(
@@ -97,7 +97,7 @@ def report(
     if form not in (None, "html", "md", "csv"):
         raise UsageError(f"a report cannot be a .{form} file", hint="name one .html, .md or .csv")
     chosen = [find_run(name, folder, only_shows=True) for name in dict.fromkeys(names)]
-    chosen = chosen or runs_to_show(folder)
+    chosen = chosen or list_shown(folder)
     found = gather_report(folder, chosen, now=CLOCK.wall(), points=points)
     if to is not None and form is not None:
         from tasuki.views.report import render

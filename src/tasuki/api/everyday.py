@@ -24,7 +24,7 @@ from tasuki.actions.resume import (
 )
 from tasuki.actions.run import RunRequest, run_here
 from tasuki.actions.runs import find_run
-from tasuki.actions.status import read_status, runs_to_show
+from tasuki.actions.status import read_status
 from tasuki.actions.submit import SubmitRequest
 from tasuki.actions.submit import submit as submit_jobs
 from tasuki.actions.watch import snapshot
@@ -33,6 +33,7 @@ from tasuki.api.inputs import CLOCK, ask_slurm, make_request, read_command, read
 from tasuki.errors import UsageError
 from tasuki.spec.site import load_site
 from tasuki.store.atomic import FORMAT
+from tasuki.store.find import list_shown
 
 
 def new(
@@ -119,7 +120,7 @@ def submit(
 def status(*names: str, runs: str | Path = "runs") -> dict[str, Any]:
     """Where runs stand; all of them without names."""
     folder = Path(runs)
-    chosen = [find_run(name, folder, only_shows=True) for name in names] or runs_to_show(folder)
+    chosen = [find_run(name, folder, only_shows=True) for name in names] or list_shown(folder)
     known = None
     if uses_slurm(folder):
         asked = ask_slurm()

@@ -25,7 +25,7 @@ def command(
     as_json: bool,
 ) -> None:
     """What a run printed, over all attempts, oldest first."""
-    from tasuki.actions.logs import follow_logs, join_logs, read_logs, where_output_went
+    from tasuki.actions.logs import follow_logs, join_logs, read_logs, why_nothing
     from tasuki.clock import SystemClock
     from tasuki.store.atomic import FORMAT
     from tasuki.views.text import neutral
@@ -42,20 +42,19 @@ def command(
             errors=errors,
             attempt=attempt,
             is_queued=lambda: bool(look_at_queue(folder.path.parent).of(folder)),
+            tell=_tell,
         )
     else:
-        parts = read_logs(folder, errors=errors, attempt=attempt)
+        parts = read_logs(folder, errors=errors, attempt=attempt, tell=_tell)
     last = ""
     for name, text in parts:
         if name != last:
             click.echo(f"==> {name}", err=True)
             last = name
         click.echo(neutral(text), nl=False)
-    if not last and (told := where_output_went(folder, attempt=attempt)):
-        click.echo(told, err=True)
-    elif not last:
-        if not folder.logs.is_dir() and folder.claims.is_dir():
-            click.echo(f"run `{folder.name}` has no logs any more: {folder.logs} is gone", err=True)
-            return
-        what = "no errors" if errors else "nothing"
-        click.echo(f"run `{folder.name}` has printed {what} so far", err=True)
+    if not last:
+        click.echo(why_nothing(folder, errors=errors, attempt=attempt), err=True)
+
+
+def _tell(words: str) -> None:
+    click.echo(f"warning: {words}", err=True)

@@ -40,8 +40,8 @@ def command(
     all of them. Without -o: report.html; Markdown and CSV go to stdout.
     """
     from tasuki.actions.report import gather_report
-    from tasuki.actions.status import runs_to_show
     from tasuki.clock import SystemClock
+    from tasuki.store.find import list_shown
     from tasuki.views.report import render
 
     if is_md and is_csv:
@@ -49,7 +49,7 @@ def command(
     form, place = _form_and_place("md" if is_md else "csv" if is_csv else None, to)
     folder = runs_folder(runs)
     names = list(dict.fromkeys(run))
-    chosen = choose_runs(names, folder, only_shows=True) or runs_to_show(folder)
+    chosen = choose_runs(names, folder, only_shows=True) or list_shown(folder)
     if not chosen:
         raise UsageError(f"there are no runs in {folder}", hint="`--runs FOLDER` names another")
     report = gather_report(folder, chosen, now=SystemClock.wall())

@@ -27,11 +27,12 @@ def command(run: tuple[str, ...], runs: Path | None, as_json: bool) -> None:
     Waits in queues are not in the time left. With `deadline: …` or `--deadline` a run says whether
     it is in danger: whether what is left takes longer in one of ten cases.
     """
-    from tasuki.actions.status import read_status, runs_to_show
+    from tasuki.actions.status import read_status
     from tasuki.clock import SystemClock
+    from tasuki.store.find import list_shown
 
     folder = runs_folder(runs)
-    chosen = choose_runs(run, folder, only_shows=True) or runs_to_show(folder)
+    chosen = choose_runs(run, folder, only_shows=True) or list_shown(folder)
     status = read_status(chosen, now=SystemClock.wall(), known=look_at_queue(folder))
     if as_json:
         print_json(status)

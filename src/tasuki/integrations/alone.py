@@ -28,6 +28,7 @@ from tasuki.store.atomic import FORMAT, make_folder, read_json, shaped, write_js
 from tasuki.store.attempts import live_runner, write_holder
 from tasuki.store.claims import highest_claim, take_claim
 from tasuki.store.control import Word, last_said, say
+from tasuki.store.remains import refuse_remains
 from tasuki.store.runs import RunFolder
 from tasuki.store.sources import digest_sources
 from tasuki.telemetry.attempt import close_attempt
@@ -109,6 +110,7 @@ def open_alone(asked: Asked, *, clock: Clock) -> RunFolder:
     (experiment,) = spec.experiments
     run = RunFolder(asked.path or Path(spec.runs) / experiment.name)
     if not run.spec.exists():
+        refuse_remains(run)
         make_folder(run.path)
         value = frozen_value(experiment, spec, code=digest_sources(()))
         write_json(run.spec, {"format": FORMAT, **value, "created_at": utc(clock.wall())})

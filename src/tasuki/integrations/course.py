@@ -57,7 +57,7 @@ class Course:
     """From which an audit makes the order of samples again."""
 
 
-_ANOTHER = "or begin another run: tasuki.open_run('other'), or TASUKI_NAME=other"
+_ANOTHER = "or begin another run: TASUKI_NAME=other before the same command"
 
 
 def refuse_changed(

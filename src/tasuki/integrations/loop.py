@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -42,14 +43,14 @@ from tasuki.integrations.course import Course, HandedOver, Holds, refuse_changed
 from tasuki.integrations.drilled import Drill, LoopTrace
 from tasuki.integrations.finish import finish_stage
 from tasuki.integrations.journal import Journal
-from tasuki.integrations.replay import agree_on_replay, is_open_end
+from tasuki.integrations.origin import Origin, find_origin
 from tasuki.integrations.rows import Rows
 from tasuki.relay.values import Cause, Ending, PhaseEnded
 from tasuki.runtime.agreement import Agreement, Decision
 from tasuki.runtime.best import Best
 from tasuki.runtime.ending import ending_of
 from tasuki.runtime.exact import describe, freeze
-from tasuki.runtime.latest import Loaded, agree_on_checkpoint
+from tasuki.runtime.latest import Loaded
 from tasuki.runtime.progress import Progress
 from tasuki.runtime.saver import Saver
 from tasuki.runtime.saving import Saving, finish_save
@@ -102,7 +103,7 @@ class Loop:
         """The attempt has ended; nothing is written any more."""
         self.is_at_end = False
         """All steps are done, and the last checkpoint is durable."""
-        self._found: tuple[str | None, bool, Loaded | None] | None = None
+        self._origin: Origin | None = None
         self._saver: Saver | None = None
         self._agreement: Agreement | None = None
         self.drill: Drill | None = None
@@ -123,75 +124,45 @@ class Loop:
     def find(self) -> State | None:
         """The shared state of the checkpoint that this attempt goes on from; None: a first start.
         Looked for once."""
-        if self._found is None:
+        return self._find().shared()
+
+    def _find(self) -> Origin:
+        if self._origin is None:
             with self.worker.stopwatch.part("restore"):
                 self.worker.doing("looking for a checkpoint")
-                self._found = agree_on_checkpoint(self.worker)
-                name, is_resumed, loaded = self._found
-                if is_resumed and loaded is None:  # on a rank that took rank 0's word for it
-                    self._found = name, True, load_state(self.worker, str(name))
-                self._step_back()
-        loaded = self._found[2]
-        return loaded.state["shared"] if self._found[1] and loaded is not None else None
-
-    def _step_back(self) -> None:
-        """Where all steps are done: to before the last one, so that the body is gone through."""
-        assert self._found is not None
-        worker, (name, is_resumed, loaded) = self.worker, self._found
-        if not self.replays or not is_resumed or loaded is None:
-            return
-        if not is_open_end(worker, str(name), loaded.state["progress"]):
-            return
-        before = agree_on_replay(worker, str(name))
-        if before is not None:
-            self.replayed = name
-            self._found = before, True, load_state(worker, before)
+                self._origin = find_origin(self.worker, replays=self.replays)
+                self.replayed = self._origin.replayed
+        return self._origin
 
     def stands_at(self) -> tuple[Course | None, int, bool]:
         """(the course of the checkpoint that is gone on from, its step, is that the last one)."""
-        self.find()
-        assert self._found is not None
-        name, is_resumed, loaded = self._found
-        if not is_resumed or loaded is None:
-            return None, 0, False
-        told = loaded.state["progress"]
-        facts = dict(told["course"])
-        course = Course(
-            total_steps=facts.pop("total_steps"),
-            steps_per_epoch=facts.pop("steps_per_epoch"),
-            facts=facts,
-            knows_samples=bool(told["knows_samples"]),
-        )
-        at = read_manifest(self.worker.run.checkpoints / str(name)).position
-        return course, at.stage_step, at.is_end
+        return self._find().stands_at(self.worker)
 
     def begin(self, holds: Holds, course: Course) -> None:
         """Commit a first checkpoint, or take the newest; then restore it."""
-        self.find()
-        assert self._found is not None
-        worker, (newest, is_resumed, loaded) = self.worker, self._found
+        worker, origin = self.worker, self._find()
         self.holds, self.course = holds, course
         self._saver = make_saver(worker)
         self.used_samples = UsedSamples()
         with worker.stopwatch.part("restore"):
-            if is_resumed:
-                name, cost = str(newest), cost_before(worker)
+            if origin.is_resumed:
+                name, cost = str(origin.name), cost_before(worker)
             else:
                 worker.doing("saving the first checkpoint")
-                self._saver.parent = newest
+                self._saver.parent = origin.name
                 name, cost = commit_first(worker, self._saver, self.contents)
             worker.doing("restoring")
-            manifest = self._restore(name, loaded or load_state(worker, name))
-        self._found = (name, True, None)  # a large state is not kept twice
-        if is_resumed:
+            manifest = self._restore(name, origin.loaded or load_state(worker, name))
+        self._origin = replace(origin, name=name, is_resumed=True, loaded=None)
+        if origin.is_resumed:
             say_resuming(worker, manifest)
         if self.replayed is not None:
             worker.say(
                 f"All steps were done ({self.replayed}): the last one is repeated, for what "
                 "follows the loop, and then left as it was saved"
             )
-        step = self.progress.step
-        worker.event("restored", checkpoint=name, stage=worker.stage.name, step=step)
+        at = (name, self.progress.step) if self.replayed is None else self._replays_from
+        worker.event("restored", checkpoint=at[0], stage=worker.stage.name, step=at[1])
         self._set_out(cost, is_end=manifest.position.is_end)
 
     def _restore(self, name: str, loaded: Loaded) -> Manifest:
@@ -229,6 +200,11 @@ class Loop:
         self.holds.restore_rank(own["rank"]["own"])
         restore_random(own["rank"]["random"])  # last: nothing draws after it but the steps
 
+    @property
+    def _replays_from(self) -> tuple[str, int]:
+        """The checkpoint that stays the last, and its step."""
+        return str(self.replayed), self.course.total_steps
+
     def fixed_facts(self) -> dict[str, Any]:
         """What must be the same at every start."""
         course = self.course
@@ -237,12 +213,11 @@ class Loop:
 
     def _set_out(self, cost: SaveCost | None, *, is_end: bool) -> None:
         worker, course = self.worker, self.course
-        self._first_step, self.is_at_end = self.progress.step, is_end
-        now, progress = worker.clock.monotonic(), self.progress
-        # The lines of a step that is only repeated stay as they are.
-        step = progress.step if self.replayed is None else course.total_steps
+        now, self.is_at_end = worker.clock.monotonic(), is_end
+        # A step that is only repeated is no progress, and its lines stay as they are.
+        self._first_step = self.progress.step if self.replayed is None else self._replays_from[1]
         self.journal.is_muted = self.replayed is not None
-        at = {"step": step, "samples": progress.samples}
+        at = {"step": self._first_step, "samples": self.progress.samples}
         self.journal.begin(**at, total_steps=course.total_steps, now=now)
         self.saving = Saving(
             worker,
@@ -319,7 +294,7 @@ class Loop:
         took_s = now - self._step_began
         parts = self.worker.stopwatch.parts
         parts["data_wait"] += waited_s
-        parts["step"] += took_s - waited_s
+        parts["step" if self.replayed is None else "recomputed"] += took_s - waited_s
         watch.step_s.append(took_s)
         failpoint("step.done")
         if self.rows.others:
@@ -372,7 +347,8 @@ class Loop:
         """A sign of life, for `status` and the ledger."""
         often = now - self._began_at < _OFTEN_FOR_S
         self._tell_at = now + (_TELL_OFTEN_S if often else _TELL_SELDOM_S)
-        self._event_progress()
+        if self.replayed is None:
+            self._event_progress()
 
     def _at(self) -> dict[str, Any]:
         """Where a line, or a sign of life, is from."""

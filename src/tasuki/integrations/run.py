@@ -182,8 +182,9 @@ class Run:
     def finish(self, metrics: Mapping[str, Any] | None = None) -> None:
         """The run is done, with these results. Only needed for results, or where a loop ends before
         its last step; else the end of the `with` block does it."""
+        if metrics is not None and self._loop.worker.is_first:  # the others' are not kept
+            self._metrics = read(dict(metrics))
         self._is_finished = True
-        self._metrics = None if metrics is None else read(dict(metrics))
 
     @property
     def should_stop(self) -> bool:

@@ -125,22 +125,21 @@ def _refuse_lost(worker: Worker, latest: Checkpoint | None) -> None:
     if lost is not None:
         raise CheckpointError(
             f"checkpoint {lost} of {worker.run.path} is gone, and all others too",
-            hint=f"put `checkpoints` back, or {_how_to_start_anew(worker)}",
+            hint=_how_to_mend("checkpoints", worker),
         )
     if latest is not None and latest.manifest.position.stage_number > worker.stage_number:
         raise CheckpointError(
             f"stage `{worker.stage.name}` is not marked as done, but {latest.name} is of the later "
             f"stage `{latest.manifest.position.stage}`",
-            hint=f"put stages/{worker.stage.name}/metrics.json back, or "
-            f"{_how_to_start_anew(worker)}",
+            hint=_how_to_mend(f"stages/{worker.stage.name}/metrics.json", worker),
         )
 
 
-def _how_to_start_anew(worker: Worker) -> str:
+def _how_to_mend(part: str, worker: Worker) -> str:
     """A script may have been started by itself: no verb of ours began its run."""
     if worker.stage.command is None:
-        return "start anew with `tasuki run --new`"
-    return "begin another run: TASUKI_NAME=other, or tasuki.open_run('other')"
+        return f"put `{part}` back, or start anew with `tasuki run --new`"
+    return f"put `{part}` back, or begin another run: TASUKI_NAME=other before the same command"
 
 
 def _last_told(run: RunFolder) -> str | None:

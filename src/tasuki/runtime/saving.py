@@ -65,8 +65,8 @@ NAN_HINT = (
 
 SCRIPT_NAN_HINT = (
     "look at the data (`tasuki data check FILE` finds NaN), or lower the learning rate in the "
-    "script; started again it goes on from that checkpoint, and tasuki.open_run('other') begins "
-    "another run"
+    "script; started again it goes on from that checkpoint, and TASUKI_NAME=other before the same "
+    "command begins another run"
 )
 """Of a loop that is not ours: nothing in a spec changes its steps."""
 

@@ -53,6 +53,11 @@ def take_claim(run: RunFolder) -> int:
     make_folder(run.claims)
     while True:
         claim = highest_claim(run) + 1
+        if len(str(claim)) > _DIGITS:
+            raise StoreError(
+                f"{run.claims} holds claim {claim - 1}, and nothing can follow it",
+                hint="nothing of tasuki counts so far: move that folder away",
+            )
         try:
             (run.claims / str(claim)).mkdir(mode=FOLDER_MODE)
         except FileExistsError:

@@ -32,23 +32,35 @@ def is_of_scripts(run: RunFolder) -> bool:
         return all(stage.get("command") is not None for stage in read_json(run.spec)["stages"])
 
 
-_OF_A_RUN = (
-    *("claims", "events", "checkpoints", "stages", "training_state.json"),
-    "training_complete.marker",
-)
-
-
 def is_remains(run: RunFolder) -> bool:
-    """Was it a run once, and has lost its spec? Somebody deleted a part of it."""
-    return not run.spec.exists() and any((run.path / name).exists() for name in _OF_A_RUN)
+    """Was it a run once, and has lost its spec? Somebody deleted a part of it. Others have folders
+    called `checkpoints` too: only names that tasuki alone gives count."""
+    if run.spec.exists():
+        return False
+    if run.training_state.exists() or run.marker.exists():
+        return True
+    return any(map(str.isdecimal, _names_in(run.claims))) or any(
+        map(_CHECKPOINT.fullmatch, _names_in(run.checkpoints))
+    )
 
 
-def list_remains(runs: Path) -> list[RunFolder]:
-    """What is left of runs that have lost their spec."""
+_CHECKPOINT = re.compile(r"step-\d{9,}\.c\d+")
+
+
+def _names_in(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def list_shown(runs: Path) -> list[RunFolder]:
+    """All runs in a folder by name, and what is left of those that have lost their spec."""
     if not runs.is_dir():
         return []
     names = sorted(name for name in os.listdir(runs) if not name.startswith("."))
-    return [RunFolder(runs / name) for name in names if is_remains(RunFolder(runs / name))]
+    found = [RunFolder(runs / name) for name in names]
+    return [run for run in found if run.spec.exists() or is_remains(run)]
 
 
 def runs_of(runs: Path, experiment: str) -> dict[int, RunFolder]:

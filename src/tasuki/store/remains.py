@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from tasuki.errors import RunError, StoreError
 from tasuki.store.atomic import read_json_or_none, shaped
@@ -16,17 +17,21 @@ from tasuki.store.claims import highest_claim
 from tasuki.store.find import is_remains, stage_names
 from tasuki.store.runs import RunFolder
 
+_WITHOUT_SPEC = (
+    "only a copy of `spec.json` makes it a run again; `tasuki why`, `tasuki logs` and "
+    "`tasuki checkpoint show` tell what is left; to begin anew, move its folder away"
+)
 _STILL = {
-    "spec.json": "only a copy of `spec.json` makes it a run again; `tasuki why`, `tasuki logs` and "
-    "`tasuki checkpoint show` tell what is left; to begin anew, move its folder away",
-    "stages": "a copy brings weights and results back, `tasuki run --new` computes them anew",
+    "spec.json": _WITHOUT_SPEC,
+    "stages": "a copy brings weights and results back; another run computes them anew",
     "checkpoints": "weights and results in `stages` are not touched by it, but nothing can go on "
-    "from a checkpoint: `--new` begins another run",
-    "claims": "the order of its checkpoints is lost with it: `audit` proves nothing, and no "
-    "checkpoint is gone on from; weights and results in `stages` are not touched by it",
-    "events": "`why` and `report` tell only in part where its time went; nothing else hangs on it",
-    "training_state.json": "it is only shown: the next attempt writes it again, and nothing else "
-    "hangs on it",
+    "from a checkpoint: begin another run",
+    "claims": "the order of its checkpoints is lost with it: `audit` proves nothing, and nobody "
+    "would go on from the newest one; weights and results in `stages` are not touched by it",
+    "events": "`why`, `report` and `audit` tell only in part what happened; weights, results and "
+    "checkpoints are not touched by it",
+    "training_state.json": "the next attempt writes it again; until then plans do not know how far "
+    "it came",
 }
 """What each part is needed for; the first of those that are gone counts most."""
 
@@ -42,19 +47,31 @@ def missing_of(run: RunFolder) -> list[str]:
         gone.append("checkpoints")
     if claim == 0 and (is_over or has_committed):
         gone.append("claims")
-    paths = [path for path in (run.events, run.training_state) if not path.exists()]
-    if paths and (is_over or (claim and read_attempt_end(run, claim) is not None)):
-        gone += [path.name for path in paths]
+    if not run.events.exists() and (
+        is_over or (claim and read_attempt_end(run, claim) is not None)
+    ):
+        gone.append(run.events.name)
+    if is_over and not run.training_state.exists():  # before its first save a run has none
+        gone.append(run.training_state.name)
     return gone
 
 
-def what_is_gone(run: RunFolder) -> tuple[str, str]:
-    """(what is gone, what can be done still); both empty for a run that is whole."""
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """Of a run that is whole, all is empty."""
+
+    names: tuple[str, ...] = ()
+    words: str = ""
+    hint: str = ""
+    """What can be done still."""
+
+
+def what_is_gone(run: RunFolder) -> Gone:
     try:
         gone = missing_of(run)
     except StoreError:
-        return "", ""  # what cannot be read is told by whoever needs it
-    return (_words(gone), _hint(gone)) if gone else ("", "")
+        return Gone()  # what cannot be read is told by whoever needs it
+    return Gone(tuple(gone), _words(gone), _hint(gone)) if gone else Gone()
 
 
 def refuse_remains(run: RunFolder) -> None:
@@ -62,7 +79,7 @@ def refuse_remains(run: RunFolder) -> None:
     if is_remains(run):
         raise RunError(
             f"{run.path} is what is left of a run: its spec.json is gone",
-            hint=_STILL["spec.json"],
+            hint=_WITHOUT_SPEC,
         )
 
 

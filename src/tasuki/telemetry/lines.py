@@ -55,9 +55,10 @@ class LineWriter:
             written = os.write(self._fd, b"".join(lines))
         except OSError:
             return 0
+        # A line is whole when its closing brace is: what follows one that is torn begins with "\n".
         ends = list(accumulate(map(len, lines), initial=0))
-        done = bisect_right(ends, written) - 1
-        self._is_torn = ends[done] < written
+        done = bisect_right(ends, written + 1) - 1 if written else 0
+        self._is_torn = ends[done] != written
         return done
 
     def _write(self) -> None:
@@ -73,11 +74,14 @@ class LineWriter:
                 write_all(self._fd, data)
                 self._is_torn = False
                 self._waiting.popleft()
+            if self._is_torn:  # of a whole line only its end is missing
+                write_all(self._fd, b"\n")
+                self._is_torn = False
 
     def sync(self) -> None:
         """Make everything so far durable: called before a commit that counts on it."""
         with self._lock:
-            if self._waiting:
+            if self._waiting or self._is_torn:
                 self._write()
         if self._fd >= 0:  # outside of the lock: nobody waits for the disk to write a line
             with translated(self.path):

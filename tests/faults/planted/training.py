@@ -218,8 +218,8 @@ BUGS = [
     Planted(
         "lines that a full disk has no room for are forgotten",
         "telemetry/lines.py",
-        "                self._waiting.append(value)\n",
-        "                self._waiting.append(value)\n                self._waiting.clear()\n",
+        "                self._waiting.extend(values[done:])\n",
+        "                self._waiting.clear()\n",
         (NO_BYTE,),
     ),
     Planted(
