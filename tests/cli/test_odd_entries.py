@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from tasuki.checkpoint.lineage import ancestry_of
 from tasuki.errors import StoreError
 from tasuki.store.atomic import open_plain
 from tasuki.store.claims import highest_claim, list_claims, sweep_temps, take_claim
 from tasuki.store.runs import RunFolder
 from tasuki.telemetry.lines import read_last_lines, read_lines
-from tasuki.train.commits import _ancestry
 
 VERBS = ["status", "why", "watch --once", "logs", "report --md -o -", "checkpoint show"]
 PLACES = [
@@ -84,7 +84,7 @@ def test_a_folder_with_a_number_that_no_attempt_has_is_no_claim(run):
 def test_an_odd_high_claim_is_not_counted_down_to(run):
     (run.claims / "999999999").mkdir()
     assert highest_claim(run) == 999999999
-    assert list(_ancestry(run)) == [999999999, 1]
+    assert [claim for claim, _ in ancestry_of(run)] == [999999999, 1]
     sweep_temps(run, claim=999999999)
     with pytest.raises(StoreError, match="nothing can follow it"):
         take_claim(run)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from tasuki.checkpoint.lineage import list_checkpoints
+from tasuki.checkpoint.lineage import ancestry_of, list_checkpoints
 from tasuki.checkpoint.manifest import ParsedName, parse_name
 from tasuki.checkpoint.verify import read_manifest
 from tasuki.data.used import Used
@@ -81,7 +81,7 @@ def read_records(run: RunFolder, stages: Sequence[str]) -> dict[str, StageRecord
             found.records.setdefault(parent, [])
     by_stage = _sort(found, _first_steps(run, stages, found.records))
     every = [commit for commits in by_stage.values() for commit in commits]
-    _place(every, _ancestry(run), events)
+    _place(every, dict(ancestry_of(run)), events)
     return {
         stages[number]: _record(stages[number], commits, found, parents, events)
         for number, commits in sorted(by_stage.items())
@@ -160,22 +160,6 @@ def _sort(found: _Mentioned, first_steps: Mapping[int, int]) -> dict[int, list[C
 def _parent(run: RunFolder, claim: int) -> ParsedName | None:
     parent = parent_of(run, claim)[1]
     return parse_name(parent) if parent is not None else None
-
-
-def _ancestry(run: RunFolder) -> dict[int, ParsedName | None]:
-    """The claims on the way down, each with the newest of its checkpoints that counts."""
-    found: dict[int, ParsedName | None] = {}
-    claims, newest = list_claims(run), None
-    claim = max(claims, default=0)
-    while claim > 0:
-        found[claim] = newest
-        is_recorded, parent = parent_of(run, claim)
-        if not is_recorded:
-            claim, newest = max((n for n in claims if n < claim), default=0), None
-            continue
-        newest = parse_name(parent) if parent is not None else None
-        claim = newest.claim if newest is not None and newest.claim < claim else 0
-    return found
 
 
 def _place(
