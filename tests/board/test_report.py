@@ -6,11 +6,13 @@ import csv
 import io
 import json
 import re
+import shutil
 
 import pytest
 
 import tasuki
 from tasuki.actions.report import gather_report
+from tasuki.store.atomic import read_json, write_json
 from tasuki.store.runs import RunFolder
 from tasuki.views.report import render
 from tasuki.views.report.scale import Scale, scale_of
@@ -222,3 +224,18 @@ def test_runs_of_other_days_are_drawn_from_their_own_beginnings(runs, tmp_path):
         return found.is_apart
 
     assert not drawn(30.0) and drawn(86400.0)
+
+
+def test_of_a_run_that_goes_on_stages_are_trained_in_work_or_ahead(runs, tmp_path):
+    run = RunFolder(tmp_path / "runs" / "exp")
+    shutil.copytree(runs / "exp", run.path)
+    run.marker.unlink()
+    shutil.rmtree(run.stage("large").path)
+    told = gather_report(run.path.parent, [run], now=NOW)["runs"][0]
+    first, second = told["results"]
+    assert (first["state"], second["state"]) == ("trained", told["state"])
+    assert second["steps"] is not None and second["loss"] is not None
+    shutil.rmtree(run.stage("small").path)
+    write_json(run.training_state, {**read_json(run.training_state), "stage": "small"})
+    told = gather_report(run.path.parent, [run], now=NOW)["runs"][0]
+    assert [one["state"] for one in told["results"]] == [told["state"], "ahead"]

@@ -76,6 +76,30 @@ def test_a_pipe_among_files_of_lines_is_named_instead_of_waited_for(tmp_path, re
         open_plain(tmp_path)
 
 
+def test_an_end_of_an_attempt_without_its_words_is_damage_in_words(here, run):
+    (run.claims / "1" / "end.json").write_text("{}")
+    for verb in ("why", "status"):
+        said = here(run.path.parent.parent, verb, "exp")
+        assert said.code in (0, 1) and "is damaged" in said.out + said.err, said
+
+
+def test_a_run_that_may_not_be_looked_at_hides_no_other(run):
+    """Root obeys no modes, unless it gives up its rights."""
+    other = run.path.with_name("other")
+    shutil.copytree(run.path, other)
+    other.chmod(0)
+    drop = ["setpriv", "--inh-caps=-all", "--bounding-set=-all"] if os.geteuid() == 0 else []
+    for verb in ("status", "watch --once", "why other"):
+        command = [*drop, sys.executable, "-m", "tasuki", *verb.split()]
+        place = run.path.parent.parent
+        said = subprocess.run(
+            command, cwd=place, capture_output=True, text=True, timeout=100, check=False
+        )
+        assert "Traceback" not in said.stderr and "Permission denied" in said.stdout + said.stderr
+        assert ("exp" in said.stdout) is (verb != "why other"), said
+    other.chmod(0o700)
+
+
 def test_a_folder_with_a_number_that_no_attempt_has_is_no_claim(run):
     (run.claims / ("9" * 25)).mkdir()
     assert list_claims(run) == [1]

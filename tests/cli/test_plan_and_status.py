@@ -346,3 +346,11 @@ def test_a_wrong_recipe_for_a_finished_run_is_told_with_what_to_do(finished, her
     assert said.code == 0 and "nothing left to do" in said.out
     assert "was begun with another spec" in said.err + said.out
     assert "`--new` plans another run" in said.err + said.out
+
+
+def test_slips_of_a_person_are_named_and_not_taken_for_nothing(here, finished):
+    said = here(finished.folder, "logs", "exp", "--attempt", "9")
+    assert said.code == 2 and "has no attempt 9" in said.err and "there are: 1" in said.err, said
+    for verb in ("status", "report", "history"):
+        said = here(finished.folder, verb, "--runs", "nowhere")
+        assert said.code == 2 and f"there is no folder {finished.folder / 'nowhere'}" in said.err

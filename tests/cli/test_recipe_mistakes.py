@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tasuki.actions.recipes import defines
 from tasuki.store.claims import list_claims
 from tasuki.store.control import last_said
 from tasuki.supervisor.after import _has_committed
@@ -206,3 +207,35 @@ def test_a_misspelt_class_beside_a_finished_run_is_warned_of_and_refused_for_wha
     (folder / "tasuki.yaml").write_text(json.dumps(spec))
     said = here(folder, "plan")
     assert said.code == 1 and "did you mean `Learner`?" in said.err, said
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "class R: pass",
+        "if True:\n    class R: pass\nelse:\n    R = None",
+        "from json import JSONDecoder as R",
+        "from json import *",
+        "R = type('R', (), {})",
+        "globals()['R'] = type('R', (), {})",
+        "import sys\nsetattr(sys.modules[__name__], 'R', object)",
+        "import sys\nsys.modules[__name__].R = object",
+        "def __getattr__(name): return object",
+        "exec('class R: pass')",
+        "match [1]:\n    case [R]: pass",
+        "# coding: latin-1\nclass R: pass",
+    ],
+)
+def test_no_recipe_is_refused_that_python_would_find(tmp_path, text):
+    (tmp_path / "m.py").write_text(text)
+    assert defines(tmp_path / "m.py", "R", what="it")
+    (tmp_path / "m.py").write_text(text.replace("R", "Q"))
+    is_seen = not any(word in text for word in ("globals", "sys", "__getattr__", "exec", "*"))
+    assert defines(tmp_path / "m.py", "R", what="it") is not is_seen
+
+
+def test_a_module_that_is_nearly_a_file_of_the_project_is_a_warning_of_plan(here, project):
+    made = project(recipe="recipe:Learner", defaults__expect={"wall": "1h"})
+    said = here(made.folder, "plan", "--no-measure")
+    assert "there is no recipe.py in" in said.out + said.err, said
+    assert "did you mean `recipes`?" in said.out + said.err

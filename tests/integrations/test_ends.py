@@ -160,6 +160,20 @@ def test_results_that_need_a_variable_of_the_loops_body_are_the_same_after_a_kil
     assert [one["steps_lost"] for one in told["attempts"]] == [0, 0, 0], told
 
 
+def test_where_the_save_before_the_last_step_is_damaged_more_steps_are_gone_through(
+    warm, tmp_path, whole
+):
+    script = make(tmp_path / "p", "body")
+    script.attempt(warm, {"at": "script.after", "do": "kill"})
+    *_, before, _ = sorted(script.run.checkpoints.glob("step-*.c1"))
+    (part,) = before.glob("part-00000.safetensors")
+    part.write_bytes(part.read_bytes()[:100])
+    assert script.attempt(warm) == [EXIT_DONE], script.said()
+    assert "are repeated, for what follows the loop" in script.said()
+    assert results(script) == results(whole("body"))
+    assert script.differences(whole("body")) == [], script.said()
+
+
 @pytest.mark.long
 @pytest.mark.timeout(180)
 def test_ranks_go_through_the_last_step_again_together(warm, tmp_path):

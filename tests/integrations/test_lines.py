@@ -93,11 +93,15 @@ json.dump(losses, open("losses.json", "w"))
 """
 
 
-def test_a_line_of_lightning_has_the_loss_of_its_own_step(servers, tmp_path):
+@pytest.mark.parametrize("parts", [1, 3])
+def test_a_line_of_lightning_has_the_loss_of_its_own_step(servers, tmp_path, parts):
+    """As the module returned it, also where Lightning divides it by the batches of a step."""
     script = tmp_path / "train.py"
-    script.write_text(NEWEST)
+    script.write_text(
+        NEWEST.replace("max_epochs=1", f"max_epochs={parts}, accumulate_grad_batches={parts}")
+    )
     started = servers[LIGHTNING].start_script(script, log=tmp_path / "log", TASUKI_SITE="")
     assert started.wait() == EXIT_DONE, (tmp_path / "log").read_text()
     losses = json.loads((tmp_path / "losses.json").read_text())
     rows = {row["step"]: row["loss"] for row in read_metrics(RunFolder(tmp_path / "runs/train"))}
-    assert rows == {step: pytest.approx(losses[step - 1]) for step in (5, 10, 12)}
+    assert rows == {step: pytest.approx(losses[step * parts - 1]) for step in (5, 10, 12)}

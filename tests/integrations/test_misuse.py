@@ -196,11 +196,17 @@ def test_nan_and_texts_and_names_of_a_lines_own_break_nothing(warm, script, caps
         LOOP
         + "        run.log(loss=float('nan'), text='a\\nb', step=9, flag=True, much=loss * 1e300,\n"
         "                array=np.float32(0.5), count=np.int64(3))\n"
+        "        import enum\n"
+        "        run.log(phase=enum.StrEnum('Phase', {'WARM': 'warm'}).WARM, name=np.str_('n'),\n"
+        "                level=enum.IntEnum('Level', {'LOW': 2}).LOW, half='x\\ud800y',\n"
+        "                huge=10**5000, double=np.float64(0.25))\n"
     )
     assert made.attempt(warm) == [EXIT_DONE], made.said()
     row = read_metrics(made.run)[-1]
     assert row["loss"] == "nan" and row["text"] == "a\nb" and row["step"] == 12
     assert (row["own_step"], row["flag"], row["array"], row["count"]) == (9, True, 0.5, 3)
+    assert (row["phase"], row["name"], row["level"], row["double"]) == ("warm", "n", 2, 0.25)
+    assert row["half"] == "x?y" and row["huge"] == "inf"
     assert row["much"] in ("inf", "-inf") or abs(row["much"]) > 1e200
     assert "Traceback" not in made.said(), made.said()
     assert read_json(made.run.training_state)["loss"] == "nan"

@@ -49,6 +49,9 @@ def check_alerts(request: PlanRequest) -> Iterator[str]:
         if words[0] != PYTHON and found is None:
             there = "; on the nodes?" if request.is_slurm else " there or in PATH"
             yield f"`on.{outcome}` begins with `{words[0]}`, which is no program{there}"
+        script = _missing_script(words, folder)
+        if script is not None:
+            yield f"`on.{outcome}` names `{script}`, which is not in {folder}"
     if DEADLINE_RISK in spec.on and request.deadline_at is None:
         yield f"`on.{DEADLINE_RISK}` has no effect: there is no `deadline`"
 
@@ -74,13 +77,20 @@ def _check(words: Sequence[str], whose: str, request: PlanRequest) -> Iterator[s
         if not may_be_elsewhere or "/" in words[0]:
             raise error
         yield f"{error.message}; on the nodes?"
-    script = next((word for word in words[1:2] if word.endswith(".py")), None)
-    if script is not None and not (folder / Path(script).expanduser()).exists():
+    script = _missing_script(words, folder)
+    if script is not None:
         near = difflib.get_close_matches(script, [path.name for path in folder.glob("*.py")], n=1)
         raise UsageError(
             f"the command of {whose} names `{script}`, which is not in {folder}",
             hint=f"did you mean `{near[0]}`?" if near else "commands run in the spec's folder",
         )
+
+
+def _missing_script(words: Sequence[str], folder: Path) -> str | None:
+    """What is named behind the program and is not there: commands run in the spec's folder."""
+    script = next((word for word in words[1:2] if word.endswith(".py")), None)
+    is_there = script is None or (folder / Path(script).expanduser()).exists()
+    return None if is_there else script
 
 
 def _no_program(word: str, whose: str, folder: Path, environment: Mapping[str, str]) -> UsageError:

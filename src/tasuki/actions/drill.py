@@ -107,6 +107,11 @@ def run_drill(request: DrillRequest) -> dict[str, Any]:
         on_event=request.on_event,
     )
     began = request.clock.monotonic()
+    if stage.command is not None:
+        request.on_result(
+            "the script itself is run several times, shortened: what it writes beside its run (a "
+            "model file of its own) it writes each time"
+        )
     try:
         drill = _Drill(request, ground, experiment, stage)
         report = drill.run()

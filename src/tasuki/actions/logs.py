@@ -10,10 +10,10 @@ from pathlib import Path
 
 from tasuki.actions.status import is_alone, state_of
 from tasuki.clock import Clock
-from tasuki.errors import StoreError
+from tasuki.errors import StoreError, UsageError
 from tasuki.store.atomic import open_plain, translated
 from tasuki.store.attempts import live_runner, read_attempt_end
-from tasuki.store.claims import highest_claim
+from tasuki.store.claims import highest_claim, list_claims
 from tasuki.store.control import Word, last_said
 from tasuki.store.runs import RunFolder
 from tasuki.telemetry.events import read_events
@@ -52,6 +52,16 @@ def read_logs(
         growing = _Growing(path, tell)
         while text := growing.read():
             yield path.name, text
+
+
+def refuse_unknown(run: RunFolder, attempt: int | None) -> None:
+    """A number that no attempt has is a slip of a person's."""
+    known = list_claims(run)
+    if attempt is not None and attempt not in known:
+        raise UsageError(
+            f"run `{run.name}` has no attempt {attempt}",
+            hint=f"there are: {', '.join(map(str, known))}" if known else "it has not begun yet",
+        )
 
 
 def why_nothing(run: RunFolder, *, errors: bool, attempt: int | None) -> str:
@@ -158,9 +168,10 @@ class _Growing:
         return self._decoder.decode(data)
 
     def _read_on(self) -> bytes:
-        try:
-            with translated(self._path), open_plain(self._path) as file:
-                file.seek(self._seen)
-                return file.read(_PART_BYTES)
-        except FileNotFoundError:  # somebody deletes the run meanwhile
-            return b""
+        with translated(self._path):
+            try:
+                with open_plain(self._path) as file:
+                    file.seek(self._seen)
+                    return file.read(_PART_BYTES)
+            except FileNotFoundError:  # somebody deletes the run meanwhile
+                return b""

@@ -21,7 +21,7 @@ from tasuki.actions.outlook import Outlook
 from tasuki.actions.own_steps import own_steps
 from tasuki.actions.plan_request import PlanRequest, gpus_of, ranks_of
 from tasuki.actions.planned_batch import Known, PlannedBatch, plan_batch
-from tasuki.actions.recipes import check_stages, tell_misspelt
+from tasuki.actions.recipes import check_stages, tell_absent, tell_misspelt
 from tasuki.errors import TasukiError, UsageError
 from tasuki.estimate.times import StageTimes, estimate_stage, needs_measuring
 from tasuki.plan.values import StageWork
@@ -57,6 +57,7 @@ def work_of(
         return []
     left = [stage for stage in wanted if not _has(run.stage(stage.name).metrics, stage, back)]
     check_stages(left, folders)
+    warnings += tell_absent(left, Path(request.spec.folder))
     warnings += check_commands(experiment, left, request)
     state = read_json_or_none(run.training_state) or {}
     if back is not None:

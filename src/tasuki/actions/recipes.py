@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import ast
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from tasuki.actions.plan_request import PlanRequest
@@ -24,8 +25,11 @@ def check_stages(stages: Iterable[ResolvedStage], folders: Sequence[Path]) -> No
     """Refuse a class that is in none of these folders' files; the last one's is named."""
     for recipe in sorted({stage.recipe for stage in stages if stage.recipe}):
         module, _, name = recipe.partition(":")
-        files = [folder.joinpath(*module.split(".")).with_suffix(".py") for folder in folders]
-        found = [file for file in files if file.is_file()]  # else it is installed, or a package
+        places = [folder.joinpath(*module.split(".")) for folder in folders]
+        # Else it is installed, or a package: that hides a file of its name.
+        modules = [place for place in places if not (place / "__init__.py").exists()]
+        files = [place.with_suffix(".py") for place in modules]
+        found = [file for file in files if file.is_file()]
         if not any(defines(file, name, what=f"the recipe `{recipe}`") for file in found[:-1]):
             for file in found[-1:]:
                 _check_file(file, recipe, name)
@@ -38,6 +42,17 @@ def tell_misspelt(stages: Iterable[ResolvedStage], folders: Sequence[Path]) -> l
     except RecipeError as error:
         return [f"{error.message}: {error.hint}"]
     return []
+
+
+def tell_absent(stages: Iterable[ResolvedStage], folder: Path) -> Iterator[str]:
+    """A doubt: a module that is not here may be installed on the nodes."""
+    files = [path.stem for path in folder.glob("*.py")]
+    for recipe in sorted({stage.recipe for stage in stages if stage.recipe}):
+        top = recipe.partition(":")[0].partition(".")[0]
+        near = difflib.get_close_matches(top, files, n=1, cutoff=0.8)
+        is_here = top in files or (folder / top).is_dir() or PathFinder.find_spec(top) is not None
+        if near and not is_here:
+            yield f"recipe `{recipe}`: there is no {top}.py in {folder}; did you mean `{near[0]}`?"
 
 
 def _check_file(file: Path, recipe: str, name: str) -> None:
@@ -65,7 +80,7 @@ def _names_in(file: Path, what: str) -> frozenset[str]:
 def _parse(file: Path, _changed: int, _size: int, what: str) -> frozenset[str]:
     try:
         return _names(ast.parse(file.read_bytes(), filename=str(file)))
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, RecursionError) as error:
         line = getattr(error, "lineno", None)
         where = f"{file}:{line}" if line else str(file)
         raise RecipeError(
@@ -74,7 +89,7 @@ def _parse(file: Path, _changed: int, _size: int, what: str) -> frozenset[str]:
         ) from error
 
 
-_MAKES_NAMES = frozenset({"globals", "vars", "locals", "setattr", "exec"})
+_MAKES_NAMES = frozenset({"globals", "vars", "locals", "setattr", "exec", "modules"})
 """Who calls these may define what no reader of the file sees."""
 
 
@@ -89,7 +104,9 @@ def _names(tree: ast.Module) -> frozenset[str]:
                 found |= {alias.asname or alias.name for alias in names}
             case ast.Name(id=name, ctx=ast.Store()):
                 found.add(name)
-            case ast.Name(id=name) if name in _MAKES_NAMES:
+            case ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
+                found.add(name)
+            case ast.Name(id=name) | ast.Attribute(attr=name) if name in _MAKES_NAMES:
                 found.add("*")
     if "__getattr__" in found:
         found.add("*")

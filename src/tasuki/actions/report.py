@@ -60,7 +60,7 @@ def _gather(run: RunFolder, *, now: float, points: int) -> Values:
         **{key: status.get(key) for key in told},
         "gpu_hours": None if where.get("is_cpu") else status.get("gpu_hours"),
         "wall_s": why.get("ledger", {}).get("wall_s"),
-        "results": [_result(run, stage, part) for stage in status.get("stages", ())],
+        "results": [_result(run, stage, status, part) for stage in status.get("stages", ())],
         "story": why.get("attempts", []),
         "ledger": why.get("ledger", {}),
         "curves": part(lambda: read_curves(run, points=points)),
@@ -82,19 +82,30 @@ def _is_on_cpu(run: RunFolder, environment: Values) -> bool:
 
 
 def _result(
-    run: RunFolder, stage: Mapping[str, Any], part: Callable[[Callable[[], Values]], Values]
+    run: RunFolder,
+    stage: Mapping[str, Any],
+    status: Mapping[str, Any],
+    part: Callable[[Callable[[], Values]], Values],
 ) -> Values:
-    """What a stage came to; unknown before its end."""
+    """What a stage came to; of the one in work steps and loss so far."""
+    is_in_work = not stage["is_trained"] and stage["name"] == status["stage"]
     trained = part(lambda: read_json_or_none(run.stage(stage["name"]).metrics) or {})
     best = trained.get("best") if isinstance(trained.get("best"), dict) else None
     return {
         "stage": stage["name"],
-        "steps": stage["steps"],
+        "state": _state_of(stage, status["state"] if is_in_work else "ahead"),
+        "steps": status["step"] if is_in_work else stage["steps"],
         "epochs": trained.get("epochs"),
         "samples": trained.get("samples"),
-        "loss": stage["loss"],
+        "loss": status["loss"] if is_in_work else stage["loss"],
         "best": best,
         "evaluation": stage["metrics"] or {},
         "is_own": stage["is_evaluated"] is None,
         "wall_s": stage["wall_s"],
     }
+
+
+def _state_of(stage: Mapping[str, Any], untrained: str | None) -> str | None:
+    if not stage["is_trained"]:
+        return untrained
+    return "trained" if stage["steps"] is not None else "done"  # a command has no steps

@@ -10,7 +10,7 @@ import difflib
 from pathlib import Path
 
 from tasuki.errors import UsageError
-from tasuki.store.find import is_remains, latest_run, list_runs
+from tasuki.store.find import is_remains, is_run, latest_run, list_runs
 from tasuki.store.remains import refuse_remains
 from tasuki.store.runs import RunFolder
 
@@ -19,13 +19,13 @@ def find_run(name: str, runs: Path, *, only_shows: bool = False) -> RunFolder:
     """The run a person means. Who only shows takes also what is left of one without a spec."""
     base, _ = split_stage(name)
     as_folder = RunFolder(Path(base))
-    if as_folder.spec.exists():
+    if is_run(as_folder):
         return RunFolder(as_folder.path.absolute())
     experiment = base
     exact = RunFolder(runs / experiment)
     latest = latest_run(runs, experiment)
     for run in (latest, exact):
-        if run.spec.exists():
+        if is_run(run):
             return run
     for run in (RunFolder(as_folder.path.absolute()), exact):
         if only_shows and is_remains(run):
@@ -47,10 +47,10 @@ def find_run(name: str, runs: Path, *, only_shows: bool = False) -> RunFolder:
 
 def split_stage(name: str) -> tuple[str, str | None]:
     """(the run's name or folder, the stage if one is named)."""
-    if RunFolder(Path(name)).spec.exists():
+    if is_run(RunFolder(Path(name))):
         return name, None
     folder, _, last = name.rstrip("/").rpartition("/")
-    if folder and RunFolder(Path(folder)).spec.exists():
+    if folder and is_run(RunFolder(Path(folder))):
         return folder, last
     experiment, _, stage = name.partition("/")
     return experiment, stage.rstrip("/") or None
@@ -60,7 +60,7 @@ def which_is_meant(name: str, runs: Path) -> str:
     """For who types a name that is also an earlier run's; empty where it can mean one run only."""
     base, _ = split_stage(name)
     earlier = RunFolder(runs / base)
-    if RunFolder(Path(base)).spec.exists() or not earlier.spec.exists():
+    if is_run(RunFolder(Path(base))) or not is_run(earlier):
         return ""
     latest = latest_run(runs, base)
     if latest.name == earlier.name:

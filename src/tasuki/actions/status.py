@@ -16,7 +16,7 @@ from tasuki.clock import utc
 from tasuki.errors import StoreError
 from tasuki.plan.risk import Left, left_of_run, look_at_deadline
 from tasuki.spec.hiding import hide
-from tasuki.store.atomic import FORMAT, read_json, read_json_or_none, shaped
+from tasuki.store.atomic import FORMAT, read_json, read_json_or_none, shaped, translated
 from tasuki.store.attempts import live_runner, read_attempt_end, read_holder
 from tasuki.store.claims import highest_claim, list_claims
 from tasuki.store.control import Said, Word, last_said
@@ -64,7 +64,7 @@ def describe_run(
     gone = what_is_gone(run)
     if is_remains(run):
         return {**_unknown_run(run), "reason": gone.words, "hint": gone.hint}
-    with shaped(run.path):
+    with translated(run.path), shaped(run.path):
         told = _describe_run(run, now, known, plans or PlanBook(run.path.parent))
     reason, hint = _both(told["reason"], gone.words), _both(told["hint"], gone.hint)
     return {**told, "reason": reason, "hint": hint}
@@ -184,6 +184,11 @@ _GOES_ON = ("running", "waiting", "handed-over")
 
 def state_of(run: RunFolder, *, now: float) -> tuple[str, str]:
     """(state, why)."""
+    with translated(run.path), shaped(run.path):
+        return _state_of(run, now)
+
+
+def _state_of(run: RunFolder, now: float) -> tuple[str, str]:
     if run.is_complete():
         return "complete", ""
     if live_holder(run, now=now) is not None:

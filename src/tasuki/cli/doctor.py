@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from tasuki.cli.options import json_option, print_json, runs_option
+from tasuki.cli.options import json_option, print_json
 from tasuki.errors import EXIT_DONE, EXIT_FAILED
 
 _EXAMPLES = """\b
@@ -25,7 +25,9 @@ _USERS_FILE = ""
 @click.argument("spec", required=False, metavar="[SPEC]")
 @click.option("--config", help="A named overlay of the spec's `configs`.")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override.")
-@runs_option
+@click.option(
+    "--runs", type=click.Path(path_type=Path), help="The folder of runs (default: as the spec)."
+)
 @click.option("--live", is_flag=True, help="Send a small job through requeue and cancel.")
 @click.option("--partition", help="Which one to look at (default: as the spec, else Slurm's).")
 @click.option("--within", default="10m", metavar="10m", help="Give up on the job after this long.")

@@ -25,12 +25,19 @@ def command(
     as_json: bool,
 ) -> None:
     """What a run printed, over all attempts, oldest first."""
-    from tasuki.actions.logs import follow_logs, join_logs, read_logs, why_nothing
+    from tasuki.actions.logs import (
+        follow_logs,
+        join_logs,
+        read_logs,
+        refuse_unknown,
+        why_nothing,
+    )
     from tasuki.clock import SystemClock
     from tasuki.store.atomic import FORMAT
     from tasuki.views.text import neutral
 
     (folder,) = choose_runs([run], runs, only_shows=True)
+    refuse_unknown(folder, attempt)
     if as_json:
         texts = join_logs(read_logs(folder, errors=errors, attempt=attempt))
         print_json({"format": FORMAT, "experiment": folder.name, "logs": texts})

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from tasuki.errors import EXIT_FAILED, EXIT_RESUME_ME, TasukiError, UsageError
+from tasuki.errors import EXIT_FAILED, EXIT_RESUME_ME, StoreError, TasukiError, UsageError
 
 GROUPS: dict[str, dict[str, str]] = {
     "Every day": {
@@ -148,6 +148,10 @@ def run() -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
+    except PermissionError as error:
+        words = f"{error.filename or 'a file'}: {error.strerror}"
+        hint = "it is somebody else's, or closed: `ls -ld` shows whose"
+        return _report(StoreError(words, hint=hint))
 
 
 def _words_of(error: BaseException) -> str:

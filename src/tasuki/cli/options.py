@@ -155,8 +155,20 @@ def json_option(function: F) -> F:
 
 def runs_option(function: F) -> F:
     return click.option(
-        "--runs", type=click.Path(path_type=Path), help="The folder of runs (default: as the spec)."
+        "--runs",
+        type=click.Path(path_type=Path),
+        callback=_refuse_absent,
+        help="The folder of runs (default: as the spec).",
     )(function)
+
+
+def _refuse_absent(_context: click.Context, _option: click.Parameter, runs: Path | None) -> Any:
+    """Who names a folder means one that is there: else a slip would look like no runs at all."""
+    if runs is not None and not runs.is_dir():
+        from tasuki.errors import UsageError
+
+        raise UsageError(f"there is no folder {runs.absolute()}", hint="look at `--runs`")
+    return runs
 
 
 def read_spec(

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from tasuki.checkpoint.manifest import Position
 from tasuki.data.used import Used
-from tasuki.integrations.replay import FACT
 from tasuki.runtime.state import State, capture_random
 from tasuki.store.atomic import read_json_or_none
 from tasuki.telemetry.lines import spelled
@@ -68,7 +67,6 @@ class LoopContents:
             "total_steps": course.total_steps,
             "best": best.as_json() if best else None,
             **({"order": dict(course.order)} if course.order is not None else {}),
-            **({FACT: True} if self._loop.progress.step == course.last_boundary else {}),
         }
 
     def used(self) -> Used | None:

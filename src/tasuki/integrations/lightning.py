@@ -150,14 +150,17 @@ class TasukiCallback(Callback):
 
     def on_train_batch_end(
         self,
-        trainer: Trainer,  # noqa: ARG002
-        pl_module: LightningModule,  # noqa: ARG002
+        trainer: Trainer,
+        pl_module: LightningModule,
         outputs: Any,
         batch: Any,  # noqa: ARG002
         batch_idx: int,  # noqa: ARG002
     ) -> None:
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
-        self._loss = loss.detach() if isinstance(loss, Tensor) and loss.numel() == 1 else None
+        # Where Lightning steps by itself, it divides a loss by the batches of a step.
+        parts = trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
+        is_number = isinstance(loss, Tensor) and loss.numel() == 1
+        self._loss = loss.detach() * parts if loss is not None and is_number else None
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
         driven = self._driven
@@ -190,8 +193,11 @@ class TasukiCallback(Callback):
         exception: BaseException,
     ) -> None:
         driven, self._driven = self._driven, None
-        if driven is not None and not isinstance(exception, HandedOver):
-            driven.fail(exception)
+        if driven is None:
+            return
+        if isinstance(exception, HandedOver):
+            driven.loop.leave()  # at once: what the frameworks tear down takes seconds
+        driven.fail(exception)
 
 
 class _Loader:

@@ -157,9 +157,11 @@ class Loop:
         if origin.is_resumed:
             say_resuming(worker, manifest)
         if self.replayed is not None:
+            count = course.total_steps - self.progress.step
+            last = "the last one is" if count == 1 else f"the last {count:,} are"
             worker.say(
-                f"All steps were done ({self.replayed}): the last one is repeated, for what "
-                "follows the loop, and then left as it was saved"
+                f"All steps were done ({self.replayed}): {last} repeated, for what follows the "
+                "loop, and then left as saved"
             )
         at = (name, self.progress.step) if self.replayed is None else self._replays_from
         worker.event("restored", checkpoint=at[0], stage=worker.stage.name, step=at[1])

@@ -1,10 +1,11 @@
-"""The last step once more, where a loop's steps are all done and what follows them is not.
+"""The last steps once more, where a loop's steps are all done and what follows them is not.
 
 A script may need what its loop's body has set (`run.finish({"loss": loss.item()})`), and an attempt
 that goes on from the last checkpoint would enter no body. So a loop is also saved before its last
 step, and such an attempt goes through that one again; then the last checkpoint is restored, which
-stays the truth: nothing of the repeated step is written, saved or counted as progress. Bounded: it
-is one step, or none where the checkpoint before it is gone. Called by loop.py.
+stays the truth: nothing of what is repeated is written, saved or counted as progress. Where that
+save failed or is damaged, the steps from the newest good checkpoint before it are. Called by
+origin.py.
 """
 
 from __future__ import annotations
@@ -18,8 +19,6 @@ from tasuki.checkpoint.verify import read_manifest, verify
 from tasuki.errors import DamagedCheckpoint
 from tasuki.runtime.worker import Worker
 
-FACT = "is_before_end"
-"""In a manifest: the step that follows is the loop's last."""
 _DECIDE_WITHIN = timedelta(minutes=30)
 _KEY = "tasuki/replay"
 
@@ -39,21 +38,18 @@ def agree_on_replay(worker: Worker, end: str) -> str | None:
 
 
 def _find_before(worker: Worker, end: str) -> str | None:
-    """Only the very one before `end`: an older one would cost more than a step."""
-    names = lineage(worker.run, head=end)[1:2]
-    try:
-        for name in names:
-            if _is_before_end(worker, name):
-                verify(worker.run.checkpoints / name)
-                return name
-    except DamagedCheckpoint as error:
-        worker.say(f"WARNING: the checkpoint before the last step is damaged: {error}")
+    """The newest good one of this stage before `end`."""
+    for name in lineage(worker.run, head=end)[1:]:
+        path = worker.run.checkpoints / name
+        try:
+            if read_manifest(path).position.stage != worker.stage.name:
+                return None
+            verify(path)
+        except DamagedCheckpoint as error:
+            worker.say(f"WARNING: a checkpoint before the last step is damaged: {error}")
+            continue
+        return name
     return None
-
-
-def _is_before_end(worker: Worker, name: str) -> bool:
-    manifest = read_manifest(worker.run.checkpoints / name)
-    return manifest.position.stage == worker.stage.name and bool(manifest.facts.get(FACT))
 
 
 def is_open_end(worker: Worker, name: str, told: dict[str, Any]) -> bool:

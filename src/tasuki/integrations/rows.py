@@ -7,6 +7,8 @@ Splits other than `train` are rare, and theirs are the numbers that people compa
 
 from __future__ import annotations
 
+import contextlib
+import math
 from typing import Any
 
 import numpy as np
@@ -83,17 +85,38 @@ def read(values: dict[str, Any]) -> dict[str, Value]:
 
 
 def _read(name: str, value: Any) -> Value:
-    if isinstance(value, bool | int | float | str):
-        return value
+    plain = _plain(value)
+    if plain is not None:
+        return plain
+    what = f"a {type(value).__name__}"
     if isinstance(value, Tensor | np.generic | np.ndarray):
         if value.size == 1 if isinstance(value, np.ndarray | np.generic) else value.numel() == 1:
-            found = value.item()
-            if isinstance(found, bool | int | float | str):
-                return found
-        what = f"a {type(value).__name__} of shape {tuple(value.shape)}"
-    else:
-        what = f"a {type(value).__name__}"
+            with contextlib.suppress(RuntimeError):  # on the device `meta` there are no numbers
+                found = _plain(value.item())
+                if found is not None:
+                    return found
+        what = f"{what} of shape {tuple(value.shape)}"
     raise UsageError(
         f"`{name}` was logged as {what}, which is no single number or text",
         hint=f"log one number: `{name}=value.mean()`",
     )
+
+
+def _plain(value: Any) -> Value | None:
+    """As lines and checkpoints hold it: of an enum or another heir its number or text, of a text
+    what UTF-8 has, of a number beyond all others infinity. None: it is neither."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        if value.bit_length() <= _MOST_BITS:
+            return int(value)
+        return math.inf if value > 0 else -math.inf
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, str):
+        return str.__str__(value).encode("utf-8", "replace").decode()
+    return None
+
+
+_MOST_BITS = 1000
+"""What a float can hold, about: longer ones are neither JSON nor anybody's metric."""

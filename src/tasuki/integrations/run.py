@@ -27,7 +27,7 @@ from tasuki.integrations.rows import read
 from tasuki.integrations.untracked import LISTENS_STEPS, Untracked
 from tasuki.integrations.watch import LoopWatch
 from tasuki.relay.values import Cause
-from tasuki.runtime.best import is_better, keep_if_better
+from tasuki.runtime.best import Best, is_better, keep_if_better
 from tasuki.runtime.room import when_there_is_room
 from tasuki.runtime.settled import settle_buckets
 from tasuki.runtime.state import State
@@ -162,7 +162,10 @@ class Run:
         if not loop.worker.is_first:
             return None
         if loop.replayed is not None:  # its weights were kept when the step was done
-            return is_better(float(value), before, mode)
+            is_best = is_better(float(value), before, mode)
+            if is_best:
+                loop.progress.best = Best(name, float(value), loop.progress.step + 1, "")
+            return is_best
         loop.progress.best = when_there_is_room(
             lambda: keep_if_better(
                 loop.worker,

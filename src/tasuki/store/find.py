@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from tasuki.store.atomic import read_json, shaped
+from tasuki.store.atomic import read_json, shaped, translated
 from tasuki.store.runs import RunFolder
 
 _NUMBERED = re.compile(r"(.+)-(\d+)")
@@ -14,10 +14,27 @@ _NUMBERED = re.compile(r"(.+)-(\d+)")
 
 def list_runs(runs: Path) -> list[RunFolder]:
     """All runs in a folder, by name."""
-    if not runs.is_dir():
-        return []
-    names = sorted(name for name in os.listdir(runs) if not name.startswith("."))
-    return [RunFolder(runs / name) for name in names if RunFolder(runs / name).spec.exists()]
+    return [run for run in _folders(runs) if is_run(run)]
+
+
+def is_run(run: RunFolder) -> bool:
+    """Has it a spec? One that may not be looked at counts: whoever reads it says why not."""
+    try:
+        run.spec.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _folders(runs: Path) -> list[RunFolder]:
+    with translated(runs):
+        try:
+            names = os.listdir(runs)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+    return [RunFolder(runs / name) for name in sorted(names) if not name.startswith(".")]
 
 
 def stage_names(run: RunFolder) -> list[str]:
@@ -35,16 +52,18 @@ def is_of_scripts(run: RunFolder) -> bool:
 def is_remains(run: RunFolder) -> bool:
     """Was it a run once, and has lost its spec? Somebody deleted a part of it. Others have folders
     called `checkpoints` too: only names that tasuki alone gives count."""
-    if run.spec.exists():
+    if is_run(run):
         return False
     if run.training_state.exists() or run.marker.exists():
         return True
-    return any(map(str.isdecimal, _names_in(run.claims))) or any(
-        map(_CHECKPOINT.fullmatch, _names_in(run.checkpoints))
+    places = (run.claims, run.checkpoints, run.events)
+    return any(_OURS.fullmatch(name) for place in places for name in _names_in(place)) or any(
+        (run.stages / name / "metrics.json").exists() for name in _names_in(run.stages)
     )
 
 
-_CHECKPOINT = re.compile(r"step-\d{9,}\.c\d+")
+_OURS = re.compile(r"\d+|step-\d{9,}\.c\d+.*|\d+\.\d+\.[\w-]+\.jsonl")
+"""A claim, a checkpoint, a file of events."""
 
 
 def _names_in(folder: Path) -> list[str]:
@@ -56,11 +75,7 @@ def _names_in(folder: Path) -> list[str]:
 
 def list_shown(runs: Path) -> list[RunFolder]:
     """All runs in a folder by name, and what is left of those that have lost their spec."""
-    if not runs.is_dir():
-        return []
-    names = sorted(name for name in os.listdir(runs) if not name.startswith("."))
-    found = [RunFolder(runs / name) for name in names]
-    return [run for run in found if run.spec.exists() or is_remains(run)]
+    return [run for run in _folders(runs) if is_run(run) or is_remains(run)]
 
 
 def runs_of(runs: Path, experiment: str) -> dict[int, RunFolder]:

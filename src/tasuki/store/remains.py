@@ -69,7 +69,7 @@ class Gone:
 def what_is_gone(run: RunFolder) -> Gone:
     try:
         gone = missing_of(run)
-    except StoreError:
+    except (StoreError, OSError):
         return Gone()  # what cannot be read is told by whoever needs it
     return Gone(tuple(gone), _words(gone), _hint(gone)) if gone else Gone()
 

@@ -47,8 +47,9 @@ def _usage(stage: dict[str, Any]) -> str:
 def _notes(stage: dict[str, Any]) -> list[str]:
     lines = [stage["reason"]] if stage["reason"] else []
     if stage.get("redone_steps"):
-        redone = count(stage["redone_steps"])
-        lines.append(f"{redone} steps were done again from the last commit on: allowed")
+        redone = stage["redone_steps"]
+        were = f"{_plural(redone, 'step')} {'was' if redone == 1 else 'were'}"
+        lines.append(f"{were} done again from the last commit on: allowed")
     if stage.get("left_out_steps"):
         left_out = count(stage["left_out_steps"])
         lines.append(f"{left_out} steps had no finite gradient: their samples count as used")

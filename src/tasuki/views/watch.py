@@ -139,11 +139,13 @@ def _head(run: dict[str, Any], window: Window) -> Iterator[Text]:
     goodput = as_number(run.get("goodput"))
     line.append(f"  goodput {goodput:.0%}" if goodput is not None else "")
     yield line
-    for label, text in (("", run["reason"]), ("hint: ", run["hint"])):
+    doing = _doing(run)
+    reason = "" if doing and run["state"] == "running" else run["reason"]  # the same, but older
+    for label, text in (("", reason), ("hint: ", run["hint"])):
         if text:
             words = wrap(f"{label}{_plain(text)}", window.width).split("\n")
             yield from (Text(part) for part in words[:_REASON_LINES])
-    if doing := _doing(run):
+    if doing:
         yield Text(doing)
     deadline = run.get("deadline")
     if isinstance(deadline, dict) and deadline.get("danger"):

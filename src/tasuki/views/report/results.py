@@ -63,7 +63,7 @@ def _about_stage(run: _Values, stage: _Values) -> dict[str, Any]:
     return {
         "run": run["experiment"],
         "stage": stage.get("stage"),
-        "state": run["state"] if stage.get("steps") is None else "trained",
+        "state": stage.get("state"),
         "steps": stage.get("steps"),
         "epochs": stage.get("epochs"),
         "loss": stage.get("loss"),
