@@ -70,6 +70,7 @@ def test_what_cannot_be_meant_is_refused(finished: Project, here, words, error):
     assert said.code == 2 and error in said.err, said
 
 
+@pytest.mark.long
 def test_the_function_gives_what_the_command_line_prints(finished: Project, here):
     said = here(finished.folder, "audit", "exp", "--stage", "small", "--json")
     assert tasuki.audit("exp", stage="small", runs=finished.runs) == said.json()

@@ -388,6 +388,7 @@ def test_a_damaged_checkpoint_is_refused_before_it_is_compared(copy: Project, he
 # -- as Python ------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_functions_give_what_json_prints(copy: Project, here):
     def said(*words: str) -> Any:
         return here(copy.folder, "checkpoint", *words, "--json").json()

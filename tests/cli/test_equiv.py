@@ -79,6 +79,7 @@ def test_a_culprit_is_told_to_people_with_what_to_do_and_exit_code_1(here, folde
     assert "LayerNorm" in said.out and "not checked: " in said.out
 
 
+@pytest.mark.long
 def test_a_mistake_in_the_recipe_is_said_without_a_traceback(here, folder):
     said = here(folder, "equiv", "--set", "recipe=recipe:Broken")
     assert said.code == 1 and "my mistake (at recipe.py:" in said.err, said
@@ -170,6 +171,7 @@ def test_in_a_narrow_window_no_word_of_a_proof_is_broken(width):
         assert word in words
 
 
+@pytest.mark.long
 def test_finished_runs_are_compared_with_what_they_were_begun_with(finished, here):
     run = str(finished.run().path)
     said = here(finished.folder, "equiv", "--compare", run, run, "--json")

@@ -212,6 +212,7 @@ LINE = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("device", "model", "gpu", "is_known"),
     [
@@ -318,6 +319,7 @@ def test_an_unknown_card_is_refused_with_near_names(deaf):
     assert said.code == 2 and "a100-40gb" in said.err
 
 
+@pytest.mark.long
 def test_what_cannot_fit_says_by_how_much_and_what_would_help(asked, here):
     site = {"TASUKI_SITE": str(asked / "site.yaml")}
     words = ("--gpu", "tiny", "--set", "params.width=400000", "--stages", "small")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+import pytest
+
 from tests.cli.person import Project, kill_leftovers, person_environment
 
 
@@ -67,6 +69,7 @@ def _look(first: Project) -> None:
     assert said.code == 0 and "sine: complete" in said.out, said
 
 
+@pytest.mark.long
 def test_plan_tells_a_worker_side_mistake_as_an_error_with_a_hint(real_project):
     said = real_project(recipe="NoLoss").type("plan", "--json")
     assert said.code == 1 and said.out == "", said

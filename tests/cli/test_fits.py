@@ -148,6 +148,7 @@ def frozen(run) -> dict:
     return json.loads(run.spec.read_text())
 
 
+@pytest.mark.long
 def test_a_lora_of_1_x_16_with_checkpointing_becomes_4_x_4_without_and_is_faster(deaf):
     said = deaf("plan", "--fits", "--json")
     assert said.code == 0, said

@@ -230,6 +230,7 @@ def test_logs_follow_a_run_over_a_preemption(tmp_path):
     assert [text for _, text in follow_logs(run, clock=RequeueClock())] == ["first", "second"]
 
 
+@pytest.mark.long
 def test_logs_follow_a_run_over_attempts_and_jobs_to_its_end(project):
     made = project(params={"pause": 0.05}, stages=STAGES)
     first = made.start("run", "--preempt-at", "1500ms")
@@ -324,6 +325,7 @@ def test_a_killed_run_command_leaves_no_orphan_and_a_run_that_goes_on_bit_for_bi
     assert_undisturbed(made, undisturbed)
 
 
+@pytest.mark.long
 def test_a_worker_that_ignores_the_notice_is_killed_when_the_grace_is_over(
     real_project, warm_python, undisturbed, here
 ):

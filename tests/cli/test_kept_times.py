@@ -90,6 +90,7 @@ def test_ranks_that_each_do_the_same_have_the_same_times_in_a_comparison(tmp_pat
     assert len({one["value"]["start_s"] for one in kept}) == 1
 
 
+@pytest.mark.long
 def test_a_folder_where_nothing_can_be_written_costs_a_warning_and_no_plan(tmp_path, here):
     project = counting(tmp_path / "p")
     project.runs.mkdir()

@@ -321,6 +321,7 @@ HARD = [
 """(minutes, GPUs) of the stages of each experiment: too many to search through all orders."""
 
 
+@pytest.mark.long
 def test_the_exact_solver_proves_what_the_others_leave_open_and_is_never_longer(here, tmp_path):
     pytest.importorskip("ortools", reason='pip install "tasuki[exact]"')
     experiments = {

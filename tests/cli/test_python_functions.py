@@ -65,6 +65,7 @@ def test_importing_tasuki_imports_nothing_heavy():
     assert in_a_fresh_process(code) == "[]\n"
 
 
+@pytest.mark.long
 def test_every_name_in_all_is_what_it_says_whichever_is_used_first():
     code = (
         "import tasuki, json\n"

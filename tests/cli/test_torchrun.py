@@ -103,6 +103,7 @@ def made(tmp_path, warm_python) -> Iterator[Project]:
     kill_leftovers(tmp_path)
 
 
+@pytest.mark.long
 def test_torchrun_does_what_run_does_with_that_many_ranks_bit_for_bit(made, plain):
     said = finish(torchrun(made, program=MODULE))
     assert said.code == 0, say(said, made)

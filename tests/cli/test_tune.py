@@ -115,6 +115,7 @@ def row_of(found: dict[str, Any], label: str) -> dict[str, Any]:
     return row
 
 
+@pytest.mark.long
 def test_the_json_of_tune_has_the_keys_of_the_reference(tuned):
     found, _ = tuned
     assert set(found) == {
@@ -256,6 +257,7 @@ def test_a_mistake_is_answered_at_once_with_what_to_do(here, tmp_path, words, er
     assert said.code == 2 and error in said.err and hint in said.err, said
 
 
+@pytest.mark.long
 def test_the_largest_batch_is_shown_with_its_factor_and_written(tmp_path, monkeypatch):
     """Under a cap; the stage's own micro-batch plays no part."""
     folder = write_project(tmp_path / "p")

@@ -197,6 +197,7 @@ def kill_at(warm, folder: Path, whole: Project, places: list[tuple[str, int]], *
     return gap
 
 
+@pytest.mark.long
 def test_one_rank_of_four_killed_at_a_few_places_brings_all_down_and_the_end_is_the_same(
     warm, tmp_path
 ):
