@@ -82,6 +82,7 @@ def ask(
     Raises ChildLate when it takes longer than `within_s`; KeyboardInterrupt says where it stood.
     """
     reader, writer = os.pipe()
+    interrupt = _HeldInterrupt()
     try:
         child = subprocess.Popen(
             [python, "-P", "-B", "-m", module, str(writer)],
@@ -95,12 +96,14 @@ def ask(
             start_new_session=True,
         )
     except BaseException:
+        interrupt.let_go()
         os.close(reader)
         raise
     finally:
         os.close(writer)
     asked = _Asked(child, reader, module, folder, on_progress)
     try:
+        interrupt.let_go()
         return asked.hear(json.dumps(order).encode(), within_s)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(asked.describe()) from None
@@ -108,6 +111,28 @@ def ask(
         os.close(reader)
         _kill_session(child)
         child.wait()
+
+
+class _HeldInterrupt:
+    """Ctrl-C waits until it is let go: in the middle of a start it would leave a child behind that
+    nobody knows."""
+
+    def __init__(self) -> None:
+        self._is_pressed = False
+        is_ours = threading.current_thread() is threading.main_thread()
+        self._before = signal.getsignal(signal.SIGINT) if is_ours else None
+        if callable(self._before):  # else nobody would hear it anyway
+            signal.signal(signal.SIGINT, self._press)
+
+    def _press(self, _number: int, _frame: object) -> None:
+        self._is_pressed = True
+
+    def let_go(self) -> None:
+        """Raises what the handler before would have, if it was pressed meanwhile."""
+        if callable(self._before):
+            signal.signal(signal.SIGINT, self._before)
+        if self._is_pressed:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _kill_session(child: subprocess.Popen[bytes]) -> None:
