@@ -134,14 +134,17 @@ def open_plain(path: Path) -> io.FileIO:
     The one way in which files are read that others could have put into a run's folder.
     """
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    file = io.FileIO(fd, "rb") if stat.S_ISREG(os.fstat(fd).st_mode) else None
-    if file is None:
+    try:
+        if stat.S_ISREG(os.fstat(fd).st_mode):
+            return io.FileIO(fd, "rb")
+    except OSError:
         os.close(fd)
-        raise StoreError(
-            f"{path} is damaged: it is no plain file",
-            hint="nothing of tasuki makes such a thing there: move it away",
-        )
-    return file
+        raise
+    os.close(fd)
+    raise StoreError(
+        f"{path} is damaged: it is no plain file",
+        hint="nothing of tasuki makes such a thing there: move it away",
+    )
 
 
 def read_plain(path: Path, *, limit: int) -> bytes:
