@@ -28,13 +28,7 @@ from tasuki.checkpoint.verify import read_manifest
 from tasuki.data.fetch import seed_everything
 from tasuki.data.order import sample_seed
 from tasuki.data.used import Used, UsedSamples
-from tasuki.errors import (
-    EXIT_RESUME_ME,
-    RunError,
-    StoreError,
-    TasukiError,
-    place_of,
-)
+from tasuki.errors import EXIT_RESUME_ME, RunError, StoreError, TasukiError, place_of
 from tasuki.estimate.intervals import SaveCost, next_multiple, period_in_steps
 from tasuki.failpoints import failpoint
 from tasuki.integrations.alone import close_alone
@@ -44,6 +38,7 @@ from tasuki.integrations.drilled import Drill, LoopTrace
 from tasuki.integrations.finish import finish_stage
 from tasuki.integrations.journal import Journal
 from tasuki.integrations.origin import Origin, find_origin
+from tasuki.integrations.replay import say_replaying
 from tasuki.integrations.rows import Rows
 from tasuki.relay.values import Cause, Ending, PhaseEnded
 from tasuki.runtime.agreement import Agreement, Decision
@@ -157,12 +152,7 @@ class Loop:
         if origin.is_resumed:
             say_resuming(worker, manifest)
         if self.replayed is not None:
-            count = course.total_steps - self.progress.step
-            last = "the last one is" if count == 1 else f"the last {count:,} are"
-            worker.say(
-                f"All steps were done ({self.replayed}): {last} repeated, for what follows the "
-                "loop, and then left as saved"
-            )
+            say_replaying(worker, self.replayed, course.total_steps - self.progress.step)
         at = (name, self.progress.step) if self.replayed is None else self._replays_from
         worker.event("restored", checkpoint=at[0], stage=worker.stage.name, step=at[1])
         self._set_out(cost, is_end=manifest.position.is_end)

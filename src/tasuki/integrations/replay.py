@@ -5,7 +5,7 @@ that goes on from the last checkpoint would enter no body. So a loop is also sav
 step, and such an attempt goes through that one again; then the last checkpoint is restored, which
 stays the truth: nothing of what is repeated is written, saved or counted as progress. Where that
 save failed or is damaged, the steps from the newest good checkpoint before it are. Called by
-origin.py.
+origin.py and loop.py.
 """
 
 from __future__ import annotations
@@ -56,3 +56,11 @@ def is_open_end(worker: Worker, name: str, told: dict[str, Any]) -> bool:
     """Are all steps done in this checkpoint, and is what follows them not? `told`: its progress."""
     is_end = read_manifest(worker.run.checkpoints / name).position.is_end
     return is_end and told.get("finished") is None
+
+
+def say_replaying(worker: Worker, end: str, count: int) -> None:
+    last = "the last one is" if count == 1 else f"the last {count:,} are"
+    worker.say(
+        f"All steps were done ({end}): {last} repeated, for what follows the loop, and then left "
+        "as saved"
+    )

@@ -24,13 +24,12 @@ from tasuki.errors import EXIT_DONE, RunError, UsageError
 from tasuki.integrations.batches import Batches, Feed, Wanted, make_feed
 from tasuki.integrations.loop import Course, HandedOver, Loop
 from tasuki.integrations.rows import read
+from tasuki.integrations.tracked import Tracked
 from tasuki.integrations.untracked import LISTENS_STEPS, Untracked
 from tasuki.integrations.watch import LoopWatch
 from tasuki.relay.values import Cause
 from tasuki.runtime.best import Best, is_better, keep_if_better
 from tasuki.runtime.room import when_there_is_room
-from tasuki.runtime.settled import settle_buckets
-from tasuki.runtime.state import State
 from tasuki.runtime.things import Things
 
 _STEPS_HINT = "for batch in run.steps(loader, epochs=10): …"
@@ -262,14 +261,14 @@ class Run:
         self._listens_until = loop.progress.step + LISTENS_STEPS
         return feed
 
-    def _begin_loop(self, course: Course) -> _Tracked:
+    def _begin_loop(self, course: Course) -> Tracked:
         loop, things = self._loop, self._things
         state = loop.find()
         if state is not None:
             things.refuse_others(state)
         loop.lr = self._lr
         loop.looks_at = {"model": things.model, "data": getattr(self._loader, "dataset", None)}
-        holds = _Tracked(things)
+        holds = Tracked(things)
         loop.begin(holds, course)
         self._is_begun = True
         if loop.finished is not None:
@@ -450,38 +449,6 @@ def _last_boundary(feed: Feed, accumulation: int) -> int:
     """Where the last step begins, or the last group of them."""
     last = feed.total_steps - 1
     return last - (last % feed.steps_per_epoch) % accumulation
-
-
-class _Tracked:
-    """Tracked things, and where the loader stands, as a Loop wants to hold them."""
-
-    def __init__(self, things: Things) -> None:
-        self._things = things
-        self.batches: Batches | None = None
-        self.place: Mapping[str, Any] | None = None
-        """Of the loader, as the checkpoint has it."""
-        self._finite = {name for name, _ in things.parameters()}
-
-    def capture(self) -> State:
-        return self._things.capture()
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        for wrapped in self._things.wrapped:
-            settle_buckets(wrapped)
-        self._things.restore(state)
-
-    def capture_rank(self) -> Any:
-        return self.batches.state() if self.batches is not None else None
-
-    def restore_rank(self, state: Any) -> None:
-        self.place = state
-
-    def weights(self) -> Mapping[str, Any] | None:
-        model = self._things.model
-        return model.state_dict() if model is not None else None
-
-    def must_be_finite(self, name: str) -> bool:
-        return name in self._finite
 
 
 def show_errors_briefly() -> None:
