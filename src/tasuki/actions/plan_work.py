@@ -15,6 +15,7 @@ from msgspec import structs
 from tasuki.actions.back import GoingBack
 from tasuki.actions.commands import check_commands, what_is_left
 from tasuki.actions.foreseen import Foreseen, Foresight, foresee, predicted_in_words
+from tasuki.actions.freeze import has_committed
 from tasuki.actions.machine import cpus_for, device_for
 from tasuki.actions.measure import Bench
 from tasuki.actions.outlook import Outlook
@@ -129,7 +130,7 @@ def run_of(experiment: ResolvedExperiment, request: PlanRequest) -> RunFolder:
 def _changes(experiment: ResolvedExperiment, run: RunFolder) -> Iterator[str]:
     changed = differences(read_json(run.spec)["spec"], to_plain(experiment))
     keys = [difference.key for difference in changed if not difference.harmless]
-    if keys:
+    if keys and has_committed(run):  # else `run` begins it anew, with what the spec says now
         yield (
             f"{run.path} was begun with another spec ({', '.join(keys)}), and the new one was not "
             "tried: `run` goes on only with `--accept-change KEY`; `--new` plans another run"
