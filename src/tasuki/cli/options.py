@@ -157,18 +157,8 @@ def runs_option(function: F) -> F:
     return click.option(
         "--runs",
         type=click.Path(path_type=Path),
-        callback=_refuse_absent,
         help="The folder of runs (default: as the spec).",
     )(function)
-
-
-def _refuse_absent(_context: click.Context, _option: click.Parameter, runs: Path | None) -> Any:
-    """Who names a folder means one that is there: else a slip would look like no runs at all."""
-    if runs is not None and not runs.is_dir():
-        from tasuki.errors import UsageError
-
-        raise UsageError(f"there is no folder {runs.absolute()}", hint="look at `--runs`")
-    return runs
 
 
 def read_spec(
@@ -274,6 +264,10 @@ def unit_of(request: PlanRequest) -> str:
 def runs_folder(runs: Path | None) -> Path:
     """--runs, else as the spec here says, else ./runs; without reading the spec where it can be."""
     if runs is not None:
+        if not runs.is_dir():  # else a slip would look like no runs at all
+            from tasuki.errors import UsageError
+
+            raise UsageError(f"there is no folder {runs.absolute()}", hint="look at `--runs`")
         return runs.absolute()
     if not Path("tasuki.yaml").exists():
         return Path("runs").absolute()
@@ -286,9 +280,13 @@ def choose_runs(
     names: Sequence[str], runs: Path | None, *, only_shows: bool = False
 ) -> list[RunFolder]:
     """What a person means by RUN …; aloud where a name could mean two."""
+    return runs_in(runs_folder(runs), names, only_shows=only_shows)
+
+
+def runs_in(folder: Path, names: Sequence[str], *, only_shows: bool = False) -> list[RunFolder]:
+    """The same, where the folder is known."""
     from tasuki.actions.runs import find_run
 
-    folder = runs_folder(runs)
     say_which(names, folder)
     return [find_run(name, folder, only_shows=only_shows) for name in names]
 

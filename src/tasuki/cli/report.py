@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from tasuki.cli.options import choose_runs, json_option, print_json, runs_folder, runs_option
+from tasuki.cli.options import json_option, print_json, runs_folder, runs_in, runs_option
 from tasuki.errors import UsageError
 
 _ENDINGS = {"md": ".md", "csv": ".csv", "html": ".html"}
@@ -49,7 +49,7 @@ def command(
     form, place = _form_and_place("md" if is_md else "csv" if is_csv else None, to)
     folder = runs_folder(runs)
     names = list(dict.fromkeys(run))
-    chosen = choose_runs(names, folder, only_shows=True) or list_shown(folder)
+    chosen = runs_in(folder, names, only_shows=True) or list_shown(folder)
     if not chosen:
         raise UsageError(f"there are no runs in {folder}", hint="`--runs FOLDER` names another")
     report = gather_report(folder, chosen, now=SystemClock.wall())

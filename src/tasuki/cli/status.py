@@ -7,11 +7,11 @@ from pathlib import Path
 import click
 
 from tasuki.cli.options import (
-    choose_runs,
     json_option,
     look_at_queue,
     print_json,
     runs_folder,
+    runs_in,
     runs_option,
 )
 
@@ -32,7 +32,7 @@ def command(run: tuple[str, ...], runs: Path | None, as_json: bool) -> None:
     from tasuki.store.find import list_shown
 
     folder = runs_folder(runs)
-    chosen = choose_runs(run, folder, only_shows=True) or list_shown(folder)
+    chosen = runs_in(folder, run, only_shows=True) or list_shown(folder)
     status = read_status(chosen, now=SystemClock.wall(), known=look_at_queue(folder))
     if as_json:
         print_json(status)

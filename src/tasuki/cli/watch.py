@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tasuki.cli.options import (
-    choose_runs,
     json_option,
     look_at_queue,
     print_json,
     runs_folder,
+    runs_in,
     runs_option,
 )
 
@@ -35,7 +35,7 @@ def command(run: tuple[str, ...], once: bool, every: str, runs: Path | None, as_
     from tasuki.units import Duration
 
     folder = runs_folder(runs)
-    chosen = choose_runs(run, folder, only_shows=True)
+    chosen = runs_in(folder, run, only_shows=True)
     every_s = max(0.1, Duration.parse(every).seconds)
     if as_json:
         known = look_at_queue(folder)
