@@ -73,8 +73,15 @@ class Pty:
         os.write(self._ours, keys)
 
     def end(self) -> int:
-        code = self.process.wait(timeout=60)
-        self._read(0.1)
+        """All that it said until then: a terminal gives some kilobytes at a time."""
+        end = time.monotonic() + 60
+        while (code := self.process.poll()) is None:
+            assert time.monotonic() < end, self.text
+            self._read(0.1)
+        size = -1
+        while size < len(self.data):
+            size = len(self.data)
+            self._read(0.1)
         return code
 
     def modes(self) -> list:
