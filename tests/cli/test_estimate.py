@@ -437,6 +437,7 @@ def test_a_plan_takes_the_time_that_nobody_can_measure_here_from_a_prediction(de
     assert any("± 50%" in warning for warning in said.json()["warnings"])
 
 
+@pytest.mark.long
 def test_a_plan_says_when_a_batch_does_not_fit_the_card(asked, here):
     site = {"TASUKI_SITE": str(asked / "site.yaml")}
     words = ("--set", "cluster.gpu=tiny", "--set", "params.width=400000", "--stages", "small")

@@ -95,6 +95,7 @@ def test_weights_that_were_deleted_are_not_called_unfinished(here, torn, tmp_pat
     assert "100%" in here(tmp_path, "status", COLUMNS="160").out
 
 
+@pytest.mark.long
 def test_of_a_complete_run_no_other_stage_is_taken_for_the_one_that_is_gone(here, tmp_path):
     stages = [{"name": n, "data": "d", "epochs": 1} for n in ("one", "two")]
     project = make_project(tmp_path / "p", stages=stages)

@@ -135,6 +135,7 @@ def test_torchrun_that_starts_its_processes_anew_goes_on_where_they_were(made, p
     assert ended == ["handed-over", "handed-over", "done"]
 
 
+@pytest.mark.long
 def test_a_new_start_waits_for_the_handover_of_an_attempt_that_still_lives(made, plain):
     """As when torchrun kills its processes and starts them anew at once."""
     first = made.start("run", "--set", f"cluster.gpus={RANKS}")

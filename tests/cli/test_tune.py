@@ -139,6 +139,7 @@ def test_the_json_of_tune_has_the_keys_of_the_reference(tuned):
     assert row["memory_bytes"] > 0
 
 
+@pytest.mark.long
 def test_what_is_quicker_by_construction_wins_and_what_is_slower_does_not(tuned):
     found, _ = tuned
     fp32, four, one = (

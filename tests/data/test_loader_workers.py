@@ -220,6 +220,7 @@ def test_batches_and_what_a_model_makes_of_them_do_not_depend_on_who_computed_th
     assert found[1] == found[3]
 
 
+@pytest.mark.long
 def test_spawned_workers_give_the_same_batches_too(plain: Seen) -> None:
     assert see(make_loader(workers=1, context="spawn")) == plain
 

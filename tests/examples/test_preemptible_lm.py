@@ -58,6 +58,7 @@ def test_a_copy_of_the_folder_runs_and_learns_more_than_which_letters_are_freque
     assert losses[-1] < losses[0] / 2
 
 
+@pytest.mark.long
 def test_preempted_at_least_twice_it_ends_with_the_weights_of_an_undisturbed_run(
     example, warm_python
 ):

@@ -286,6 +286,7 @@ def test_ranks_vote_and_all_do_the_step_again_when_one_of_four_has_no_room(
     assert differences(knowing(tmp_path / "k", warm, project), project) == []
 
 
+@pytest.mark.long
 def test_a_rank_that_has_no_room_any_more_brings_all_back_to_a_checkpoint(warm, tmp_path):
     """The others are in the middle of a sum: nobody can vote."""
     project = four(tmp_path / "p", room={"rank": 2, "most": 2, "after": 40})

@@ -127,6 +127,7 @@ def test_what_a_sink_raised_is_in_its_log_alone_and_told_once_in_all_attempts(wa
     assert {path for path in telling if b"hunter2" in path.read_bytes()} == set(logs)
 
 
+@pytest.mark.long
 def test_a_sink_that_hangs_delays_a_handover_by_seconds_at_most_and_hangs_alone(
     warm, tmp_path, plain
 ):

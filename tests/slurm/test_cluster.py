@@ -41,6 +41,7 @@ def test_a_job_gets_the_gpus_it_asks_for_on_as_many_nodes(cluster, tmp_path):
     assert sorted((tmp_path / "log").read_text().splitlines()) == ["0 0,1", "1 0,1"]
 
 
+@pytest.mark.long
 def test_a_job_of_a_low_partition_is_preempted_and_comes_back(cluster, tmp_path):
     whole = ("-N4", "--exclusive")
     body = "echo start ${SLURM_RESTART_COUNT:-0}; exec sleep 600"
@@ -68,6 +69,7 @@ def test_a_time_limit_ends_a_job_within_seconds(cluster, tmp_path):
     assert time.monotonic() - began < 25
 
 
+@pytest.mark.long
 def test_nothing_is_left_of_a_cluster_that_was_stopped_even_of_steps_whose_node_was_killed(
     tmp_path,
 ):

@@ -204,6 +204,7 @@ def test_a_probe_finds_requeueing_allowed_and_measures_the_time_until_the_kill(p
         assert "waits to come back" in err and "is cancelled" in err
 
 
+@pytest.mark.long
 def test_a_probe_imports_the_recipe_on_a_node_after_the_setup(probed):
     code, report, _, person = probed["low"]
     assert code == 0 and report["ok"] and report["live"]["recipe"]["ok"], report["findings"]

@@ -135,6 +135,7 @@ def test_what_is_mended_under_a_submitted_run_is_taken_once_its_job_is_cancelled
     cluster.run("scancel", project.number)
 
 
+@pytest.mark.long
 def test_a_cancel_that_slurm_does_not_hear_is_kept_and_can_be_repeated(cluster, tmp_path):
     project = make_slurm_project(cluster, tmp_path / "p")
     project.tasuki("submit", "--extra", "hold=true")

@@ -53,6 +53,7 @@ class Thrice:
         return 0.0 if over < 3 and self._made.has_begun(over + 1) else None
 
 
+@pytest.mark.long
 def test_a_script_that_saves_itself_gets_through_three_preemptions_and_a_limit(tmp_path):
     # Five seconds of steps: however quick the machine, a limit of four comes before their end.
     made = make_commands(tmp_path / "p", "500", "exit=75", cluster={"time_limit": "4s"})

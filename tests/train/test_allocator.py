@@ -96,6 +96,7 @@ def test_nothing_is_no_setting():
         parse_allocator(" ")
 
 
+@pytest.mark.long
 @pytest.mark.skipif(
     not hasattr(torch._C, "_accelerator_getAllocatorSettings"), reason="torch cannot be asked"
 )

@@ -64,6 +64,7 @@ def test_what_cannot_be_traced_is_measured_with_four_tries_at_most(forks):
 BY_COST = {"kind": "cost", "cost": "nodes+edges", "budget": "auto"}
 
 
+@pytest.mark.long
 def test_a_budget_is_found_by_the_worst_real_micro_batches(forks):
     """Large graphs have more nodes for the same cost, small ones more edges."""
     keys = {"effective_batch": 300, "buckets": BY_COST}
@@ -79,6 +80,7 @@ def test_a_budget_is_found_by_the_worst_real_micro_batches(forks):
     )
 
 
+@pytest.mark.long
 def test_a_budget_holds_for_the_mixes_that_the_run_will_really_have(forks):
     """A large and many small samples, padded: no micro-batch that is made up has as much."""
     keys = {"effective_batch": 60, "buckets": {"kind": "cost", "cost": "n", "budget": "auto"}}
