@@ -17,12 +17,15 @@ EXIT_RESUME_ME = 75
 
 
 _OURS = str(Path(__file__).parent)
+_PYTHONS = str(Path(traceback.__file__).parent)
 
 
 def is_users(file: str) -> bool:
-    """Is this source file the user's own: neither installed nor ours? Their project may well lie in
-    a folder called `tasuki`."""
-    return "site-packages" not in file and not file.startswith(f"{_OURS}/")
+    """Is this source file the user's own: neither installed, nor Python's, nor ours? Their project
+    may well lie in a folder called `tasuki`."""
+    if "site-packages" in file or file.startswith("<frozen "):
+        return False
+    return not file.startswith((f"{_OURS}/", f"{_PYTHONS}/"))
 
 
 def place_of(error: BaseException) -> str:

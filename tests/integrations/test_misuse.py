@@ -57,7 +57,8 @@ with tasuki.open_run() as run:
             break
 """
 MORE_EPOCHS = (
-    "the loop asks for 5 epochs (15 steps), and run `train` was begun with 4 epochs (12 steps)\n"
+    "the loop asks for 5 epochs (15 steps), and run `train` was begun with 4 epochs (12 steps) "
+    "(at train.py:{line})\n"
     "hint: ask for 4 epochs again, and it goes on from its last checkpoint; or begin another run: "
     "TASUKI_NAME=other before the same command"
 )
@@ -120,12 +121,12 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_mistake_is_told_in_words_without_a_traceback(warm, script, name):
+def test_a_mistake_is_told_in_words_with_its_line_and_no_traceback(warm, script, name):
     body, words = CASES[name]
     made = script(body)
     assert made.attempt(warm) == [EXIT_FAILED], made.said()
     assert words in made.said() and "hint: " in made.said(), made.said()
-    assert "Traceback" not in made.said(), made.said()
+    assert "Traceback" not in made.said() and " (at train.py:" in made.said(), made.said()
     assert not made.run.is_complete()
     if made.run.claims.is_dir():
         (end,) = read_attempt_ends(made.run).values()
@@ -287,8 +288,9 @@ def test_a_loop_that_changed_under_its_run_is_refused(warm, script, before, afte
     assert made.attempt(warm, {"at": "step.done", "do": "term", "count": 3}) == [EXIT_RESUME_ME]
     path = made.folder / "train.py"
     path.write_text(path.read_text().replace(before, after))
+    line = 1 + path.read_text()[: path.read_text().index("    for batch in run.steps")].count("\n")
     assert made.attempt(warm) == [EXIT_FAILED]
-    assert words in made.said(), made.said()
+    assert words.format(line=line) in made.said(), made.said()
 
 
 @pytest.mark.parametrize("at", ["step.done", "step.begin"], ids=["some steps", "no step"])

@@ -459,7 +459,8 @@ class Loop:
         if isinstance(error, TasukiError):
             words, hint = error.message, error.hint
         else:
-            words, hint = f"{type(error).__name__}: {error}{place_of(error)}"[:2000], ""
+            words, hint = f"{type(error).__name__}: {error}"[:2000], ""
+        words += place_of(error)
         ending = Ending.FAILED if isinstance(error, KeyboardInterrupt) else ending_of(error)
         cause = Cause.INTERRUPTED if isinstance(error, KeyboardInterrupt) else Cause.NONE
         self._close(PhaseEnded(ending=ending, cause=cause, message=words, hint=hint), "failed")

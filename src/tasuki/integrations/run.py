@@ -452,8 +452,8 @@ def _last_boundary(feed: Feed, accumulation: int) -> int:
 
 
 def show_errors_briefly() -> None:
-    """Errors of ours that nobody catches: in words, without a traceback."""
-    from tasuki.errors import TasukiError
+    """Errors of ours that nobody catches: in words, with the script's line, without a traceback."""
+    from tasuki.errors import TasukiError, place_of
 
     theirs = sys.excepthook
 
@@ -464,7 +464,7 @@ def show_errors_briefly() -> None:
             theirs(kind, error, traceback)
             return
         hint = f"\nhint: {error.hint}" if error.hint else ""
-        sys.stderr.write(f"error: {error.message}{hint}\n")
+        sys.stderr.write(f"error: {error.message}{place_of(error)}{hint}\n")
 
     if getattr(theirs, "__module__", "") != __name__:
         sys.excepthook = show
