@@ -56,6 +56,19 @@ def test_a_second_plan_measures_nothing_and_says_when_it_was_measured(tmp_path, 
     assert 3 * 3600 < pieces(second)[0]["measured_ago_s"] < 4 * 3600
 
 
+def test_what_was_measured_counts_also_where_nothing_may_be(tmp_path, here):
+    project = counting(tmp_path / "p")
+    unknown = here(project.folder, "plan", "--no-measure", "--json").json()
+    assert times_asked(project) == 0 and pieces(unknown)[0]["expected_s"] is None
+    measured = here(project.folder, "plan", "--json").json()
+    kept = here(project.folder, "plan", "--no-measure", "--json").json()
+    assert pieces(kept)[0]["expected_s"] == pieces(measured)[0]["expected_s"]
+    assert times_asked(project) == 1
+    assert here(project.folder, "run").code == 0
+    (plan,) = (project.runs / ".plans").glob("*.json")
+    assert pieces(json.loads(plan.read_text()))[0]["expected_s"] == pieces(kept)[0]["expected_s"]
+
+
 @pytest.mark.long
 def test_fresh_and_other_code_batches_or_variables_measure_again(tmp_path, here):
     project = counting(tmp_path / "p")

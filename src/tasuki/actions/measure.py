@@ -74,9 +74,15 @@ class Measurer:
         return [note for keeper in self._keepers.values() for note in keeper.notes]
 
     def measure(
-        self, experiment: ResolvedExperiment, stages: Sequence[ResolvedStage], bench: Bench
+        self,
+        experiment: ResolvedExperiment,
+        stages: Sequence[ResolvedStage],
+        bench: Bench,
+        *,
+        may_ask: bool = True,
     ) -> dict[str, dict[str, Any]]:
-        """By stage, as far as its steps could be measured; `ago_s` is None where they were now."""
+        """By stage, as far as its steps could be measured, or were before and nobody may be asked
+        now; `ago_s` is None where they were now."""
         place = bench.place()
         keys = {stage.name: measured_key(stage, place) for stage in stages}
         wanted = ("total_steps", *_STEP, *_BEGIN)
@@ -85,7 +91,7 @@ class Measurer:
             for stage in stages
             if not self._find(keys[stage.name], wanted, stage, bench)
         }
-        if missing:
+        if missing and may_ask:
             self._ask(experiment, list(missing.values()), bench, keys)
         found = {name: self._found[key] for name, key in keys.items() if key in self._found}
         now = SystemClock.wall()

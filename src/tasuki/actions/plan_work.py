@@ -270,8 +270,6 @@ def _measure(
     if request.measured is not None:
         return request.measured.get(experiment.name, {})
     stages = [stage for stage in unknown if stage.recipe is not None]
-    if not stages or not request.measure:
-        return {}
     if device == "cuda" and request.machine.gpus == 0:
         return {}  # predicted instead
     found: dict[str, dict[str, Any]] = {}
@@ -303,6 +301,7 @@ def _measure_on(
                 environment=request.environment,
                 on_progress=request.on_progress,
             ),
+            may_ask=request.measure,
         )
     except TasukiError as error:
         error.message = f"experiment `{experiment.name}`: {error.message}"

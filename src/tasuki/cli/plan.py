@@ -38,7 +38,7 @@ Example:  tasuki plan --set cluster.time_limit=8h --stages small_512 small_1024
 @spec_options
 @time_options
 @click.option("--new", "is_new", is_flag=True, help="Plan as if nothing were done yet.")
-@click.option("--no-measure", is_flag=True, help="Do not measure steps of unknown stages.")
+@click.option("--no-measure", is_flag=True, help="Measure no steps now; what was before counts.")
 @click.option("--fresh", is_flag=True, help="Measure steps again, whatever is kept of them.")
 @click.option("--fits", is_flag=True, help="Other ways to do each step, and what they would gain.")
 @click.option(
