@@ -1,6 +1,6 @@
 """The pictures of board, report and watch in the documentation, from real runs of `tasuki demo`.
 
-    .venv/bin/python docs/images/make_screenshots.py [FOLDER]
+    make pictures        (python -m tools.docs.pictures [FOLDER])
 
 FOLDER is where the demo is, or is to be made (default: .work/demo; about two minutes). Needs
 chromium and tmux. The demo's undisturbed twin is shown beside its run; `watch` looks at a second
@@ -9,6 +9,7 @@ demo while it trains.
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 import subprocess
@@ -20,7 +21,7 @@ from typing import Any
 
 from playwright.sync_api import Browser, sync_playwright
 
-HERE = Path(__file__).parent
+IMAGES = Path(__file__).parents[2] / "docs" / "images"
 SIZE = {"width": 1360, "height": 1010}
 MOST_BYTES = 300_000
 COLUMNS, LINES = 100, 27
@@ -92,8 +93,8 @@ def picture_watch(browser: Browser, demo: Path) -> None:
 
 
 def is_telling(shown: str) -> bool:
-    """The last stage trains, and the machine's figures are there."""
-    return "/320" in shown and "samples/s" in shown and "starting:" not in shown
+    """The last stage is well under way, and its loss is there."""
+    return re.search(r"[1-9]\d% \d+/320\n(.*\n)*?loss \d", shown) is not None
 
 
 def until(is_so: Any) -> None:
@@ -124,7 +125,7 @@ def draw_terminal(browser: Browser, text: str) -> None:
 
 
 def save(page: Any, name: str) -> None:
-    path = HERE / f"{name}.png"
+    path = IMAGES / f"{name}.png"
     page.screenshot(path=path)
     page.close()
     assert path.stat().st_size < MOST_BYTES, f"{path} is too large"
