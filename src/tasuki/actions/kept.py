@@ -124,7 +124,9 @@ def stamps_of(stage: ResolvedStage, folder: str) -> str:
 
 def _files(path: Path) -> Iterator[str]:
     """Of a folder all, whatever their depth; of a pattern those that fit."""
-    named = [str(path)] if path.exists() else glob.glob(str(path))  # noqa: PTH207 (absolute ones)
+    # `Path.exists` raises for a name that is too long to be one.
+    exists = os.path.exists(path)  # noqa: PTH110
+    named = [str(path)] if exists else glob.glob(str(path))  # noqa: PTH207 (absolute ones)
     for name in named:
         if not os.path.isdir(name):  # noqa: PTH112
             yield name

@@ -144,12 +144,12 @@ def _line(run: dict[str, Any], cells: int) -> str:
     if not run["stage"] or not run["total_steps"] or run["stage"] in run["done"]:
         return f"{name}  {number_of}  {_starting(run)}  attempt {run['attempt'] or 1}"
     share = run["step"] / run["total_steps"]
-    # Behind the stage's name, as it is the stage's: that of the run is in `status`.
-    left = f", {format_seconds(run['eta_s'])} left" if run["eta_s"] else ""
+    # Beside the stage's steps, as it is the stage's: that of the run is in `status`.
+    left = f" ({format_seconds(run['eta_s'])} left)" if run["eta_s"] else ""
     progress = f"  {bar(share, cells)}" if cells else ""
     return (
-        f"{name}  {number_of} {escape(run['stage'])}{left}{progress}  "
-        f"{count(run['step'])}/{count(run['total_steps'])}  loss {number(run['loss'])}  "
+        f"{name}  {number_of} {escape(run['stage'])}{progress}  "
+        f"{count(run['step'])}/{count(run['total_steps'])}{left}  loss {number(run['loss'])}  "
         f"attempt {run['attempt']}"
     )
 
