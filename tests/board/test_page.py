@@ -311,7 +311,9 @@ def test_a_log_is_followed_while_it_grows(runs, look, tmp_path):
             file.flush()
             page.until("() => document.querySelector('pre.log')?.textContent.includes('sign: ')")
             file.write("€".encode()[1:] + b" and the rest\n")
-        page.until("() => document.querySelector('pre.log')?.textContent.includes('€ and the rest')")
+        page.until(
+            "() => document.querySelector('pre.log')?.textContent.includes('€ and the rest')"
+        )
         page.close()
 
 

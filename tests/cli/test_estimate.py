@@ -152,12 +152,26 @@ def test_the_time_of_a_stage_is_that_of_all_its_steps_its_start_and_its_saves(de
     assert share == pytest.approx(mixed[0]["step_s"] * 3 * 3 / mixed[0]["train_s"])
 
 
+def test_one_command_submits_all_stages_and_asks_for_the_largest(deaf):
+    """A run that is in the queue is not submitted again: one command for each would lose stages."""
+    said = deaf("estimate", "--set", "experiments.exp.stages.1.expect.wall=9h")
+    assert said.out.count("tasuki submit") == 1, said.out
+    rows = deaf("estimate", "--json", "--set", "experiments.exp.stages.1.expect.wall=9h").json()[
+        "stages"
+    ]
+    small, *mixed = rows
+    assert small["limit_s"] < mixed[0]["limit_s"]
+    [one] = {row["submit_command"] for row in rows}
+    hours = -(-mixed[0]["limit_s"] // 60) // 60
+    assert "--stages" not in one and f"--time {hours:.0f}h" in one
+
+
 def test_the_command_to_submit_can_be_pasted(deaf):
     import shlex
 
     from tasuki.cli.submit import command
 
-    row = deaf("estimate", "--json").json()["stages"][0]
+    row = deaf("estimate", "--json", "--stages", "small").json()["stages"][0]
     assert row["submit_command"] == "tasuki submit --stages small --time 10m --memory 3G"
     words = shlex.split(row["submit_command"])
     parsed = command.make_context("submit", words[2:])
@@ -417,7 +431,7 @@ def test_tables_fit_the_window(deaf, width):
     head = next(at for at, line in enumerate(lines) if "10m, 3G" in line)
     assert all(len(line) <= width for line in lines[: head + 1])
     assert "\x1b" not in out.getvalue()
-    assert "small" in out.getvalue() and "tasuki submit --stages small" in out.getvalue()
+    assert "small" in out.getvalue() and "tasuki submit --time 10m --memory 3G" in out.getvalue()
 
 
 # -- plan, inspect, kills --------------------------------------------------------------------------

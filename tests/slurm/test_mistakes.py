@@ -163,6 +163,16 @@ def test_a_cancel_that_slurm_does_not_hear_keeps_the_job_that_waits_from_beginni
     assert project.status()["state"] == "cancelled" and project.attempts() == [], project.logs()
 
 
+def test_who_submits_another_stage_of_a_queued_run_hears_where_its_job_ends(cluster, tmp_path):
+    stages = [{"name": name, "data": "d", "epochs": 20} for name in ("one", "two")]
+    project = make_slurm_project(cluster, tmp_path / "p", stages=stages)
+    project.tasuki("submit", "--stages", "one", "--extra", "hold=true")
+    said = project.try_tasuki("submit", "--stages", "two")
+    cluster.run("scancel", project.number)
+    assert "is submitted already" in said.stderr, said
+    assert "it ends with stage `one`: submit what follows when that is done" in said.stderr
+
+
 def test_two_terminals_that_submit_at_once_submit_one_job(cluster, tmp_path):
     project = make_slurm_project(cluster, tmp_path / "p")
     words = [sys.executable, "-m", "tasuki", "submit", "--extra", "hold=true"]

@@ -97,12 +97,13 @@ def estimate(request: EstimateRequest) -> dict[str, Any]:
         for name in _names(request)
     }
     outlooks = _look(pairs, fitted, cards)
-    rows = [
-        row
+    found = [
+        _Rows(request, experiment, on_card[number], past)
         for number, (experiment, _) in enumerate(pairs)
         for on_card in outlooks
-        for row in _Rows(request, experiment, on_card[number], past).rows()
     ]
+    commands = _submit_commands(request, found, wanted)
+    rows = [row for one in found for row in one.rows(commands[one.job])]
     said = [words for one in fitted.values() for words in one.warnings]
     return {
         "format": FORMAT,
@@ -205,9 +206,9 @@ class _Rows:
         past: _Past,
     ) -> None:
         self._request, self._experiment, self._outlook = request, experiment, outlook
-        self._stage, self._card = outlook.stage, outlook.card
+        self.stage, self.card = outlook.stage, outlook.card
         own = not request.gpus and not request.compares
-        is_own = own or self._card.called == request.spec.cluster.gpu
+        is_own = own or self.card.called == request.spec.cluster.gpu
         self._times = past.times(experiment.name, outlook, is_own_card=is_own)
         is_evaluated = evaluates(experiment, outlook.stage)
         reserve = outlook.stage.evaluate.reserve_s if outlook.stage.evaluate else None
@@ -219,16 +220,21 @@ class _Rows:
         self._host = _host(request, outlook)
         self._memory = next_memory(request.spec.cluster.memory_bytes, past.killed(experiment.name))
 
-    def rows(self) -> Iterator[dict[str, Any]]:
+    @property
+    def job(self) -> tuple[str, str]:
+        """What is submitted together: the experiment's stages on a card."""
+        return self._experiment.name, self.card.called
+
+    def rows(self, submit_command: str) -> Iterator[dict[str, Any]]:
         fits = self._outlook.fits or (None,)
         shares = _shares(self._outlook.fits, self._times, self._whole)
         for fit, (step_s, wall_s) in zip(fits, shares, strict=True):
-            yield self._row(fit, step_s, wall_s)
+            yield {**self._row(fit, step_s, wall_s), "submit_command": submit_command}
 
     def _row(
         self, fit: BucketFit | None, step_s: float | None, wall_s: float | None
     ) -> dict[str, Any]:
-        stage, times, card = self._stage, self._times, self._card
+        stage, times, card = self.stage, self._times, self.card
         needs = fit.needs if fit is not None else None
         peak = stage.expect_peak_bytes or (needs.peak_bytes if needs is not None else None)
         has_room = peak is not None and card.capacity is not None
@@ -260,12 +266,11 @@ class _Rows:
             "train_s": times.wall_s,
             "stage_wall_s": self._whole,
             "stage_wall_s_p90": p90,
-            "limit_s": self._limit_s(),
+            "limit_s": self.limit_s(),
             "jobs": self._jobs(),
-            "host_bytes": self._host_bytes(),
+            "host_bytes": self.host_bytes(),
             "source": times.source,
             "error": times.error,
-            "submit_command": self._command(),
             "sources": self._sources(fit),
             "used": list(times.used),
             "untraced": foretold.untraced if foretold is not None else None,
@@ -277,19 +282,19 @@ class _Rows:
 
     def _remedies(self) -> Sequence[str]:
         """A peak that was given wins over a traced one, whichever of them fits."""
-        given, has = self._stage.expect_peak_bytes, self._card.capacity
+        given, has = self.stage.expect_peak_bytes, self.card.capacity
         if given is None or has is None:
             return self._outlook.remedies
         if given <= has:
             return ()
-        missing, gpu = format_bytes(given - has), self._card.gpu.name
+        missing, gpu = format_bytes(given - has), self.card.gpu.name
         return (f"`expect.peak` is {format_bytes(given)}: {missing} more than a {gpu} has",)
 
     def _whole_s(self) -> float | None:
         """What nine of ten runs take from the start of their job to its end."""
         return self._whole_p90 or self._to_hold
 
-    def _limit_s(self) -> float | None:
+    def limit_s(self) -> float | None:
         given = self._request.spec.cluster.time_limit_s
         whole = self._whole_s()
         if given is not None or whole is None:
@@ -298,36 +303,17 @@ class _Rows:
 
     def _jobs(self) -> int | None:
         """How many jobs of that length it takes."""
-        whole, limit = self._whole_s(), self._limit_s()
+        whole, limit = self._whole_s(), self.limit_s()
         return None if whole is None or not limit else max(1, -int(-whole // limit))
 
-    def _host_bytes(self) -> int | None:
+    def host_bytes(self) -> int | None:
         if self._memory.bytes is not None:
             return self._memory.bytes
         return None if self._host is None else to_ask_for(self._host.total)
 
-    def _command(self) -> str:
-        request, stage = self._request, self._stage
-        words = ["tasuki", "submit", *request.words]
-        if len(request.spec.experiments) > 1:
-            words += ["--experiment", self._experiment.name]
-        if len(self._experiment.stages) > 1:
-            words += ["--stages", stage.name]
-        cluster, gpu = request.spec.cluster, self._card.called
-        # Where nothing was said of a card, what is here was meant; but Slurm would give GPUs.
-        is_said = bool(cluster.gpu or request.gpus or request.compares)
-        if gpu != cluster.gpu and (is_said or self._card.gpu.is_cpu):
-            words += ["--set", f"cluster.gpu={gpu}"]
-        limit, memory = self._limit_s(), self._host_bytes()
-        if cluster.time_limit_s is None and limit is not None:
-            words += ["--time", format_seconds(limit)]
-        if memory is not None and memory != cluster.memory_bytes:
-            words += ["--memory", f"{-(-memory // GIB)}G"]
-        return shlex.join(words)
-
     def _sources(self, fit: BucketFit | None) -> dict[str, str]:
         """Number → where it comes from."""
-        cluster, stage = self._request.spec.cluster, self._stage
+        cluster, stage = self._request.spec.cluster, self.stage
         told = {"wall": self._times.source}
         if fit is not None:
             told["micro_batch"] = _why(fit, stage)
@@ -343,7 +329,7 @@ class _Rows:
         return {name: words for name, words in told.items() if words}
 
     def _assumed_cost(self) -> str:
-        cost = self._stage.buckets.cost
+        cost = self.stage.buckets.cost
         if all(fit.size for fit in self._outlook.fits):
             return f"assumed: what a sample costs ({cost}) is its size"
         return (
@@ -352,7 +338,7 @@ class _Rows:
         )
 
     def _notes(self) -> Iterator[str]:
-        foretold, stage = self._outlook.foretold, self._stage
+        foretold, stage = self._outlook.foretold, self.stage
         if self._memory.reason:
             yield self._memory.reason
         given = self._request.spec.cluster.memory_bytes
@@ -444,6 +430,39 @@ def _samples(fit: BucketFit, bucket: Mapping[str, Any]) -> int:
 
 def _tensors(fits: Sequence[BucketFit]) -> int:
     return max((fit.needs.tensors.bytes for fit in fits if fit.needs is not None), default=0)
+
+
+def _submit_commands(
+    request: EstimateRequest, found: Sequence[_Rows], wanted: Sequence[str]
+) -> dict[tuple[str, str], str]:
+    """One for all stages of an experiment on a card: a run that is in the queue is not submitted a
+    second time. It asks for what the largest stage needs; the plan cuts the work into such jobs."""
+    jobs: dict[tuple[str, str], list[_Rows]] = {}
+    for one in found:
+        jobs.setdefault(one.job, []).append(one)
+    return {job: _submit_command(request, job[0], own, wanted) for job, own in jobs.items()}
+
+
+def _submit_command(
+    request: EstimateRequest, experiment: str, stages: Sequence[_Rows], wanted: Sequence[str]
+) -> str:
+    words = ["tasuki", "submit", *request.words]
+    if len(request.spec.experiments) > 1:
+        words += ["--experiment", experiment]
+    if wanted:
+        words += ["--stages", *(one.stage.name for one in stages)]
+    cluster, card = request.spec.cluster, stages[0].card
+    # Where nothing was said of a card, what is here was meant; but Slurm would give GPUs.
+    is_said = bool(cluster.gpu or request.gpus or request.compares)
+    if card.called != cluster.gpu and (is_said or card.gpu.is_cpu):
+        words += ["--set", f"cluster.gpu={card.called}"]
+    limits = [one.limit_s() for one in stages]
+    if cluster.time_limit_s is None and None not in limits:
+        words += ["--time", format_seconds(max(filter(None, limits)))]
+    memory = max((one.host_bytes() or 0 for one in stages), default=0)
+    if memory and memory != cluster.memory_bytes:
+        words += ["--memory", f"{-(-memory // GIB)}G"]
+    return shlex.join(words)
 
 
 def _shares(

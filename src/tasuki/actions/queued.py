@@ -102,6 +102,14 @@ def runs_of(job: JobFolder) -> list[str]:
     return list(dict.fromkeys(item["run"] for lane in lanes for item in lane["items"]))
 
 
+def last_stage(job: JobFolder, run: str) -> str | None:
+    """The stage with which the run's work in this job ends, where more would be left to do."""
+    items = [item for lane in read_json(job.lanes)["lanes"] for item in lane["items"]]
+    own = [item for item in items if item["run"] == run]
+    ends = [item["until"] for item in own if not item["continued"]]
+    return ends[-1] if ends and None not in ends else None
+
+
 def is_packed(job: JobFolder) -> bool:
     """Do its runs have lanes of their own, so that one of them may end while the others go on?"""
     value = read_json(job.lanes)

@@ -14,7 +14,7 @@ from typing import Any
 from tasuki.actions.jobs import Terms, experiments_of, write_jobs
 from tasuki.actions.machine import Machine, device_for
 from tasuki.actions.plan import PlanRequest, make_plan
-from tasuki.actions.queued import Known, join
+from tasuki.actions.queued import Known, join, last_stage
 from tasuki.actions.recipes import check_recipes
 from tasuki.actions.run import RunRequest, carry_out, nothing_to_profile, open_runs, take_up
 from tasuki.actions.status import read_status
@@ -209,6 +209,9 @@ def _leave_out_queued(
             else f"{is_submitted} asks for what the spec said then. {again} `tasuki submit`, takes "
             "a change"
         )
+        ends = [stage for job in jobs if (stage := last_stage(job.folder, run.name)) is not None]
+        if ends:
+            notes[-1] += f"; it ends with stage `{ends[-1]}`: submit what follows when that is done"
     return replace(request, experiments=tuple(left)), notes
 
 

@@ -145,7 +145,7 @@ def _line(run: dict[str, Any], cells: int) -> str:
         return f"{name}  {number_of}  {_starting(run)}  attempt {run['attempt'] or 1}"
     share = run["step"] / run["total_steps"]
     # Beside the stage's steps, as it is the stage's: that of the run is in `status`.
-    left = f" ({format_seconds(run['eta_s'])} left)" if run["eta_s"] else ""
+    left = f"  {format_seconds(run['eta_s'])} left" if run["eta_s"] else ""
     progress = f"  {bar(share, cells)}" if cells else ""
     return (
         f"{name}  {number_of} {escape(run['stage'])}{progress}  "
