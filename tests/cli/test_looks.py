@@ -277,6 +277,12 @@ def test_a_run_that_has_no_place_yet_is_shown_as_waiting_not_as_starting():
     assert line(run) == "b  waiting"
 
 
+def test_a_run_whose_stages_are_all_done_is_finishing_not_starting():
+    run = {**dict.fromkeys(("phase", "phase_stage"), ""), "experiment": "b", "state": "running"}
+    done = {"stage": "one", "stages": ["one"], "done": ["one"], "doing": "", "attempt": 2}
+    assert line({**run, **done, "total_steps": 20}) == "b  finishing  attempt 2"
+
+
 def test_what_a_run_says_right_before_its_end_is_still_shown_and_once():
     run = {"experiment": "exp", "notable": []}
     console = screen(120, is_terminal=False)

@@ -60,7 +60,9 @@ def test_validation_begins_before_the_first_step_and_decides_the_best(three):
     best = read_json(three.run.stage("a").metrics)["best"]
     assert best["value"] == min(row["loss"] for row in rows)
     assert not list(three.run.stage("a").path.glob("best-*"))
-    assert f"the weights of step {best['step']} count (loss {best['value']:.4g})" in three.logs()
+    assert (
+        f"best weights: step {best['step']} (validation loss {best['value']:.4g})" in three.logs()
+    )
 
 
 def test_a_stage_that_brings_nothing_better_than_its_start_says_so(warm, tmp_path):

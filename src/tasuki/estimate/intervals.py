@@ -71,8 +71,8 @@ def choose_interval(
     seconds = max(least, min(best, LONGEST_S))
     words = (
         f"a save stops training for {format_seconds(cost.blocked_s)} and takes "
-        f"{format_seconds(cost.total_s)}; lost work is reckoned with once in "
-        f"{format_seconds(between)} ({events} so far; before more is seen, one a day)"
+        f"{format_seconds(cost.total_s)}; one kill is expected in {format_seconds(between)} "
+        f"({events} so far)"
     )
     if seconds == least and best < least:
         words += "; more often would cost more than 1 % of the time, or never end"

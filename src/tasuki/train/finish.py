@@ -81,7 +81,7 @@ def _which(best: Best | None) -> str:
     value = f"{best.metric} {best.value:.4g}"
     if best.step == 0:
         return f"; none was better than the weights it started from ({value}), and those count"
-    return f"; the weights of step {best.step} count ({value})"
+    return f"; best weights: step {best.step} (validation {value})"
 
 
 def _find_scaling(task: Task, setup: Setup, exchange_s: float | None) -> Scaling | None:

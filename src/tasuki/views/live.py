@@ -141,6 +141,8 @@ def _line(run: dict[str, Any], cells: int) -> str:
     if run["phase"] == "evaluate" and run["phase_stage"] in run["done"]:
         passed = f"  {format_seconds(run['doing_s'])}" if run["doing_s"] else ""
         return f"{name}  evaluating {escape(run['phase_stage'])}{passed}  attempt {run['attempt']}"
+    if run["stages"] and len(run["done"]) == len(run["stages"]):
+        return f"{name}  finishing  attempt {run['attempt']}"
     if not run["stage"] or not run["total_steps"] or run["stage"] in run["done"]:
         return f"{name}  {number_of}  {_starting(run)}  attempt {run['attempt'] or 1}"
     share = run["step"] / run["total_steps"]
