@@ -208,6 +208,13 @@ def test_an_unknown_verb_or_option_is_a_usage_error_that_names_the_nearest(here,
     assert words[0] == "status" or "did you mean" in said.err.lower(), said
 
 
+@pytest.mark.parametrize("typed", [("run", "--exp", "a"), ("help", "own")])
+def test_a_word_that_was_not_written_out_is_answered_with_the_whole(here, tmp_path, typed):
+    whole = {"run": "`--experiment`", "help": "`tasuki help own_loop`"}[typed[0]]
+    said = here(tmp_path, *typed)
+    assert said.code == 2 and f"did you mean {whole}?" in said.err, said
+
+
 def test_a_usage_error_of_click_looks_like_every_other_error(here, tmp_path):
     assert_refused(here(tmp_path, "runn"), error="no verb `runn`", hint="`run`")
 

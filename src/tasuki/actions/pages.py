@@ -80,7 +80,8 @@ def refuse_topic(name: str, topics: Sequence[Topic], verbs: Sequence[str]) -> Us
     """With the nearest name."""
     known = {short: topic.name for topic in topics for short in _short_names(topic)}
     known |= {topic.name: topic.name for topic in topics} | {verb: verb for verb in verbs}
-    near = difflib.get_close_matches(name.lower(), known, n=1)
+    begun = [short for short in known if short.startswith(name.lower())]
+    near = begun[:1] or difflib.get_close_matches(name.lower(), known, n=1)
     hint = f"did you mean `tasuki help {known[near[0]]}`?" if near else "`tasuki help` lists all"
     return UsageError(f"there is no page `{name}`", hint=hint)
 

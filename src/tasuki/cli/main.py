@@ -133,11 +133,13 @@ def run() -> int:
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return error.exit_code
+    except click.NoSuchOption as error:
+        words = f"there is no option `{error.option_name}`"
+        return _report(UsageError(words, hint=_near_options(error)))
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx else "tasuki"
-        message, _, near = error.format_message().partition(" Did you mean ")
-        hint = f"did you mean {near}" if near else f"`{path} --help` tells more"
-        return _report(UsageError(message.rstrip("."), hint=hint))
+        message = error.format_message().rstrip(".")
+        return _report(UsageError(message, hint=f"`{path} --help` tells more"))
     except click.ClickException as error:
         return _report(UsageError(error.format_message()))
     except (click.Abort, KeyboardInterrupt) as error:
@@ -152,6 +154,16 @@ def run() -> int:
         words = f"{error.filename or 'a file'}: {error.strerror}"
         hint = "it is somebody else's, or closed: `ls -ld` shows whose"
         return _report(StoreError(words, hint=hint))
+
+
+def _near_options(error: click.NoSuchOption) -> str:
+    """Those that begin so come first: people leave the end of a word out."""
+    options = [] if error.ctx is None else [one.opts for one in error.ctx.command.params]
+    known = [name for names in options for name in names if name.startswith("--")]
+    near = [name for name in known if name.startswith(error.option_name)]
+    if near := near or sorted(error.possibilities or ()):
+        return f"did you mean {' or '.join(f'`{name}`' for name in near[:3])}?"
+    return f"`{error.ctx.command_path if error.ctx else 'tasuki'} --help` tells more"
 
 
 def _words_of(error: BaseException) -> str:
