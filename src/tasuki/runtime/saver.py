@@ -10,6 +10,7 @@ for a second waits for the first. How a save ended is told at the next step boun
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import traceback
@@ -49,6 +50,7 @@ from tasuki.store.atomic import translated
 from tasuki.store.runs import RunFolder
 
 _PARTS_WITHIN = timedelta(minutes=30)
+_GIVEN_UP_WITHIN = timedelta(seconds=5)
 _HELD_WITHIN = timedelta(seconds=2)
 _HELD_AT_WITHIN = timedelta(seconds=8)
 
@@ -352,10 +354,11 @@ class Saver:
             checkpoint = self._publish(order, draft, records, frozen, facts)
             self._read_back(checkpoint)
         except BaseException as error:
-            if draft is not None:
-                discard_draft(draft)
             self._tell(order, "draft", _failure(error))
             self._tell(order, "committed", _failure(error))
+            if draft is not None:
+                self._await_parts(order)
+                discard_draft(draft)
             raise
         self._tell(order, "committed", {"name": checkpoint.name})
         return checkpoint
@@ -415,8 +418,9 @@ class Saver:
         self._has_read_back = True
 
     def _follow(self, order: _Order) -> str:
-        draft = _checked(self._hear(order, "draft"))
+        told = self._hear(order, "draft")
         try:
+            draft = _checked(told)
             self._refuse_not_finite(order)
             with translated(self._run.checkpoints):
                 records = write_held(self._run.checkpoints / draft["name"], self._rank, order.image)
@@ -425,8 +429,8 @@ class Saver:
             self._tell(order, f"part/{self._rank}", _failure(error))
             raise
         used = order.used.to_json() if order.used is not None else None
-        told = {"records": [r.to_json() for r in records], "used": used}
-        self._tell(order, f"part/{self._rank}", told)
+        part = {"records": [r.to_json() for r in records], "used": used}
+        self._tell(order, f"part/{self._rank}", part)
         return str(_checked(self._hear(order, "committed"))["name"])
 
     # -- between the ranks --------------------------------------------------------------------
@@ -435,6 +439,14 @@ class Saver:
         value = _checked(self._hear(order, f"part/{rank}"))
         records = [FileRecord.from_json(record) for record in value["records"]]
         return records, Used.from_json(value["used"]) if value["used"] is not None else None
+
+    def _await_parts(self, order: _Order) -> None:
+        """Until nobody writes any more into a draft that is given up: a file that comes while the
+        folder is removed would keep it there."""
+        keys = [f"tasuki/save/{order.round}/part/{rank}" for rank in range(1, self._world)]
+        if keys and self._store is not None and not self.is_hurried():
+            with contextlib.suppress(Exception):  # a rank is dead: the next attempt sweeps
+                self._store.wait(keys, _GIVEN_UP_WITHIN)
 
     def _tell(self, order: _Order, what: str, value: dict[str, Any]) -> None:
         if self._store is not None:
