@@ -94,7 +94,8 @@ def picture_watch(browser: Browser, demo: Path) -> None:
 
 def is_telling(shown: str) -> bool:
     """The last stage is well under way, and its loss is there."""
-    return re.search(r"[1-9]\d% \d+/320\n(.*\n)*?loss \d", shown) is not None
+    is_well_under_way = re.search(r"[1-9]\d% \d+/320\n(.*\n)*?loss \d", shown) is not None
+    return is_well_under_way and "starting:" not in shown
 
 
 def until(is_so: Any) -> None:
