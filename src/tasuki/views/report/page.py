@@ -58,7 +58,7 @@ def _body(report: _Values, names: Sequence[str]) -> Iterator[str]:
 def _facts(run: _Values) -> Iterator[str]:
     told = {
         "state": run["state"] or "cannot be read",
-        "wall clock": shown("_s", run["wall_s"]),
+        "wall clock": shown("wall_s", run["wall_s"]),
         "goodput": shown("goodput", run["goodput"]),
         "attempts": count(run["attempts"])
         + (f", {run['preemptions']} preempted" if run["preemptions"] else ""),
@@ -69,7 +69,8 @@ def _facts(run: _Values) -> Iterator[str]:
         told["cost"] = money(run["cost"])
     last = next((stage for stage in reversed(run["results"]) if stage["evaluation"]), None)
     for key, value in list((last or {}).get("evaluation", {}).items())[:3]:
-        told[f"{whose_result(last or {})} {key}"] = shown(key, value)
+        column = f"{whose_result(last or {})} {key}"
+        told[column] = shown(column, value)
     yield '<dl class="facts">'
     yield from (f"<div><dt>{marked(k)}</dt><dd>{text_in(v)}</dd></div>" for k, v in told.items())
     yield "</dl>"

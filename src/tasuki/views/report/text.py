@@ -94,10 +94,10 @@ def _plain(text: str) -> str:
 
 
 def shown(key: str, value: Any) -> str:
-    """A value of the results for people."""
+    """A value of the results for people; `key`: its column's, not what a script called it."""
     if value is None:
         return "–"
-    if key.endswith("_s"):
+    if key == "wall_s":  # others that end so have a script's own values, of whatever kind
         return format_seconds(value)
     if key == "goodput":
         return f"{value:.0%}"
@@ -125,7 +125,7 @@ def ledger_rows(runs: Sequence[_Values]) -> list[dict[str, str]]:
         {"part": PARTS[part], **{name: _of_wall(run, part) for name, run in named}}
         for part in parts
     ]
-    walls = {name: shown("_s", run["wall_s"]) for name, run in named}
+    walls = {name: shown("wall_s", run["wall_s"]) for name, run in named}
     return [*rows, {"part": "wall clock", **walls}] if rows else []
 
 
