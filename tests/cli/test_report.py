@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
+from tasuki.actions.board import RunsSource
 from tasuki.actions.report import gather_report
+from tasuki.store.control import Word, say
 from tasuki.testing import FakeClock
 from tasuki.views.report import render
 from tests.harness.written import WrittenRun
@@ -29,3 +33,30 @@ def test_only_columns_of_tasuki_are_durations_and_shares_whatever_results_are_ca
     text = report_of(written, form)
     assert "1024" in text and "17m" not in text and "NaN" in text
     assert "75.25" in text and "1m15" not in text
+
+
+SAID = "HTTPError: 401 for GET https://me:hunter2@host/x?api_key=sk-hunter2"
+
+
+def crash(written: WrittenRun) -> None:
+    """An attempt that ended with an address in its error, and a person's word after it."""
+    written.begin(job="j")
+    written.tell("warning", text=SAID)
+    written.tell("worker-started", stage="train", phase="train")
+    written.end(ending="failed", cause="none", message=SAID)
+    say(written.run, Word.FAIL, reason=SAID, hint=SAID, claim=1)
+
+
+@pytest.mark.parametrize("form", ["html", "md"])
+def test_a_page_to_mail_holds_no_secret_that_an_error_told(written, form):
+    crash(written)
+    text = report_of(written, form)
+    assert "HTTPError: 401" in text and "hunter2" not in text
+
+
+def test_nor_does_the_board_in_its_list_its_stories_and_its_events(written):
+    crash(written)
+    source = RunsSource(runs=written.run.path.parent, clock=written.clock)
+    told = [source.summary("exp"), source.detail("exp"), source.events("exp", most=9)]
+    for one in map(json.dumps, told):
+        assert "HTTPError: 401" in one and "hunter2" not in one

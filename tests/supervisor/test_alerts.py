@@ -120,6 +120,15 @@ def test_the_payload_has_the_keys_of_the_reference(tmp_path, told):
     assert set(one["paths"]) == {"run", "log", "err", "results"}
 
 
+def test_what_goes_to_a_chat_holds_no_secret_that_an_error_told(tmp_path, told):
+    said = "HTTPError: 401 for GET https://me:hunter2@host/x?api_key=sk-hunter2"
+    project = make(tmp_path)
+    supervise(project, [{**MISTAKE[0], "message": said, "hint": f"try {said}"}])
+    (one,) = told()
+    assert "HTTPError: 401" in one["text"] and "HTTPError: 401" in one["reason"]
+    assert "hunter2" not in json.dumps(one)
+
+
 @pytest.mark.parametrize(
     ("words", "state", "text"),
     [

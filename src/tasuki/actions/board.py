@@ -26,6 +26,7 @@ from tasuki.actions.told_spec import read_environment, read_told_spec
 from tasuki.actions.why import tell_story
 from tasuki.clock import Clock
 from tasuki.errors import StoreError, TasukiError, UsageError
+from tasuki.spec.hiding import hide_in_text, hide_in_texts
 from tasuki.store.atomic import open_plain
 from tasuki.store.find import list_shown
 from tasuki.store.runs import RunFolder
@@ -119,13 +120,13 @@ class RunsSource:
             return {
                 **dict.fromkeys(_ROW),
                 "experiment": run.name,
-                "reason": f"cannot be read: {error.message}",
+                "reason": hide_in_text(f"cannot be read: {error.message}"),
                 "progress": None,
                 "spark": [],
                 "events_bytes": 0,
             }
         return {
-            **{key: status.get(key) for key in _ROW},
+            **hide_in_texts({key: status.get(key) for key in _ROW}),
             "progress": _progress(status),
             "spark": [float(f"{value:.4g}") for value in _outline(run)],
             "events_bytes": sum(size for _, size in _sizes(run.events)),
@@ -156,18 +157,18 @@ class RunsSource:
         found = _or_problem(
             problems, lambda: show_checkpoints(str(run.path), runs=self.runs, now=now)
         )
+        status = _or_problem(problems, lambda: describe_run(run, now=now, known=self._queue()))
+        spec = _or_problem(problems, lambda: read_told_spec(run))
+        environment = _or_problem(problems, lambda: read_environment(run))
+        told = {"status": status, "why": why, "problems": list(dict.fromkeys(problems))}
         return {
             "experiment": run.name,
             "now": now,
-            "status": _or_problem(
-                problems, lambda: describe_run(run, now=now, known=self._queue())
-            ),
-            "why": why,
+            **hide_in_texts(told),
             "timeline": timeline,
             "checkpoints": found["runs"][0] if found else None,
-            "spec": _or_problem(problems, lambda: read_told_spec(run)),
-            "environment": _or_problem(problems, lambda: read_environment(run)),
-            "problems": list(dict.fromkeys(problems)),
+            "spec": spec,
+            "environment": environment,
         }
 
     def curves(
@@ -188,7 +189,8 @@ class RunsSource:
     def events(self, name: str, *, most: int) -> Values:
         with self._keep(self._run(name)).events() as follower:
             events = follower.events
-        return {"total": len(events), "events": [_short(event) for event in events[-most:]]}
+        shown = [_short(hide_in_texts(event)) for event in events[-most:]]
+        return {"total": len(events), "events": shown}
 
     def log(
         self, name: str, *, file: str | None, start: int | None, end: int | None = None

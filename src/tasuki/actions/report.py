@@ -1,7 +1,8 @@
 """`tasuki report`: everything there is to tell of some runs, as values.
 
 Reads only; a run of which a part cannot be read tells the rest, and what is wrong. Nothing of the
-environment goes into it but versions and devices (actions/told_spec.py).
+environment goes into it but versions and devices (actions/told_spec.py), and of what errors say no
+secret (spec/hiding.py).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from tasuki.actions.told_spec import read_environment, read_told_spec
 from tasuki.actions.why import tell_why
 from tasuki.clock import utc
 from tasuki.errors import StoreError
+from tasuki.spec.hiding import hide_in_texts
 from tasuki.store.atomic import FORMAT, read_json_or_none
 from tasuki.store.attempts import read_holder
 from tasuki.store.claims import highest_claim
@@ -55,18 +57,20 @@ def _gather(run: RunFolder, *, now: float, points: int) -> Values:
     told = ("state", "reason", "attempts", "preemptions", "goodput", "cost")
     environment = part(lambda: read_environment(run))
     where = part(lambda: {"is_cpu": _is_on_cpu(run, environment)})
+    curves = part(lambda: read_curves(run, points=points))
+    spec = part(lambda: read_told_spec(run))
     return {
         "experiment": run.name,
-        **{key: status.get(key) for key in told},
+        **hide_in_texts({key: status.get(key) for key in told}),
         "gpu_hours": None if where.get("is_cpu") else status.get("gpu_hours"),
         "wall_s": why.get("ledger", {}).get("wall_s"),
         "results": [_result(run, stage, status, part) for stage in status.get("stages", ())],
-        "story": why.get("attempts", []),
+        "story": hide_in_texts(why.get("attempts", [])),
         "ledger": why.get("ledger", {}),
-        "curves": part(lambda: read_curves(run, points=points)),
+        "curves": curves,
         "environment": environment,
-        "spec": part(lambda: read_told_spec(run)),
-        "problems": list(dict.fromkeys([*problems, *why.get("notes", [])])),
+        "spec": spec,
+        "problems": hide_in_texts(list(dict.fromkeys([*problems, *why.get("notes", [])]))),
     }
 
 

@@ -3,7 +3,8 @@
 By name, whatever the value is; in text also by shape (`https://me:pw@host`, `--token x`,
 `API_KEY=x`, `Bearer x`, keys that begin as those of well-known services do). Where a name leaves
 doubt the value is hidden; names that training uses every day (`num_tokens`, `key_dim`) leave none.
-Nothing guards a password that is called `note`. Called by told_spec.py.
+Nothing guards a password that is called `note`. Called by told_spec.py, and of what errors say by
+report.py, board.py and payload.py.
 """
 
 from __future__ import annotations
@@ -94,6 +95,15 @@ def hide_in_text(text: str) -> str:
     """A path, an address, a line for a shell."""
     text = _BEARER.sub(rf"\1 {HIDDEN}", _USER_OF_URL.sub("", text))
     return _SHAPES.sub(HIDDEN, "".join(_hide_named(text)))
+
+
+def hide_in_texts(value: Any) -> Any:
+    """Of a value whose names are no secrets' (stories, events): what its texts say."""
+    if isinstance(value, dict):
+        return {key: hide_in_texts(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [hide_in_texts(entry) for entry in value]
+    return hide_in_text(value) if isinstance(value, str) else value
 
 
 def _hide_named(text: str) -> Iterator[str]:

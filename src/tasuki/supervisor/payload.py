@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tasuki.clock import utc
 from tasuki.errors import StoreError
+from tasuki.spec.hiding import hide_in_text
 from tasuki.store.atomic import FORMAT, read_json, read_json_or_none
 from tasuki.store.claims import highest_claim
 from tasuki.store.runs import RunFolder
@@ -44,6 +45,9 @@ def make_payload(
 ) -> dict[str, Any]:
     from tasuki.plan.risk import Left, left_of_run, look_at_deadline
 
+    # It goes to chats and mail: what an error says may hold the address that it was refused at.
+    reason, hint = hide_in_text(happened.reason), hide_in_text(happened.hint)
+    happened = replace(happened, reason=reason, hint=hint)
     spec, claim = read_json(run.spec), highest_claim(run)
     standing = read_standing(run, plans=plans, spec=spec)
     left = happened.left or (Left() if run.is_complete() else left_of_run(standing, now=now))
