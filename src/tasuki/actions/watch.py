@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tasuki.actions.curves import CurveReader
-from tasuki.actions.queued import Known
+from tasuki.actions.queued import Known, is_gone
 from tasuki.actions.status import describe_run, doing_in, state_of
 from tasuki.clock import Clock
 from tasuki.errors import StoreError
@@ -32,7 +32,8 @@ _SELDOM_S = 5.0
 _QUEUE_EVERY_S = 15.0
 """What Slurm said is kept for as long anyway."""
 _AT_A_TIME_S = 0.3
-"""So long new runs are looked at before keys are heard again: there may be a thousand."""
+"""So long new runs, and others more closely, are looked at before keys are heard again: there may
+be a thousand."""
 _SHARE = 0.01
 """Of the time at most goes into longer looks, however long they take and however many runs work."""
 _LONGEST_S = 120.0
@@ -55,6 +56,13 @@ class Watched:
         self._draw_at = float("-inf")
         self.value: dict[str, Any] = _unknown(run)
         self.is_described = False
+        self._state: str | None = None
+        """As the folder alone said it, when it was described: Slurm may say more, `waiting`."""
+        self._known: Known | None = None
+        self._queued: tuple[Any, ...] = ()
+        """And what Slurm said of it then."""
+        self.is_put_off = False
+        """A longer look at it is due, and had no time."""
         self._describe_at = float("-inf")
         self._looked_at = float("-inf")
         self._is_stale = True
@@ -67,10 +75,13 @@ class Watched:
         if self.value["state"] == "complete":
             return False
         is_time = self._clock.monotonic() - self._looked_at >= _SELDOM_S
-        return self.value["state"] == "running" or is_time
+        return self.value["state"] == "running" or self.is_put_off or is_time
 
-    def look(self, known: Known | None, *, share: float = _SHARE) -> bool:
-        """Has anything changed? `share`: this run's of the time for longer looks."""
+    def look(
+        self, known: Known | None, *, share: float = _SHARE, until: float = float("inf")
+    ) -> bool:
+        """Has anything changed? `share`: this run's of the time for longer looks. Later than
+        `until`, on the monotonic clock, none is begun."""
         at, now = self._clock.monotonic(), self._clock.wall()
         self._looked_at = at
         before = self.value
@@ -80,10 +91,15 @@ class Watched:
             self.is_described = True
             self.value = {**_unknown(self.run), "reason": f"cannot be read: {error.message}"}
             return self.value != before
-        is_another = self.is_described and before["state"] != self._state(now)
-        self._is_stale |= has_grown or is_another
-        if self._is_stale and (at >= self._describe_at or is_another):
+        state = self._read_state(now)
+        is_another = self.is_described and state != self._state
+        self._is_stale |= self._is_queued_anew(known) or has_grown or is_another
+        is_due = self._is_stale and (at >= self._describe_at or is_another)
+        self.is_put_off = is_due and at >= until
+        if is_due and not self.is_put_off:
+            self._state = state
             self._describe(now, known)
+            has_grown |= self._look_again()
             took_s = self._clock.monotonic() - at
             pause_s = min(max(_SELDOM_S, took_s / share), _LONGEST_S)
             self._describe_at, self._is_stale = at + pause_s, False
@@ -93,7 +109,27 @@ class Watched:
             self.value = {**self.value, "doing": self._doing(now)}
         return self.value != before
 
-    def _state(self, now: float) -> str | None:
+    def _look_again(self) -> bool:
+        """What was described comes from newer files than the events that were read before."""
+        try:
+            return self.events.look()
+        except StoreError:  # the next look tells of it
+            return False
+
+    def _is_queued_anew(self, known: Known | None) -> bool:
+        """Does Slurm say another thing of it than before? It is asked now and then."""
+        if known is None or known is self._known:
+            return False
+        before, self._known = self._queued, known
+        job, _ = last = known.last.get(self.run.name, (None, ""))
+        try:
+            gone = job is not None and is_gone(known, job)
+        except OSError:  # somebody deletes the job's folder
+            gone = False
+        self._queued = (known.of(self.run), last, gone)
+        return self._queued != before
+
+    def _read_state(self, now: float) -> str | None:
         try:
             return state_of(self.run, now=now)[0]
         except StoreError:
@@ -205,12 +241,13 @@ class Watch:
         """Look at what is due; those named `first` before others. Has anything changed?"""
         has_changed = self._list()
         due = [one for one in self.watched if one.is_due()]
-        due.sort(key=lambda one: one.run.name not in first)
+        due.sort(key=lambda one: (one.run.name not in first, not one.is_put_off))
         until = self._clock.monotonic() + _AT_A_TIME_S
         share = _SHARE / max(1, sum(one.value["state"] == "running" for one in due))
         for number, one in enumerate(due):
-            if one.is_described or number == 0 or self._clock.monotonic() < until:
-                has_changed |= one.look(self._known, share=share)
+            own = until if number else float("inf")
+            if one.is_described or self._clock.monotonic() < own:
+                has_changed |= one.look(self._known, share=share, until=own)
         return has_changed
 
     @property
