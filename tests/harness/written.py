@@ -64,3 +64,9 @@ class WrittenRun:
         write_json(folder.metrics, {**value, "wall_s": 9.0})
         if metrics is not None:
             write_json(folder.evaluation, {"format": 1, "metrics": metrics})
+
+    def print(self, text: str, *, job: str = "j") -> None:
+        """Into the newest attempt's log, as it is."""
+        self.run.logs.mkdir(exist_ok=True)
+        with (self.run.logs / f"{job}.{self.claim}.log").open("a", newline="") as file:
+            file.write(text)

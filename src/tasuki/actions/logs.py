@@ -119,7 +119,10 @@ def _goes_on(
     run: RunFolder, now: float, attempt: int | None, is_queued: Callable[[], bool]
 ) -> bool:
     """Does somebody work on it, or will soon?"""
-    if attempt is not None and read_attempt_end(run, attempt) is not None:
+    if attempt is not None and (
+        # One that died without a word has no end: whoever came after it tells of that.
+        attempt < highest_claim(run) or read_attempt_end(run, attempt) is not None
+    ):
         return False
     state, _ = state_of(run, now=now)
     if state == "running":
