@@ -216,6 +216,15 @@ class CurveReader:
             found += spelled(series.values, series.thin(share))
         return found
 
+    def newest(self, key: str, split: str) -> dict[str, Any]:
+        """The last number of one curve, with its attempt, stage and step in it; empty: none."""
+        for stage, splits in reversed(self._stages.items()):
+            own = splits.get(split, {}).get(key)
+            if own is not None and (places := own.thin(1)):
+                (value,), step = spelled(own.values, places), own.steps[places[0]]
+                return {"attempt": _number(self._newest), "stage": stage, "step": step, key: value}
+        return {}
+
     def _firsts(self, stages: list[StageSpan]) -> dict[str, int]:
         """The run-wide step at which each begins; where nobody told, it follows the one before."""
         known = {stage.name: stage.first_step for stage in stages}

@@ -364,6 +364,7 @@ _BEGINS = {"worker-started": "importing", "restored": "the first steps"}
 
 _COMMAND = "runs its command"
 """What there is to tell of it: nobody counts its steps."""
+_EVALUATES = "evaluating "
 
 
 def doing_in(events: list[dict[str, Any]]) -> tuple[str, float] | None:
@@ -379,13 +380,25 @@ def doing_in(events: list[dict[str, Any]]) -> tuple[str, float] | None:
     return None
 
 
+def at_work(events: list[dict[str, Any]]) -> tuple[str, float] | None:
+    """As `doing_in`, and of an evaluation that it is one: it has a start, too, but no steps."""
+    newest = events[-1]["claim"] if events else 0
+    for event in reversed(events):
+        if event["claim"] != newest or event["kind"] == "worker-ended":
+            return None
+        if event["kind"] == "worker-started":
+            is_evaluation = event.get("phase") == "evaluate"
+            own = f"{_EVALUATES}{event.get('stage')}", float(event["t"])
+            return own if is_evaluation else doing_in(events)
+    return None
+
+
 def _starting(events: list[dict[str, Any]], now: float) -> str:
-    found = doing_in(events)
-    if found is None or _last_of(events, "worker-started").get("phase") != "train":
+    found = at_work(events)
+    if found is None:
         return ""
-    if found[0] == _COMMAND:
-        return f"{_COMMAND}, for {format_seconds(max(0, round(now - found[1])))}"
-    return f"starting: {found[0]}, for {format_seconds(max(0, round(now - found[1])))}"
+    label = "" if found[0].startswith((_COMMAND, _EVALUATES)) else "starting: "
+    return f"{label}{found[0]}, for {format_seconds(max(0, round(now - found[1])))}"
 
 
 def _stage_left(progress: dict[str, Any], forecast: dict[str, Any]) -> float | None:

@@ -14,16 +14,18 @@ from typing import Any
 
 from tasuki.actions.curves import CurveReader
 from tasuki.actions.queued import Known, is_gone
-from tasuki.actions.status import describe_run, doing_in, state_of
+from tasuki.actions.status import at_work, describe_run, state_of
 from tasuki.clock import Clock
 from tasuki.errors import StoreError
 from tasuki.store.atomic import FORMAT
 from tasuki.store.find import list_shown
+from tasuki.store.remains import what_is_gone
 from tasuki.store.runs import RunFolder
 from tasuki.telemetry.follow import EventFollower
 from tasuki.telemetry.lines import read_last_lines
 from tasuki.telemetry.metrics import metric_files
 from tasuki.telemetry.series import as_number
+from tasuki.telemetry.story import is_step
 from tasuki.telemetry.words import event_words
 
 EVERY_S = 1.0
@@ -53,6 +55,8 @@ class Watched:
         self.events = EventFollower(run)
         self._curves: CurveReader | None = None
         self._losses: list[float | None] = []
+        self._drawn: dict[str, Any] = {}
+        """The newest of them, with its attempt, stage and step."""
         self._draw_at = float("-inf")
         self.value: dict[str, Any] = _unknown(run)
         self.is_described = False
@@ -139,6 +143,8 @@ class Watched:
         self.is_described = True
         try:
             self.value = {**_unknown(self.run), **describe_run(self.run, now=now, known=known)}
+            if self.value["state"] == "running":  # what it is at, `doing` tells anew at each look
+                self.value["reason"] = what_is_gone(self.run).words
         except StoreError as error:
             reason = f"cannot be read: {error.message}"
             self.value = {**_unknown(self.run), "reason": reason, "hint": error.hint}
@@ -159,13 +165,21 @@ class Watched:
         own = [event for event in events if event["claim"] == claim]
         progress: dict[str, Any] = next((e for e in reversed(own) if e["kind"] == "progress"), {})
         fresh = {key: progress[key] for key in _FRESH if key in progress}
-        return {**told, **fresh, "doing": self._doing(now)}
+        return {**told, **self._at_least(claim, fresh), "doing": self._doing(now)}
+
+    def _at_least(self, claim: int, fresh: dict[str, Any]) -> dict[str, Any]:
+        """Steps are told of now and then: the curve may have read of later ones."""
+        drawn, step = self._drawn, fresh.get("step")
+        if drawn.get("attempt") != claim or drawn.get("stage") != fresh.get("stage"):
+            return fresh
+        is_later = isinstance(step, int) and is_step(drawn.get("step")) and drawn["step"] >= step
+        return {**fresh, "step": drawn["step"], "loss": drawn["loss"]} if is_later else fresh
 
     def _doing(self, now: float) -> list[Any] | None:
-        """(what a start is at, for how long)."""
+        """(what it is at where there are no steps, for how long)."""
         if self.value["state"] != "running":
             return None
-        found = doing_in(self.events.events)
+        found = at_work(self.events.events)
         return [found[0], max(0, round(now - found[1]))] if found else None
 
     def losses(self) -> list[float | None]:
@@ -177,16 +191,21 @@ class Watched:
             except (StoreError, OSError):  # somebody deletes the run meanwhile
                 self._losses = []
             self._draw_at = at + max(_SELDOM_S, (self._clock.monotonic() - at) / _SHARE)
+            if self.value["state"] == "running":
+                fresh = {key: self.value[key] for key in _FRESH}
+                self.value = {**self.value, **self._at_least(self.value["attempt"], fresh)}
         return self._losses
 
     def _read_losses(self) -> list[float | None]:
         if self._curves is None:
             files = list(metric_files(self.run).values())
             if sum(path.stat().st_size for path in files) > _FEW_BYTES:
-                rows = read_last_lines(files[-1])
-                return [as_number(row.get("loss")) for row in rows if "loss" in row]
+                rows = [row for row in read_last_lines(files[-1]) if "loss" in row]
+                self._drawn = rows[-1] if rows else {}
+                return [as_number(row["loss"]) for row in rows]
             self._curves = CurveReader(self.run)
         self._curves.look()
+        self._drawn = self._curves.newest("loss", "train")
         return self._curves.values("loss", "train", points=_SPARK_POINTS)
 
 
@@ -285,5 +304,6 @@ def snapshot(
     watch.look()
     while not watch.is_settled:
         watch.look()
-    values = [{**one.value, "losses": one.losses()} for one in watch.watched]
-    return {"format": FORMAT, "runs": values}
+    losses = [one.losses() for one in watch.watched]  # which may have read of later steps
+    found = zip(watch.watched, losses, strict=True)
+    return {"format": FORMAT, "runs": [{**one.value, "losses": own} for one, own in found]}

@@ -140,8 +140,7 @@ def _head(run: dict[str, Any], window: Window) -> Iterator[Text]:
     line.append(f"  goodput {goodput:.0%}" if goodput is not None else "")
     yield line
     doing = _doing(run)
-    reason = "" if doing and run["state"] == "running" else run["reason"]  # the same, but older
-    for label, text in (("", reason), ("hint: ", run["hint"])):
+    for label, text in (("", run["reason"]), ("hint: ", run["hint"])):
         if text:
             words = wrap(f"{label}{_plain(text)}", window.width).split("\n")
             yield from (Text(part) for part in words[:_REASON_LINES])
@@ -279,7 +278,7 @@ def _doing(run: dict[str, Any]) -> str:
     if run["state"] != "running" or not doing:
         return ""
     what, seconds = doing
-    prefix = "" if str(what).startswith("runs ") else "starting: "
+    prefix = "" if str(what).startswith(("runs ", "evaluating ")) else "starting: "
     return f"{prefix}{_plain(what)}, for {format_seconds(seconds)}"
 
 

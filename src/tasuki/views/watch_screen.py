@@ -92,7 +92,8 @@ class Screen:
         if len(runs) == 1 or (self._is_page and runs):
             keys = "q quit  ? help" if len(runs) == 1 else "q quit  Esc list  ↑↓ other run  ? help"
             losses = self._source.losses(self._selected)
-            return draw_page(runs[self._selected], window, losses=losses, keys=keys)
+            run = self._source.runs()[self._selected]  # the curve may have read of later steps
+            return draw_page(run, window, losses=losses, keys=keys)
         return draw_list(runs, window, selected=self._selected)
 
     @property
