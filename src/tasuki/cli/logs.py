@@ -34,7 +34,7 @@ def command(
     )
     from tasuki.clock import SystemClock
     from tasuki.store.atomic import FORMAT
-    from tasuki.views.text import neutral
+    from tasuki.views.text import LogText
 
     (folder,) = choose_runs([run], runs, only_shows=True)
     refuse_unknown(folder, attempt)
@@ -54,11 +54,12 @@ def command(
     else:
         parts = read_logs(folder, errors=errors, attempt=attempt, tell=_tell)
     last = ""
+    texts_of: dict[str, LogText] = {}
     for name, text in parts:
         if name != last:
             click.echo(f"==> {name}", err=True)
             last = name
-        click.echo(neutral(text), nl=False)
+        click.echo(texts_of.setdefault(name, LogText()).take(text), nl=False)
     if not last:
         click.echo(why_nothing(folder, errors=errors, attempt=attempt), err=True)
 

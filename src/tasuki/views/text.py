@@ -33,6 +33,21 @@ def neutral(text: str) -> str:
     return _HARMFUL.sub("�", _ESCAPES.sub("�", text))
 
 
+class LogText:
+    """What a program printed, as lines: a progress bar overwrites its own, which only a terminal
+    can show. Part by part: a line's end of two characters may be in two of them."""
+
+    def __init__(self) -> None:
+        self._has_ended = False
+
+    def take(self, part: str) -> str:
+        """Parts of one log, in order."""
+        rest = part[1:] if self._has_ended and part.startswith("\n") else part
+        if part:
+            self._has_ended = part.endswith("\r")
+        return neutral(rest.replace("\r\n", "\n").replace("\r", "\n"))
+
+
 def line_of(text: object) -> str:
     """As `neutral`, and on one line: a name is a cell of a table."""
     return neutral(str(text)).replace("\n", "�").replace("\t", " ")

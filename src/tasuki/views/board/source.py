@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from tasuki.views.text import neutral
+from tasuki.views.text import LogText
 
 Values = dict[str, Any]
 """As `--json` would print it; what is unknown is None."""
@@ -43,8 +43,7 @@ class Source(Protocol):
         end, size, text}; its last lines without either, of the newest file without a `file`."""
 
 
-def shown(piece: Values) -> Values:
+def shown(piece: Values, lines: LogText | None = None) -> Values:
     """A piece of a log without what only a terminal understands: escapes, carriage returns of
-    progress bars."""
-    text = str(piece["text"]).replace("\r\n", "\n").replace("\r", "\n")
-    return {**piece, "text": neutral(text)}
+    progress bars. `lines`: of the pieces before it."""
+    return {**piece, "text": (lines or LogText()).take(str(piece["text"]))}

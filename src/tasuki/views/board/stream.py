@@ -17,6 +17,7 @@ from starlette.types import Message, Receive, Scope, Send
 from tasuki.views.board.source import Source, Values, shown
 from tasuki.views.board.summaries import Summaries
 from tasuki.views.board.wire import encode
+from tasuki.views.text import LogText
 
 MOST_STREAMS = 16
 MOST_LOOKED_AT = 8
@@ -51,6 +52,7 @@ class Follow:
     name: str
     file: str
     end: int
+    lines: LogText = field(default_factory=LogText)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -114,7 +116,7 @@ class Stream:
         piece = self.source.log(follow.name, file=follow.file, start=follow.end, end=None)
         if piece["text"]:
             follow.end = piece["end"]
-            self._tell("log", shown(piece))
+            self._tell("log", shown(piece, follow.lines))
 
     def _tell(self, kind: str, value: Values) -> None:
         self._words.append(b"event: %b\ndata: %b\n\n" % (kind.encode(), encode(value)))
