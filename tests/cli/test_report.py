@@ -7,10 +7,11 @@ import json
 import pytest
 
 from tasuki.actions.board import RunsSource
+from tasuki.actions.curves import read_curves
 from tasuki.actions.report import gather_report
 from tasuki.store.control import Word, say
 from tasuki.testing import FakeClock
-from tasuki.views.report import render
+from tasuki.views.report import MOST_DRAWN, render
 from tests.harness.written import WrittenRun
 
 
@@ -60,3 +61,24 @@ def test_nor_does_the_board_in_its_list_its_stories_and_its_events(written):
     told = [source.summary("exp"), source.detail("exp"), source.events("exp", most=9)]
     for one in map(json.dumps, told):
         assert "HTTPError: 401" in one and "hunter2" not in one
+
+
+@pytest.mark.parametrize(
+    ("words", "num"),
+    [(["--csv"], 0), (["--md"], 0), (["-o", "report.html"], MOST_DRAWN), (["--json"], 30)],
+)
+def test_lines_of_metrics_are_read_only_of_runs_whose_curves_are_shown(
+    tmp_path, here, monkeypatch, words, num
+):
+    monkeypatch.chdir(tmp_path)
+    for number in range(30):
+        WrittenRun(tmp_path / "runs", FakeClock(), f"run{number:02}").begin()
+    read: list[str] = []
+
+    def count(run, **more):
+        read.append(run.name)
+        return read_curves(run, **more)
+
+    monkeypatch.setattr("tasuki.actions.report.read_curves", count)
+    assert here(tmp_path, "report", *words).code == 0
+    assert read == [f"run{number:02}" for number in range(num)]

@@ -31,18 +31,28 @@ _POINTS = 600
 
 
 def gather_report(
-    runs: Path, chosen: Sequence[RunFolder], *, now: float, points: int = _POINTS
+    runs: Path,
+    chosen: Sequence[RunFolder],
+    *,
+    now: float,
+    points: int = _POINTS,
+    drawn: int | None = None,
 ) -> Values:
+    """`drawn`: of how many, the first ones, curves are wanted; None: of all. For them every line of
+    metrics is read."""
     return {
         "format": FORMAT,
         "made_at": utc(now),
         "now": now,
-        "runs": [_gather(run, now=now, points=points) for run in chosen],
+        "runs": [
+            _gather(run, now=now, points=points if drawn is None or at < drawn else None)
+            for at, run in enumerate(chosen)
+        ],
         "timeline": read_timeline(runs, chosen, now=now),
     }
 
 
-def _gather(run: RunFolder, *, now: float, points: int) -> Values:
+def _gather(run: RunFolder, *, now: float, points: int | None) -> Values:
     problems: list[str] = []
 
     def part(read: Callable[[], Values]) -> Values:
@@ -57,7 +67,7 @@ def _gather(run: RunFolder, *, now: float, points: int) -> Values:
     told = ("state", "reason", "attempts", "preemptions", "goodput", "cost")
     environment = part(lambda: read_environment(run))
     where = part(lambda: {"is_cpu": _is_on_cpu(run, environment)})
-    curves = part(lambda: read_curves(run, points=points))
+    curves = {} if points is None else part(lambda: read_curves(run, points=points))
     spec = part(lambda: read_told_spec(run))
     return {
         "experiment": run.name,

@@ -42,7 +42,7 @@ def command(
     from tasuki.actions.report import gather_report
     from tasuki.clock import SystemClock
     from tasuki.store.find import list_shown
-    from tasuki.views.report import render
+    from tasuki.views.report import num_drawn, render
 
     if is_md and is_csv:
         raise UsageError("`--md` and `--csv` are two files", hint="write one after the other")
@@ -52,7 +52,8 @@ def command(
     chosen = runs_in(folder, names, only_shows=True) or list_shown(folder)
     if not chosen:
         raise UsageError(f"there are no runs in {folder}", hint="`--runs FOLDER` names another")
-    report = gather_report(folder, chosen, now=SystemClock.wall())
+    drawn = None if as_json else num_drawn(form)
+    report = gather_report(folder, chosen, now=SystemClock.wall(), drawn=drawn)
     if as_json:
         print_json(report)
         return

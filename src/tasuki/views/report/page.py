@@ -13,6 +13,7 @@ from tasuki.spec.spelling import spell
 from tasuki.units import format_seconds
 from tasuki.views.marks import marked
 from tasuki.views.page import page_around, table_of, text_in
+from tasuki.views.report import MOST_DRAWN
 from tasuki.views.report.curves import curves_of, kinds_of_marks
 from tasuki.views.report.results import known_columns, run_rows, stage_rows, whose_result
 from tasuki.views.report.text import column_names, environment_rows, ledger_rows, shown
@@ -21,8 +22,6 @@ from tasuki.views.text import count, goodput_of, money, number
 from tasuki.views.told_spec import spec_lines
 
 _Values = Mapping[str, Any]
-_MOST_DRAWN = 24
-"""Runs in one picture; the table of results has them all."""
 _WORDS = ("run", "stage", "state")
 _STYLES = ("plan_page.css", "report/report.css")
 
@@ -36,7 +35,7 @@ def page_of(report: _Values) -> str:
 
 def _body(report: _Values, names: Sequence[str]) -> Iterator[str]:
     runs = report["runs"]
-    drawn = runs[:_MOST_DRAWN]
+    drawn = runs[:MOST_DRAWN]
     title = names[0] if len(names) == 1 else ", ".join(names[:4]) + (" …" if len(names) > 4 else "")
     yield f"<main>\n<h1>{text_in(title)}</h1>"
     project = next((run["spec"]["project"] for run in runs if run["spec"]), None)
