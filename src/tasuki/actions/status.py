@@ -6,6 +6,7 @@ is read than brief.py does.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
@@ -16,7 +17,7 @@ from tasuki.clock import utc
 from tasuki.errors import StoreError
 from tasuki.plan.risk import Left, left_of_run, look_at_deadline
 from tasuki.spec.hiding import hide
-from tasuki.store.atomic import FORMAT, read_json, read_json_or_none, shaped, translated
+from tasuki.store.atomic import FORMAT, open_plain, read_json, read_json_or_none, shaped, translated
 from tasuki.store.attempts import live_runner, read_attempt_end, read_holder
 from tasuki.store.claims import highest_claim, list_claims
 from tasuki.store.control import Said, Word, last_said
@@ -286,11 +287,18 @@ def _gone_words(job: JobFolder, number: str) -> str:
     return ""
 
 
+_TAIL_BYTES = 65_536
+
+
 def _last_line(log: Path) -> str:
+    """Of a log that may be long, or be none; empty: nobody can tell."""
     try:
-        lines = log.read_text(errors="replace").strip().splitlines()
-    except OSError:
+        with open_plain(log) as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            text = file.read(_TAIL_BYTES).decode(errors="replace")
+    except (OSError, StoreError):
         return ""
+    lines = text.strip().splitlines()
     return lines[-1][:200] if lines else ""
 
 
