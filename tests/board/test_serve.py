@@ -17,7 +17,9 @@ from typing import Any
 from tasuki.actions.board import RunsSource
 from tasuki.clock import SystemClock
 from tasuki.store.runs import RunFolder
+from tasuki.telemetry.events import EventLog
 from tasuki.telemetry.metrics import MetricLog
+from tasuki.testing import FakeClock
 from tasuki.views.board.files import page_files
 from tasuki.views.board.serve import open_listener
 from tasuki.views.board.stream import MOST_STREAMS, Looked, Stream
@@ -283,6 +285,28 @@ def test_a_validation_that_follows_the_training_of_its_step_is_told_live_and_onl
     assert told(late) == [("train", [41])]
     add("val", 41)
     assert told(late) == [("val", [41])]
+
+
+def test_machine_figures_are_told_live_also_after_a_clock_was_set_back(tmp_path):
+    run, clock = RunFolder(tmp_path / "exp"), FakeClock()
+    run.path.mkdir()
+    run.spec.write_text('{"format": 1, "experiment": "exp", "stages": [{"name": "one"}]}')
+    events = EventLog(run, claim=1, node=0, who="machine", clock=clock)
+    source = RunsSource(tmp_path, clock)
+    looked = [Looked("exp", 0.0)]
+    stream = Stream(source=source, summaries=Summaries(source), number=-1, looked=looked)
+
+    def told() -> list[float]:
+        words = [line for line in stream.news().split(b"\n") if b'"machine"' in line]
+        figures = [one for line in words for one in json.loads(line[6:])["machine"]]
+        return [value for one in figures for value in one["values"]]
+
+    for percent in range(1, 8):
+        clock.sleep(30.0)
+        if percent == 3:
+            clock.jump_wall(-3600.0)
+        events.add("machine", cpu_percent=float(percent))
+        assert told() == [float(percent)] and told() == []
 
 
 def test_a_run_that_is_deleted_leaves_the_list_and_a_folder_that_is_away_takes_none(runs, tmp_path):

@@ -184,7 +184,8 @@ class RunsSource:
             since = None if first is None else int(first) - 1
             until = None if last is None else int(last)
             known = {of: int(step) for of, step in (beyond or {}).items()}
-            return reader.read(points=points, since=since, until=until, beyond=known)
+            found = reader.read(points=points, since=since, until=until, beyond=known)
+            return {**found, "live": reader.live()}
 
     def events(self, name: str, *, most: int) -> Values:
         with self._keep(self._run(name)).events() as follower:

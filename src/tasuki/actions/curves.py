@@ -60,6 +60,7 @@ class CurveReader:
         """Stage → split → name → values by step of the stage."""
         self._num_series = 0
         self._machine: dict[tuple[str, str], Series] = {}
+        self._live: dict[str, tuple[int, float, float]] = {}
         self._machine_claim = 0
         self._story: tuple[list[StageSpan], list[AttemptStory]] | None = None
         self._beginnings = 0
@@ -159,6 +160,7 @@ class CurveReader:
         if self.events.beginnings != self._beginnings:
             self._beginnings = self.events.beginnings
             self._machine.clear()
+            self._live.clear()
         while self.events.machine:
             event = self.events.machine.popleft()
             is_another = event["claim"] != self._machine_claim
@@ -171,6 +173,8 @@ class CurveReader:
             for name, unit, value in _figures(event):
                 if abs(ms) < 1 << 53:
                     self._machine.setdefault((name, unit), Series()).add(ms, event["t"], value)
+                    rows, *_ = self._live.get(name, (0,))
+                    self._live[name] = (rows + 1, event["t"], value)
 
     # -- telling --------------------------------------------------------------------------------
 
@@ -215,6 +219,14 @@ class CurveReader:
             share = points if total <= points else points * len(series) // total
             found += spelled(series.values, series.thin(share))
         return found
+
+    def live(self) -> dict[str, dict[str, Any]]:
+        """Of each machine figure what was told last, whatever its time is, and how many there were:
+        where a clock was set back it is not the newest."""
+        return {
+            name: {"rows": rows, "t": t, "value": None if math.isnan(value) else value}
+            for name, (rows, t, value) in self._live.items()
+        }
 
     def newest(self, key: str, split: str) -> dict[str, Any]:
         """The last number of one curve, with its attempt, stage and step in it; empty: none."""

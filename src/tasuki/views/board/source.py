@@ -33,7 +33,8 @@ class Source(Protocol):
         beyond: Mapping[tuple[str, str], float] | None = None,
     ) -> Values:
         """Numbers by step, at most `points` of each series, between two steps; of a (key, split) in
-        `beyond` only what comes after that step."""
+        `beyond` only what comes after that step. `live`: of each machine figure what was told last,
+        {rows, t, value}."""
 
     def events(self, name: str, *, most: int) -> Values:
         """The newest events, and how many there are: {total, events}."""

@@ -7,7 +7,7 @@ sends the difference. A page that does not read within `PATIENCE_S` is dropped, 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,6 +42,8 @@ class Looked:
     stamp: tuple[Any, ...] = ()
     told_at: float | None = None
     """The time of the newest machine figure that was sent."""
+    rows: dict[str, int] = field(default_factory=dict)
+    """How many there were of each."""
     marks: list[Values] | None = None
 
 
@@ -106,7 +108,7 @@ class Stream:
                     return
         new = [series for series in found["series"] if series["steps"]]
         looked.reached |= {(one["key"], one["split"]): one["steps"][-1] for one in new}
-        machine = list(_new_figures(found["machine"], looked))
+        machine = list(_new_figures(found["machine"], found.get("live", {}), looked))
         if new or machine or found["marks"] != looked.marks:
             looked.marks = found["marks"]
             told = {"series": new, "marks": found["marks"], "machine": machine}
@@ -122,18 +124,28 @@ class Stream:
         self._words.append(b"event: %b\ndata: %b\n\n" % (kind.encode(), encode(value)))
 
 
-def _new_figures(machine: Sequence[Values], looked: Looked) -> Iterator[Values]:
-    """Those of the last minute at first, for the page may have missed them; then what is new."""
+def _new_figures(
+    machine: Sequence[Values], live: Mapping[str, Values], looked: Looked
+) -> Iterator[Values]:
+    """Those of the last minute at first, for the page may have missed them; then what is new. After
+    a clock was set back that is older than what was sent, and comes as told, one each time."""
+    before, after = dict(looked.rows), looked.told_at
+    looked.rows = {key: one["rows"] for key, one in live.items()}
     newest = max((one["t"][-1] for one in machine if one["t"] and one["t"][-1]), default=None)
-    if newest is None or newest == looked.told_at:
+    if newest is None:
         return
-    after = newest - _MISSED_S if looked.told_at is None else looked.told_at
     looked.told_at = newest
+    if after is None:
+        after = newest - _MISSED_S
     for one in machine:
         new = [at for at, t in enumerate(one["t"]) if t is not None and t > after]
+        told, known = live.get(one["key"]), before.get(one["key"])
         if new:
             own = {key: [one[key][at] for at in new] for key in ("t", "values")}
             yield {"key": one["key"], "unit": one["unit"], **own}
+        elif told is not None and known is not None and told["rows"] > known:
+            own = {"t": [told["t"]], "values": [told["value"]]}
+            yield {"key": one["key"], "unit": one["unit"], **own, "is_behind": True}
 
 
 class StreamResponse:

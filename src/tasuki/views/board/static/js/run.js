@@ -77,7 +77,7 @@ export class RunView {
       for (const one of news.machine) {
         const old = (known.machine ??= []).find((other) => other.key === one.key);
         if (!old) known.machine.push(one);
-        else { const last = old.t.at(-1) ?? -Infinity; one.t.forEach((t, at) => { if (t > last) { old.t.push(t); old.values.push(one.values[at]); } }); }
+        else { const last = old.t.at(-1) ?? -Infinity; one.t.forEach((t, at) => { if (t > last || one.is_behind) { old.t.push(t); old.values.push(one.values[at]); } }); }
       }
       if (this.part === "machine") this.machine.show(known);
     }
