@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 import unicodedata
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -138,6 +139,14 @@ def goodput_of(ledger: Mapping[str, Any]) -> str:
         return ""
     allocated = ledger["wall_s"] - ledger["parts"].get("queue", 0.0)
     return f"goodput {ledger['goodput']:.0%} of {format_seconds(allocated)} allocated"
+
+
+def local_time(t: float, form: str, *, unknown: str) -> str:
+    """At this machine's clock; a moment that no calendar has, from a damaged line, is left open."""
+    try:
+        return time.strftime(form, time.localtime(t))
+    except (OverflowError, ValueError, OSError):
+        return unknown
 
 
 def money(value: float | None) -> str:

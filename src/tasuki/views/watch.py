@@ -7,7 +7,6 @@ is watch_screen.py's.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,7 @@ from rich.text import Text
 from tasuki.telemetry.series import as_number
 from tasuki.units import format_bytes, format_seconds
 from tasuki.views.blocks import bar, sparkline
-from tasuki.views.text import in_ascii, neutral, wrap
+from tasuki.views.text import in_ascii, local_time, neutral, wrap
 
 COLOURS = {
     "complete": "green",
@@ -207,17 +206,10 @@ def _gpu(number: int, gpu: dict[str, Any]) -> str:
 
 
 def _event(event: dict[str, Any]) -> Text:
-    line = Text(f"{clock_time(event['t'])} ", style="dim")
+    when = local_time(event["t"], "%H:%M:%S", unknown="--:--:--")
+    line = Text(f"{when} ", style="dim")
     line.append(Text(_plain(event["words"]), style="default"))
     return line
-
-
-def clock_time(t: float) -> str:
-    """At this machine's clock; a moment that no calendar has is left open."""
-    try:
-        return time.strftime("%H:%M:%S", time.localtime(t))
-    except (OverflowError, ValueError, OSError):
-        return "--:--:--"
 
 
 # -- pieces of text ---------------------------------------------------------------------------

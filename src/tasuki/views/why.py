@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from rich.console import Console
@@ -11,7 +10,7 @@ from rich.text import Text
 from tasuki.telemetry.ledger import PARTS
 from tasuki.units import format_seconds
 from tasuki.views.blocks import span
-from tasuki.views.text import encodable, goodput_of, neutral, warn, wrap
+from tasuki.views.text import encodable, goodput_of, local_time, neutral, warn, wrap
 
 _COLOURS = {
     "complete": "green",
@@ -59,7 +58,7 @@ def _show_head(why: dict[str, Any], console: Console) -> None:
 def _show_attempt(attempt: dict[str, Any], console: Console) -> None:
     """The sentence hangs beside the number and the time at which the attempt began."""
     began = attempt["began_at"]
-    when = "–" if began is None else time.strftime("%m-%d %H:%M", time.localtime(began))
+    when = "–" if began is None else local_time(began, "%m-%d %H:%M", unknown="–")
     where = f" [{_line(attempt['scheduler_job'])}]" if attempt["scheduler_job"] else ""
     label = f"{attempt['attempt']:>4}  {when}{where}  "
     if _width(console) < 60:
