@@ -6,7 +6,7 @@ import os
 import re
 import time
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -139,6 +139,17 @@ def goodput_of(ledger: Mapping[str, Any]) -> str:
         return ""
     allocated = ledger["wall_s"] - ledger["parts"].get("queue", 0.0)
     return f"goodput {ledger['goodput']:.0%} of {format_seconds(allocated)} allocated"
+
+
+def was_queued(attempts: Sequence[Mapping[str, Any]]) -> bool:
+    """Was a run, by its story, ever in a scheduler's queue? Where one's own machine alone worked on
+    it, or a script by itself, what lies between attempts is nobody's wait but a time away. Of one
+    without an attempt nobody knows."""
+    return not attempts or any(attempt["scheduler_job"] for attempt in attempts)
+
+
+NOT_RUNNING = "not running"
+"""The ledger's `queue` of a run that never was in one."""
 
 
 def local_time(t: float, form: str, *, unknown: str) -> str:

@@ -10,7 +10,16 @@ from rich.text import Text
 from tasuki.telemetry.ledger import PARTS
 from tasuki.units import format_seconds
 from tasuki.views.blocks import span
-from tasuki.views.text import encodable, goodput_of, local_time, neutral, warn, wrap
+from tasuki.views.text import (
+    NOT_RUNNING,
+    encodable,
+    goodput_of,
+    local_time,
+    neutral,
+    warn,
+    was_queued,
+    wrap,
+)
 
 _COLOURS = {
     "complete": "green",
@@ -35,7 +44,8 @@ def show_why(why: dict[str, Any], console: Console | None = None) -> None:
             _say(console, "  no attempt yet")
         if len(why["stages"]) > 1 and any(one["saved_step"] for one in why["attempts"]):
             _say(console, "  (steps are those of the run, counted over all stages)")
-        _show_ledger(why["ledger"], console)
+        own = {} if was_queued(why["attempts"]) else {"queue": NOT_RUNNING}
+        _show_ledger(why["ledger"], own, console)
         for note in why["notes"]:
             warn(console, _line(note))
 
@@ -69,7 +79,7 @@ def _show_attempt(attempt: dict[str, Any], console: Console) -> None:
     _say(console, "\n".join([label + first, *(" " * len(label) + line for line in rest)]))
 
 
-def _show_ledger(ledger: dict[str, Any], console: Console) -> None:
+def _show_ledger(ledger: dict[str, Any], names: dict[str, str], console: Console) -> None:
     """A waterfall: each part begins where the one before it ended."""
     wall, parts = ledger["wall_s"], ledger["parts"]
     if not wall or wall <= 0:
@@ -77,14 +87,15 @@ def _show_ledger(ledger: dict[str, Any], console: Console) -> None:
     told = ", ".join(filter(None, [f"where {format_seconds(wall)} went", goodput_of(ledger)]))
     _say(console, f"\n{told}")
     reached = 0.0
-    room = max(5, _width(console) - 28)
-    for part in PARTS:
-        seconds = parts.get(part, 0.0)
-        if abs(seconds) < 0.0005:
-            continue
+    shown = [part for part in PARTS if abs(parts.get(part, 0.0)) >= 0.0005]
+    labels = {part: names.get(part, part.replace("_", " ")) for part in shown}
+    widest = max([10, *map(len, labels.values())])
+    room = max(5, _width(console) - widest - 18)
+    for part, label in labels.items():
+        seconds = parts[part]
         end, is_ascii = reached + max(0.0, seconds), console.options.ascii_only
         drawn = span(reached / wall, end / wall, room, is_ascii=is_ascii)
-        line = Text(f"  {part.replace('_', ' '):<10} {format_seconds(seconds):>7}")
+        line = Text(f"  {label:<{widest}} {format_seconds(seconds):>7}")
         line.append(f" {seconds / wall:>4.0%} ")
         line.append(drawn, style=_PART_COLOURS.get(part, "blue"))
         line.rstrip()

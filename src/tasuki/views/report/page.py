@@ -152,7 +152,7 @@ def _gantt(report: _Values, names: Sequence[str]) -> Iterator[str]:
 
 def _times(runs: Sequence[_Values]) -> Iterator[str]:
     yield "<h2>Where the time went</h2>"
-    drawn = [(run, waterfall_of(run["ledger"], name=run["experiment"])) for run in runs]
+    drawn = [(run, waterfall_of(run)) for run in runs]
     if len(runs) > 1 and (rows := ledger_rows(runs)):
         kinds = {run["experiment"]: "number" for run in runs}
         yield from table_of("Every second of the wall clock, over all attempts.", rows, kinds=kinds)

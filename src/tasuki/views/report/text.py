@@ -12,7 +12,7 @@ from typing import Any
 from tasuki.units import format_seconds
 from tasuki.views.marks import without_paths
 from tasuki.views.report.results import known_columns, result_rows
-from tasuki.views.report.times import PARTS
+from tasuki.views.report.times import PARTS, part_names
 from tasuki.views.text import neutral, number
 
 _Values = Mapping[str, Any]
@@ -121,8 +121,9 @@ def ledger_rows(runs: Sequence[_Values]) -> list[dict[str, str]]:
     """Parts by run, seconds and share; the wall clock last."""
     parts = [part for part in PARTS if any(_seconds(run, part) >= 0.005 for run in runs)]
     named = list(zip(column_names(runs), runs, strict=True))
+    names = part_names(runs)
     rows = [
-        {"part": PARTS[part], **{name: _of_wall(run, part) for name, run in named}}
+        {"part": names[part], **{name: _of_wall(run, part) for name, run in named}}
         for part in parts
     ]
     walls = {name: shown("wall_s", run["wall_s"]) for name, run in named}

@@ -10,6 +10,7 @@ from tasuki.units import format_seconds
 from tasuki.views.chart import ticks
 from tasuki.views.marks import marked
 from tasuki.views.report.curves import COLOURS
+from tasuki.views.text import NOT_RUNNING, was_queued
 
 _Values = Mapping[str, Any]
 _ROW = 56
@@ -170,31 +171,40 @@ def _bar(piece: _Piece, kind: str, axis: tuple[float, float], y: int, tall: int)
     )
 
 
-def waterfall_of(ledger: _Values, *, name: str) -> str | None:
+def part_names(runs: Sequence[_Values]) -> Mapping[str, str]:
+    """What each part is called, where all that is shown is of these runs."""
+    is_queued = any(was_queued(run.get("story", ())) for run in runs)
+    return PARTS if is_queued else {**PARTS, "queue": NOT_RUNNING}
+
+
+def waterfall_of(run: _Values) -> str | None:
     """Each part begins where the one before it ended."""
+    ledger, names = run["ledger"], part_names([run])
     wall = ledger.get("wall_s")
     parts = [(part, s) for part, s in ledger.get("parts", {}).items() if s >= 0.005]
     if not wall or not parts:
         return None
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="waterfall" height="{len(parts) * 24 + 6}" '
-        f'role="img" aria-label="Where the time of {marked(name)} went">'
+        f'role="img" aria-label="Where the time of {marked(run["experiment"])} went">'
     )
     lines, before = [head], 0.0
     for number, (part, seconds) in enumerate(parts):
-        lines.append(_fall(part, seconds, before, wall, number * 24 + 3))
+        label = names.get(part, part)
+        lines.append(_fall((part, label), seconds, before, wall, number * 24 + 3))
         before += seconds
     return "\n".join([*lines, "</svg>"])
 
 
-def _fall(part: str, seconds: float, before: float, wall: float, y: int) -> str:
+def _fall(named: tuple[str, str], seconds: float, before: float, wall: float, y: int) -> str:
+    part, label = named
     x, width = 100 * before / wall, 100 * seconds / wall
     # Behind its bar where there is room, else before it, else inside of it.
     side, at, dx, anchor = "", x + width, 8, "start"
     if x + width > 76:
         side, at, dx, anchor = ("", x, -8, "end") if x >= 24 else (" inside", x + 1, 6, "start")
     return (
-        f'<text class="lane" x="-12" y="{y + 14}" text-anchor="end">{marked(PARTS.get(part, part))}'
+        f'<text class="lane" x="-12" y="{y + 14}" text-anchor="end">{marked(label)}'
         f'</text><rect class="part {marked(part)}" x="{x:.3f}%" y="{y + 2}" '
         f'width="{max(0.3, width):.3f}%" height="15" rx="3"/>'
         f'<text class="told{side}" x="{at:.3f}%" dx="{dx}" y="{y + 14}" text-anchor="{anchor}">'

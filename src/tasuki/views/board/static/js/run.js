@@ -156,7 +156,7 @@ export class RunView {
     const timelines = this.names.map((name) => ({ timeline: this.details.get(name)?.timeline, hue: this.hue(name) })).filter(({ timeline }) => timeline);
     put(this.lower,
       timelines.length ? card("Plan and reality", gantt(timelines, detail.now ?? Date.now() / 1000)) : null,
-      detail.why && h("div", { class: "halves" }, card("Where the time went", ledger(detail.why.ledger)), card(plural(detail.why.attempts.filter((one) => !one.is_word).length, "attempt"), this.attempts(detail.why))),
+      detail.why && h("div", { class: "halves" }, card("Where the time went", ledger(detail.why.ledger, detail.why.attempts)), card(plural(detail.why.attempts.filter((one) => !one.is_word).length, "attempt"), this.attempts(detail.why))),
       this.problems(detail));
     this.curves.draw();
   }

@@ -9,14 +9,17 @@ const PARTS = { queue: "queue", start: "start", restore: "restore", data_wait: "
 export const allocated = (told) => told.wall_s - (told.parts?.queue ?? 0);
 const goodput = (told) => told.goodput === null ? "" : `goodput ${share(told.goodput)} of ${seconds(allocated(told))} allocated`;
 
-export const ledger = (told) => {
+// Of a run that never was in a scheduler's queue what lies between attempts is nobody's wait.
+const nameOf = (part, attempts) => part === "queue" && attempts.length && !attempts.some((one) => one.scheduler_job) ? "not running" : PARTS[part] ?? part;
+
+export const ledger = (told, attempts) => {
   const parts = Object.entries(told?.parts ?? {}).filter(([, value]) => value >= 0.005);
   if (!parts.length || !told.wall_s) return h("p", { class: "empty" }, "Nothing to tell yet.");
   let before = 0;
   const rows = parts.map(([part, value]) => {
     const from = before;
     before += value;
-    return h("tr", { class: `part ${part}` }, h("th", { scope: "row" }, PARTS[part] ?? part),
+    return h("tr", { class: `part ${part}` }, h("th", { scope: "row" }, nameOf(part, attempts)),
       h("td", { class: "fall", "aria-hidden": "true" }, h("i", { style: { left: `${(100 * from) / told.wall_s}%`, width: `${Math.max(0.4, (100 * value) / told.wall_s)}%` } })),
       h("td", { class: "number" }, seconds(value)), h("td", { class: "number soft" }, share(value / told.wall_s)));
   });
