@@ -6,8 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasuki.actions.drill_scenarios import NAMES, SAVE_EVERY, STEPS, Shape, plan_scenarios
+from tasuki.actions.drill_scenarios import (
+    NAMES,
+    SAVE_EVERY,
+    STEPS,
+    Shape,
+    plan_scenarios,
+    planned_kills,
+)
+from tasuki.actions.drill_words import retell
+from tasuki.actions.status import brief_run
 from tasuki.errors import UsageError
+from tasuki.testing import FakeClock
+from tests.harness.written import WrittenRun
 
 SHAPES = st.builds(
     Shape,
@@ -66,3 +77,24 @@ def test_a_scenario_that_does_not_exist_is_refused_with_those_that_do():
     with pytest.raises(UsageError, match="there is no scenario `fire`") as error:
         plan_scenarios(Shape(), ["fire"])
     assert all(name in error.value.hint for name in NAMES)
+
+
+@pytest.mark.parametrize("message", ["the command {}", "rank 0 {}"])
+def test_kills_by_the_drill_blame_nobody_s_memory_and_other_kills_do(
+    tmp_path, monkeypatch, message
+):
+    monkeypatch.chdir(tmp_path)
+    words = message.format("was killed by SIGKILL without a word (SIGKILL: often the memory)")
+    told = {}
+    for name in ("kill-in-save", "twice"):
+        written = WrittenRun(tmp_path / "runs", FakeClock(), name)
+        for _ in range(2):
+            written.begin(job="j", is_alive=False)
+            written.end(ending="failed", cause="none", message=words)
+            now = written.clock.wall()
+            written.begin(job="j")
+            told[name, written.claim - 1] = retell(brief_run(written.run, now=now))["notable"]
+    assert told["kill-in-save", 1] == ["attempt 1: killed by the drill, as planned"]
+    assert told["twice", 1] == [f"attempt 1 failed: {words}"], "there it is a TERM"
+    assert planned_kills("kill-in-save") == {1, 2} and planned_kills("twice") == {2}
+    assert planned_kills("full-disk") == {1} and planned_kills("twin") == set()

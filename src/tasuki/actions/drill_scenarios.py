@@ -77,6 +77,12 @@ def plan_scenarios(shape: Shape, wanted: Sequence[str] = ()) -> list[Scenario]:
     return [replace(one, resumes_at=None) for one in made] if shape.is_coarse else made
 
 
+def planned_kills(name: str) -> set[int]:
+    """The attempts of a scenario that the drill itself kills; of another run none."""
+    made = _MAKERS[name](Shape()).failpoints if name in _MAKERS else ()
+    return {order["claim"] for order in made if order["do"] == "kill"}
+
+
 def _term(shape: Shape) -> Scenario:
     at = shape.middle + (shape.steps_per_epoch + 1) // 2
     return Scenario(

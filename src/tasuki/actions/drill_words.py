@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tasuki.actions.drill_scenarios import planned_kills
 from tasuki.actions.drill_trace import Entries
+from tasuki.supervisor.phase import SILENTLY_KILLED
 
 _GENERATORS = (
     "torch.Generator",
@@ -15,7 +17,19 @@ _GENERATORS = (
     "random.SystemRandom",
 )
 _RANDOM = {"python": "Python's", "numpy": "numpy's", "torch": "torch's", "cuda": "the GPU's"}
+_KILLED = SILENTLY_KILLED.format("SIGKILL")
 _PLAIN = ("int", "float", "bool", "str", "complex", "NoneType", "itertools.count")
+
+
+def retell(run: dict[str, Any]) -> dict[str, Any]:
+    """A run of the drill while it goes (`brief_run`): of kills by the drill nobody's memory is to
+    blame."""
+    told = list(run["notable"])
+    for claim in planned_kills(run["experiment"]):
+        for at, text in enumerate(told):
+            if text.startswith(f"attempt {claim} failed: ") and _KILLED in text:
+                told[at] = f"attempt {claim}: killed by the drill, as planned"
+    return {**run, "notable": told}
 
 
 def in_words(entry: str) -> str:

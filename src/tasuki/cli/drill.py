@@ -58,6 +58,7 @@ def command(
     writes beside its run, it writes each time.
     """
     from tasuki.actions.drill import DrillRequest, run_drill
+    from tasuki.actions.drill_words import retell
     from tasuki.clock import SystemClock
     from tasuki.store.atomic import write_bytes
     from tasuki.views.drill import certificate_text, show_drill
@@ -66,7 +67,7 @@ def command(
     stages = (stage,) if stage else ()
     loaded = read_work(spec, settings, config, name=None, experiments=chosen, stages=stages)
     request = make_request(loaded, chosen, ())
-    with watch_runs() as (view, tick):
+    with watch_runs(retell) as (view, tick):
         report = run_drill(
             DrillRequest(
                 plan=request,
