@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from tasuki.store.attempts import write_attempt_end, write_holder
 from tasuki.store.claims import take_claim
@@ -15,6 +17,7 @@ from tasuki.store.runs import RunFolder
 from tasuki.telemetry.events import EventLog
 from tasuki.telemetry.metrics import MetricLog
 from tasuki.testing import FakeClock
+from tasuki.views.status import show_results, show_status
 from tasuki.views.text import neutral
 from tests.cli.escapes import PAYLOADS, harmful
 
@@ -105,3 +108,17 @@ def test_a_hostile_name_of_a_folder_is_inert(tmp_path, here):
     for words in (("why", name), ("watch", name), ("logs", name)):
         said = here(tmp_path, *words)
         assert said.code == 0 and harmful(said.out + said.err) == [], said
+
+
+def test_a_text_where_a_number_is_expected_is_shown_as_it_is_and_a_name_is_inert():
+    stage = {"name": "s\x1b[2J[b]", "steps": 4, "loss": "[nan]", "metrics": {"m\x1b[2J": "[x]"}}
+    stage |= {"is_trained": True, "is_evaluated": True}
+    run = {"experiment": "exp", "state": "complete", "stage": None, "loss": "[nan]", "reason": ""}
+    run |= {"hint": "", "attempts": 1, "preemptions": 0, "cost": None, "stages": [stage]}
+    run |= dict.fromkeys(("step", "total_steps"))
+    console = Console(file=io.StringIO(), width=200)
+    show_status({"runs": [run]}, folder="runs", console=console)
+    show_results({"runs": [run]}, console=console)
+    told = console.file.getvalue()
+    assert told.count("[nan]") == 2 and "\\" not in told and "\x1b" not in told
+    assert "s\ufffd[b]: 4 steps" in told and "m\ufffd [x]" in told

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from tasuki.telemetry.standing import number_in
 from tasuki.units import format_seconds
-from tasuki.views.text import count, line_of, money, number, say, warn
+from tasuki.views.text import STATE_COLOURS, count, line_of, money, number, plain_number, say, warn
 
 _NARROW = 78
 _COLUMNS = (
@@ -24,14 +24,6 @@ _COLUMNS = (
 _BELOW = ("attempts", "goodput", "deadline", "cost")
 """Told below the table where a window is too narrow for them in it."""
 _GAP = "   "
-_COLOURS = {
-    "complete": "green",
-    "running": "cyan",
-    "failed": "red",
-    "held": "red",
-    "cancelled": "yellow",
-    "handed-over": "yellow",
-}
 _DANGER = "in danger"
 
 
@@ -119,7 +111,7 @@ def _line(row: _Row, widths: dict[str, int]) -> Text:
 
 def _style(column: str, text: str) -> str:
     if column == "state":
-        return _COLOURS.get(text, "")
+        return STATE_COLOURS.get(text, "")
     return "red" if column == "deadline" and text.startswith(_DANGER) else ""
 
 
@@ -141,7 +133,7 @@ def _print_brief(row: _Row, console: Console) -> None:
     for words in lines:
         line = Text(words if cell_len(words) <= console.width else _padded(words, console.width))
         if words is lines[0]:
-            line.highlight_words([row["state"]], _COLOURS.get(row["state"], ""))
+            line.highlight_words([row["state"]], STATE_COLOURS.get(row["state"], ""))
         elif words.startswith(f"  deadline {_DANGER}"):
             line.stylize("red")
         console.print(line, highlight=False, soft_wrap=True)
@@ -161,7 +153,7 @@ def _row(run: dict[str, Any]) -> _Row:
         "progress": f"{bar(share, 6)} {share:.0%}",
         "step": f"{count(run['step'])}/{count(run['total_steps'])}",
         "left": _left(run),
-        "loss": number(run["loss"]),
+        "loss": plain_number(run["loss"]),
         "attempts": attempts + (f" ({run['preemptions']} preempted)" if run["preemptions"] else ""),
         "goodput": f"{goodput:.0%}" if goodput is not None else _NOTHING,
         "deadline": _deadline(run),
@@ -209,11 +201,11 @@ def show_results(result: dict[str, Any], *, runs: str = "", console: Console | N
     """The end of `tasuki run`: what each run came to; and where, if `runs` is given."""
     console = console or Console()
     for run in result["runs"]:
-        colour = _COLOURS.get(run["state"], "default")
+        colour = STATE_COLOURS.get(run["state"], "default")
         words = f" after {run['attempts']} attempts" if run["attempts"] > 1 else ""
         words += f", cost {money(run['cost'])}" if run["cost"] is not None else ""
         console.print(
-            f"{escape(run['experiment'])}: [{colour}]{run['state'] or 'unknown'}[/]{words}",
+            f"{_name(run['experiment'])}: [{colour}]{run['state'] or 'unknown'}[/]{words}",
             highlight=False,
         )
         if run["state"] != "complete":
@@ -234,15 +226,20 @@ def _print_reason(run: dict[str, Any], console: Console, *, label: str) -> None:
 
 def _stage_line(stage: dict[str, Any]) -> str:
     metrics = stage["metrics"] or {}
-    told = ", ".join(f"{escape(name)} {number(value)}" for name, value in metrics.items())
+    told = ", ".join(f"{_name(name)} {number(value)}" for name, value in metrics.items())
     word = "results" if stage.get("is_evaluated") is None else "evaluated"
     evaluated = f"; {word}: {told}" if told else ""
     steps, loss = count(stage["steps"]), number(stage["loss"])
     if stage.get("command") and stage["steps"] is None:
         took = format_seconds(stage["wall_s"]) if stage["wall_s"] is not None else "–"
         told = f", loss {loss}" if stage["loss"] is not None else ""
-        return f"{escape(stage['name'])}: its command took {took}{told}{evaluated}"
-    return f"{escape(stage['name'])}: {steps} steps, loss {loss}{evaluated}{_scaled(stage)}"
+        return f"{_name(stage['name'])}: its command took {took}{told}{evaluated}"
+    return f"{_name(stage['name'])}: {steps} steps, loss {loss}{evaluated}{_scaled(stage)}"
+
+
+def _name(text: object) -> str:
+    """Of a stage or a metric, within markup."""
+    return escape(line_of(text))
 
 
 def _scaled(stage: dict[str, Any]) -> str:

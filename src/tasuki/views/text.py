@@ -23,6 +23,16 @@ _HARMFUL = re.compile(
     "\ud800-\udfff]"  # halves of characters, which no stream takes
 )
 
+STATE_COLOURS = {
+    "complete": "green",
+    "running": "cyan",
+    "failed": "red",
+    "held": "red",
+    "cancelled": "yellow",
+    "handed-over": "yellow",
+}
+"""Of a run, wherever its state is shown."""
+
 _IN_ASCII = str.maketrans(
     {"–": "-", "×": "x", "…": ".", "±": "~", "→": ">", "�": "?", "↑": "^", "↓": "v"}
 )
@@ -124,13 +134,18 @@ def width_of(stream: TextIO) -> int | None:
         return None
 
 
-def number(value: object) -> str:
+def plain_number(value: object) -> str:
     """A metric. NaN is a word in JSON, and scripts may log texts: shown as they are, and inert."""
     if value is None:
         return "–"
     if isinstance(value, int | float):
         return f"{value:.4g}"
-    return line_of(value)[:12].replace("[", r"\[")  # as rich's `escape`
+    return line_of(value)[:12]
+
+
+def number(value: object) -> str:
+    """The same within rich's markup."""
+    return plain_number(value).replace("[", r"\[")  # as rich's `escape`
 
 
 def goodput_of(ledger: Mapping[str, Any]) -> str:

@@ -16,16 +16,8 @@ from rich.text import Text
 from tasuki.telemetry.series import as_number
 from tasuki.units import format_bytes, format_seconds
 from tasuki.views.blocks import bar, sparkline
-from tasuki.views.text import in_ascii, local_time, neutral, wrap
+from tasuki.views.text import STATE_COLOURS, in_ascii, local_time, neutral, wrap
 
-COLOURS = {
-    "complete": "green",
-    "running": "cyan",
-    "failed": "red",
-    "held": "red",
-    "cancelled": "yellow",
-    "handed-over": "yellow",
-}
 _NARROW = 60
 _REASON_LINES = 4
 HELP = (
@@ -113,7 +105,7 @@ def _headline(runs: Sequence[dict[str, Any]], first: int, num_shown: int) -> Tex
 def _row(run: dict[str, Any], name_width: int, window: Window) -> Text:
     state = run["state"] or "unknown"
     line = Text(f"{_name(run)[:name_width]:<{name_width}} ")
-    line.append(f"{state:<11} ", style=COLOURS.get(state, ""))
+    line.append(f"{state:<11} ", style=STATE_COLOURS.get(state, ""))
     if window.width >= _NARROW:
         line.append(f"{bar(_share(run), 10, is_ascii=window.is_ascii)} ")
     line.append(f"{_share(run):>4.0%} ")
@@ -132,7 +124,7 @@ def _head(run: dict[str, Any], window: Window) -> Iterator[Text]:
     state = run["state"] or "unknown"
     line = Text()
     line.append(f"{_name(run)}  ", style="bold")
-    line.append(state, style=COLOURS.get(state, ""))
+    line.append(state, style=STATE_COLOURS.get(state, ""))
     line.append(f"  attempt {run['attempt']}" if run["attempt"] else "")
     line.append(f" ({run['preemptions']} preempted)" if run["preemptions"] else "")
     goodput = as_number(run.get("goodput"))

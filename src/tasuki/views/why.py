@@ -12,6 +12,7 @@ from tasuki.units import format_seconds
 from tasuki.views.blocks import span
 from tasuki.views.text import (
     NOT_RUNNING,
+    STATE_COLOURS,
     encodable,
     goodput_of,
     local_time,
@@ -21,14 +22,6 @@ from tasuki.views.text import (
     wrap,
 )
 
-_COLOURS = {
-    "complete": "green",
-    "running": "cyan",
-    "failed": "red",
-    "held": "red",
-    "cancelled": "yellow",
-    "handed-over": "yellow",
-}
 _PART_COLOURS = {"step": "green", "recomputed": "red", "queue": "yellow"}
 _WIDEST = 100
 """Columns, where nobody says how many there are."""
@@ -56,7 +49,7 @@ def _show_head(why: dict[str, Any], console: Console) -> None:
     head = Text()
     head.append(_line(why["experiment"]), style="bold")
     head.append(": ")
-    head.append(state, style=_COLOURS.get(state, ""))
+    head.append(state, style=STATE_COLOURS.get(state, ""))
     head.append(f", {num} attempt{'s' if num != 1 else ''}")
     console.print(head, highlight=False, soft_wrap=True)
     if why["reason"]:
