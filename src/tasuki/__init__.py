@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from tasuki.errors import TasukiError
     from tasuki.integrations.open import open_run
     from tasuki.integrations.run import Run
+    from tasuki.integrations.several import is_complete
     from tasuki.sinks.sink import Sink, SinkRow, SinkRun
     from tasuki.spec.written import (
         Cluster,
@@ -103,6 +104,7 @@ __all__ = [
     "extend",
     "history",
     "inspect",
+    "is_complete",
     "logs",
     "new",
     "open_run",
@@ -161,6 +163,7 @@ _HOMES = {
     "SinkRun": "tasuki.sinks.sink",
     "TasukiError": "tasuki.errors",
     "TokenDataset": "tasuki.data.tokens.reader",
+    "is_complete": "tasuki.integrations.several",
     "open_run": "tasuki.integrations.open",
     "pad_collate": "tasuki.data.collate",
 }

@@ -75,7 +75,8 @@ def test_every_name_in_all_is_what_it_says_whichever_is_used_first():
     )
     kinds = json.loads(in_a_fresh_process(code))
     assert {name for name, kind in kinds.items() if kind == "function"} == VERBS | FOR_RECIPES | {
-        "open_run"
+        "open_run",
+        "is_complete",
     }
     assert "module" not in kinds.values()
     assert set(tasuki.__all__) <= set(dir(tasuki))

@@ -6,24 +6,19 @@ person, so that a cancel is lifted; a hold is not (`tasuki resume` does that).
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path, PurePath
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import PurePath
 from typing import Any
-
-import msgspec
 
 from tasuki.checkpoint.lineage import list_checkpoints
 from tasuki.clock import Clock, utc
-from tasuki.errors import RunError, UsageError
+from tasuki.errors import RunError
+from tasuki.integrations.asked import Asked
 from tasuki.relay.values import Ending, PhaseEnded
 from tasuki.runtime.worker import Worker
 from tasuki.spec.commands import name_of
 from tasuki.spec.frozen import frozen_value
-from tasuki.spec.load import load_command
-from tasuki.spec.names import check_name
-from tasuki.spec.resolved import ResolvedSpec
 from tasuki.store.atomic import FORMAT, make_folder, read_json, shaped, write_json
 from tasuki.store.attempts import live_runner, write_holder
 from tasuki.store.claims import highest_claim, take_claim
@@ -34,81 +29,12 @@ from tasuki.store.sources import digest_sources
 from tasuki.telemetry.attempt import close_attempt
 from tasuki.telemetry.view import live_holder
 
-PYTHON = "python"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What open_run was asked for."""
-
-    words: tuple[str, ...]
-    """The command that this process is."""
-    name: str | None
-    path: Path | None
-    """The run's folder, where that was given."""
-    world: int
-    environ: Mapping[str, str]
-
-    def read_spec(self) -> ResolvedSpec:
-        """As `tasuki run -- python train.py` here would have it, so that either goes on with the
-        other's run."""
-        spec = load_command(self.words, environ=self.environ)
-        (experiment,) = spec.experiments
-        name = self.path.name if self.path is not None else self.name
-        if name is not None:
-            check_name(name, what="the run")
-            # As TASUKI_NAME does: the stage's name goes into the order of samples, and stays.
-            experiment = msgspec.structs.replace(experiment, name=name)
-        if self.world > 1:
-            stages = tuple(msgspec.structs.replace(s, ranks=self.world) for s in experiment.stages)
-            experiment = msgspec.structs.replace(experiment, stages=stages)
-        runs = str(self.path.parent) if self.path is not None else spec.runs
-        return msgspec.structs.replace(spec, experiments=(experiment,), runs=runs)
-
-
-def ask(
-    name: str | Path | None, *, world: int, environ: Mapping[str, str], orig_argv: Sequence[str]
-) -> Asked:
-    """`name`: a run's name, or its folder."""
-    is_path = isinstance(name, Path) or (name is not None and "/" in name)
-    words = command_of(orig_argv)
-    if words is None and name is None:
-        raise UsageError(
-            "open_run does not know how to call this run: there is no script",
-            hint='give it a name: tasuki.open_run("my-run")',
-        )
-    return Asked(
-        words=words or (PYTHON, f"{Path(str(name)).name}.py"),
-        name=None if is_path or name is None else str(name),
-        path=Path(name).expanduser().absolute() if is_path and name is not None else None,
-        world=world,
-        environ=environ,
-    )
-
-
-def command_of(orig_argv: Sequence[str]) -> tuple[str, ...] | None:
-    """The words with which this process could be started again; None: no script was."""
-    words = list(orig_argv[1:])
-    while words and words[0].startswith("-") and words[0] not in ("-m", "-c"):
-        takes_value = words[0] in ("-X", "-W")
-        del words[: 2 if takes_value else 1]
-    if not words or words[0] == "-c" or is_kernel():
-        return None
-    if words[0] != "-m":
-        words[0] = str(PurePath(words[0]))
-    return (PYTHON, *words)
-
-
-def is_kernel() -> bool:
-    """An interactive interpreter: it lives on when the loop is over."""
-    return hasattr(sys, "ps1") or "ipykernel" in sys.modules or bool(sys.flags.interactive)
-
 
 def open_alone(asked: Asked, *, clock: Clock) -> RunFolder:
     """The run's folder, begun or gone on with; refused where somebody else works on it."""
     spec = asked.read_spec()
     (experiment,) = spec.experiments
-    run = RunFolder(asked.path or Path(spec.runs) / experiment.name)
+    run = asked.folder(spec)
     if not run.spec.exists():
         refuse_remains(run)
         make_folder(run.path)

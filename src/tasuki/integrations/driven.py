@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tasuki.data.foreign import num_batches
 from tasuki.errors import UsageError
-from tasuki.integrations.alone import is_kernel
+from tasuki.integrations.asked import is_kernel
 from tasuki.integrations.batches import Batches, Feed, Wanted, make_feed
 from tasuki.integrations.loop import Course, Holds
 from tasuki.integrations.open import open_loop
@@ -43,8 +43,9 @@ def begin_talking() -> None:
 class Driven:
     """One training of a framework as an attempt of a run."""
 
-    def __init__(self, run: str | Path | None, options: Mapping[str, Any]) -> None:
-        self.loop, self._watch = open_loop(run, **options)
+    def __init__(self, run: str | Path | None, options: Mapping[str, Any], *, another: str) -> None:
+        """`another`: how people open a further run in this framework."""
+        self.loop, self._watch = open_loop(run, **options, another=another)
         self._feed: Feed | None = None
         self._batches: Batches | None = None
         self._next = -1

@@ -89,7 +89,9 @@ class _Resumable(transformers.Trainer):
         warning = check_version(HF, installed(HF))
         _refuse_others(self, resume_from_checkpoint, trial)
         told = _switch_off(self)  # first: our handlers of signals come after theirs are gone
-        driven = self._driven = Driven(self._run, self._run_options)
+        driven = self._driven = Driven(
+            self._run, self._run_options, another="Trainer(…, run='other')"
+        )
         self._holds = TrainerHolds(self, driven, _WAYS)
         try:
             if driven.loop.worker.ranks.world != self.args.world_size:

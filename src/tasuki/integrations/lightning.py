@@ -73,7 +73,7 @@ class TasukiCallback(Callback):
         begin_talking()
         warning = check_version(LIGHTNING, installed(LIGHTNING))
         _refuse_others(trainer)
-        driven = self._driven = Driven(self._run, self._options)
+        driven = self._driven = Driven(self._run, self._options, another="TasukiCallback('other')")
         self._holds = TrainerHolds(trainer, driven, _WAYS)
         worker = driven.loop.worker
         if worker.ranks.world != trainer.world_size:

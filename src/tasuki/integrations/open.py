@@ -2,31 +2,37 @@
 
 Under a job of tasuki all of that is given. Else the script is its own supervisor (alone.py): it
 makes or continues `./runs/<name of the script>`, takes the claim, and ends at once when the run is
-complete.
+complete (several.py).
 """
 
 from __future__ import annotations
 
-import itertools
 import os
 import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import torch
 
 from tasuki.clock import Clock, SystemClock
-from tasuki.errors import EXIT_DONE, RunError, UsageError
+from tasuki.errors import UsageError
 from tasuki.failpoints import arm
-from tasuki.integrations.alone import ask, is_kernel, open_alone, take
+from tasuki.integrations.alone import open_alone, take
+from tasuki.integrations.asked import ask, is_kernel
 from tasuki.integrations.drilled import damage_if_told, read_drill, seed_the_rest
 from tasuki.integrations.loop import Loop
 from tasuki.integrations.meet import Met, meet
 from tasuki.integrations.place import Place, find_place
 from tasuki.integrations.run import Run, show_errors_briefly
+from tasuki.integrations.several import (
+    has_opened_any,
+    leave_complete,
+    note_opened,
+    refuse_second_of_job,
+)
 from tasuki.integrations.watch import LoopWatch
 from tasuki.runtime.exact import apply_settings, frozen_threads
 from tasuki.runtime.stopwatch import Stopwatch, process_age_s
@@ -37,8 +43,8 @@ from tasuki.store.atomic import FILE_MODE, make_folder, read_json, read_json_or_
 from tasuki.store.runs import RunFolder
 from tasuki.telemetry.events import EventLog
 
-_loops = itertools.count()
-"""That this process has opened."""
+ANOTHER = "tasuki.open_run('other')"
+"""What opens a further run."""
 
 
 def open_run(
@@ -65,20 +71,22 @@ def open_loop(
     log_every: str | int | None = None,
     exact: bool | None = None,
     clock: Clock | None = None,
+    another: str = ANOTHER,
 ) -> tuple[Loop, LoopWatch]:
-    """The same for adapters, which bring a face of their own. Whoever calls it also ends the watch
-    (`watch.end()`)."""
+    """The same for adapters, which bring a face of their own: `another` is how a further run is
+    opened there. Whoever calls it also ends the watch (`watch.end()`)."""
     clock, in_kernel = clock or SystemClock(), is_kernel()
     if not in_kernel:
         show_errors_briefly()
     wishes = _wishes(save=save, keep=keep, seed=seed, log_every=log_every, exact=exact)
     place = find_place(os.environ)
+    refuse_second_of_job(place)
     watch = LoopWatch(clock, place, is_kernel=in_kernel)
     if threading.current_thread() is threading.main_thread():
         watch.install_handlers()
     watch.start()
     try:
-        loop = _open_loop(run, wishes, place, watch, clock, in_kernel=in_kernel)
+        loop = _open_loop(run, wishes, place, watch, clock, in_kernel=in_kernel, another=another)
     except BaseException:
         watch.end()
         raise
@@ -93,9 +101,10 @@ def _open_loop(
     clock: Clock,
     *,
     in_kernel: bool,
+    another: str,
 ) -> Loop:
     # What a kernel did before, or a script in a loop before this one, is no start of this run.
-    age_s = process_age_s() if next(_loops) == 0 and not in_kernel else 0.0
+    age_s = 0.0 if has_opened_any() or in_kernel else process_age_s()
     stopwatch = Stopwatch(clock, lived_s=age_s)
     stopwatch.add("start", age_s)
     began_at = clock.wall() - age_s
@@ -103,7 +112,7 @@ def _open_loop(
         met = _meet(name, place, clock)
         folder = RunFolder(met.run)
         if folder.is_complete():
-            _end_at_once(folder, place, in_kernel=in_kernel)
+            _end_at_once(folder, name, place, in_kernel=in_kernel, another=another)
         arm(os.environ, rank=place.rank, claim=met.claim)
         drill = read_drill(os.environ)
         seed_the_rest(drill)
@@ -135,6 +144,8 @@ def _open_loop(
         _begin_alone(worker, watch, place, began_at=began_at)
     loop = Loop(worker, is_alone=is_alone, is_kernel=in_kernel, files=files)
     loop.stages_before, loop.drill = before, drill
+    if (warning := note_opened(folder, name)) is not None and not in_kernel:
+        worker.say(warning)
     return loop
 
 
@@ -152,23 +163,23 @@ def _meet(name: str | Path | None, place: Place, clock: Clock) -> Met:
     return meet(place, begin, runs=runs, clock=clock)
 
 
-def _end_at_once(run: RunFolder, place: Place, *, in_kernel: bool) -> None:
+def _end_at_once(
+    run: RunFolder, name: str | Path | None, place: Place, *, in_kernel: bool, another: str
+) -> NoReturn:
     with shaped(run.spec):
         stages = [run.stage(stage["name"]) for stage in read_json(run.spec)["stages"]]
         told = [read_json_or_none(stage.metrics) or {} for stage in stages]
         steps = sum(int(value.get("steps") or 0) for value in told)
-    words = f"run `{run.name}` is complete: {steps:,} steps, in {run.path}"
-    more = "more epochs are another run: tasuki.open_run('other')"
-    if in_kernel:
-        raise RunError(words, hint=more)
-    if place.rank == 0:
-        weights = stages[-1].weights
-        learnt = f"; {weights} has what this one learnt" if weights.exists() else ""
-        sys.stderr.write(
-            f"{words}; nothing is left to train, and the script ends here\n"
-            f"hint: {more}, or TASUKI_NAME=other{learnt}\n"
-        )
-    raise SystemExit(EXIT_DONE)
+    weights = stages[-1].weights
+    leave_complete(
+        run,
+        f"run `{run.name}` is complete: {steps:,} steps, in {run.path}",
+        name,
+        another=another,
+        more=f"; {weights} has what this one learnt" if weights.exists() else "",
+        is_kernel=in_kernel,
+        is_first_rank=place.rank == 0,
+    )
 
 
 def _read_stage(

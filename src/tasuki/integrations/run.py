@@ -20,10 +20,11 @@ from typing import Any, Literal, Self
 from torch import Tensor
 from torch.optim import Optimizer
 
-from tasuki.errors import EXIT_DONE, RunError, UsageError
+from tasuki.errors import RunError, UsageError
 from tasuki.integrations.batches import Batches, Feed, Wanted, make_feed
 from tasuki.integrations.loop import Course, HandedOver, Loop
 from tasuki.integrations.rows import read
+from tasuki.integrations.several import PassedOver, leave_block
 from tasuki.integrations.tracked import Tracked
 from tasuki.integrations.untracked import LISTENS_STEPS, Untracked
 from tasuki.integrations.watch import LoopWatch
@@ -95,8 +96,10 @@ class Run:
         if self._feed is not None:
             raise RunError(
                 "run.steps was called a second time",
-                hint="a run has one loop: write `for epoch in run.epochs(10):` around it, give the "
-                "second one a run of its own (tasuki.open_run('second')), or make stages of a spec",
+                hint="a run has one loop: write `for epoch in run.epochs(10):` around it, make "
+                "stages of a spec, or give each loop a run of its own, which is passed over when "
+                "it is complete: `if not tasuki.is_complete('second'):`, and in it `with "
+                "tasuki.open_run('second') as run:`",
             )
         feed = self._begin(loader, epochs=epochs, steps=steps, accumulation=accumulation)
         return self._iterate(feed)
@@ -384,9 +387,9 @@ class Run:
         kind: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
-    ) -> None:
+    ) -> bool | None:
         if os.getpid() != self._pid:
-            return  # a fork of the script: the run is its parent's
+            return None  # a fork of the script: the run is its parent's
         try:
             if isinstance(error, HandedOver) and not self._is_kernel:
                 self._loop.leave()
@@ -401,6 +404,7 @@ class Run:
         finally:
             self._stop_batches()
             self._watch.end()
+        return isinstance(error, PassedOver)
 
     def _end_well(self) -> None:
         """The `with` block is through: is the run?"""
@@ -436,9 +440,7 @@ class Run:
         words = f"run `{loop.worker.run.name}` is complete: the attempt before had all its results"
         if self._is_kernel:
             raise RunError(words, hint="more epochs are another run: tasuki.open_run('other')")
-        if loop.worker.is_first:
-            sys.stderr.write(f"{words}; the script ends here\n")
-        raise SystemExit(EXIT_DONE)
+        leave_block(loop.worker.run, words, is_first_rank=loop.worker.is_first)
 
     def _stop_batches(self) -> None:
         if self._batches is not None:
