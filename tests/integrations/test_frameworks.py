@@ -12,10 +12,12 @@ import pytest
 from tests.integrations.subjects import FRAMEWORKS, HF, LIGHTNING
 
 from tasuki.actions.status import describe_run
+from tasuki.checkpoint.lineage import list_checkpoints
 from tasuki.errors import UsageError
 from tasuki.integrations import versions
 from tasuki.integrations.versions import check_version
 from tasuki.store.runs import RunFolder
+from tasuki.views.status import show_status
 
 ROOT = Path(__file__).resolve().parents[2]
 TASUKI = str(Path(sys.executable).parent / "tasuki")
@@ -135,6 +137,44 @@ def test_lightning_does_not_requeue_what_tasuki_hands_over(servers, tmp_path):
     assert "Handing over at step 4 of 22" in said
     assert not called.exists()
     assert not list(tmp_path.glob("hpc_ckpt*"))
+
+
+MANUAL = """
+class Manual(Module):
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+    def training_step(self, batch, index):
+        loss = super().training_step(batch)
+        self.manual_backward(loss)
+        if index % 3 == 2:
+            self.optimizers().step(); self.optimizers().zero_grad()
+"""
+
+
+def test_max_steps_of_a_module_that_steps_by_itself_limit_no_batches_and_saves_go_on(
+    servers, tmp_path
+):
+    """They are steps of its optimizer, of which nobody knows how many batches each takes."""
+    text = light("os.kill(os.getpid(), 9) if self.trainer.fit_loop.total_batch_idx == 10 else None")
+    text = text.replace("trainer.fit(Module()", "trainer.fit(Manual()")
+    text = text.replace('TasukiCallback("runs/it")', 'TasukiCallback("runs/it", save="2 steps")')
+    text = text.replace("max_epochs=2", "max_steps=6")
+    text = text.replace("pl.seed_everything", MANUAL + "pl.seed_everything")
+    status, said = run_script(servers, LIGHTNING, tmp_path, text)
+    assert status == -9, said
+    run = RunFolder(tmp_path / "runs/it")
+    assert max(found.step for found in list_checkpoints(run)) >= 8, said
+    found = describe_run(run, now=0.0)
+    assert found["step"] >= 8 and found["total_steps"] is None, found
+    show_status({"format": 1, "runs": [found]}, folder="runs")
+    text = text.replace("self.trainer.fit_loop.total_batch_idx == 10", "False")
+    status, said = run_script(servers, LIGHTNING, tmp_path, text.replace("=6", "=7"))
+    assert status == 1 and "`max_steps` changed since the last checkpoint: 6 before" in said, said
+    status, said = run_script(servers, LIGHTNING, tmp_path, text)
+    assert status == 0 and "Finished stage" in said, said
+    (stage,) = describe_run(run, now=0.0)["stages"]
+    assert 16 <= stage["steps"] <= 22, stage
 
 
 def test_an_error_of_a_training_step_ends_the_attempt_and_is_named(servers, tmp_path):

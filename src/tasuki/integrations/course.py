@@ -43,7 +43,8 @@ class Holds(Protocol):
 class Course:
     """How far a loop goes."""
 
-    total_steps: int
+    total_steps: int | None
+    """None: nobody knows; whoever drives the loop ends it."""
     steps_per_epoch: int
     counts_epochs: bool = True
     """Was its length asked for in epochs? Then it is told so."""
@@ -55,6 +56,13 @@ class Course:
     """Where the last step begins: saved there too, so that it can be done once more (replay.py)."""
     order: Mapping[str, Any] | None = None
     """From which an audit makes the order of samples again."""
+
+    def is_before_end(self, step: int) -> bool:
+        return self.total_steps is None or step < self.total_steps
+
+    def of_total(self) -> str:
+        """Behind a step: ` of 5,000`."""
+        return "" if self.total_steps is None else f" of {self.total_steps}"
 
 
 _ANOTHER = "or begin another run: TASUKI_NAME=other before the same command"
@@ -70,7 +78,7 @@ def refuse_changed(
                 f"`{key}` changed since the last checkpoint: {before.get(key)} before, {value} now",
                 hint=f"put it back as it was, {_ANOTHER}",
             )
-    asked, begun = int(now["total_steps"]), int(before["total_steps"])
+    asked, begun = now["total_steps"], before["total_steps"]
     if asked != begun:
         length = _length(begun, course)
         raise DataError(
@@ -80,8 +88,10 @@ def refuse_changed(
         )
 
 
-def _length(steps: int, course: Course) -> str:
+def _length(steps: int | None, course: Course) -> str:
     """In epochs, where it was asked for so: nobody has written a number of steps then."""
+    if steps is None:
+        return "no end"
     epochs, rest = divmod(steps, course.steps_per_epoch)
     if rest or not course.counts_epochs:
         return f"{steps:,} step{'s' if steps != 1 else ''}"

@@ -47,7 +47,7 @@ class Journal:
         self.is_muted = False
         """A step is repeated whose lines are there already."""
 
-    def begin(self, *, step: int, samples: int, total_steps: int, now: float) -> None:
+    def begin(self, *, step: int, samples: int, total_steps: int | None, now: float) -> None:
         """The attempt goes on from here: later lines of earlier ones are void."""
         self._spoken = Spoken(self._worker.say, total_steps=total_steps, now=now)
         if self._worker.is_first:

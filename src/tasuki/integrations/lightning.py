@@ -247,22 +247,29 @@ class _Loader:
 
 
 def _course(trainer: Trainer) -> Course:
-    """In steps of the optimizer, as they are foreseen: a training may end before."""
+    """In steps of the optimizer, as they are foreseen: a training may end before. Where a module
+    steps by itself they are batches, and `max_steps`, which are its own, limit none."""
     module, batches = trainer.lightning_module, trainer.num_training_batches
-    accumulation = trainer.accumulate_grad_batches if module.automatic_optimization else 1
+    is_manual = not module.automatic_optimization
+    accumulation = 1 if is_manual else trainer.accumulate_grad_batches
     per_epoch = max(1, math.ceil(batches / accumulation))
     epochs = trainer.max_epochs if trainer.max_epochs not in (None, -1) else None
     limits = [per_epoch * epochs] if epochs is not None else []
-    limits += [trainer.max_steps] if trainer.max_steps != -1 else []
-    if not limits:
+    facts = {"accumulate_grad_batches": accumulation}
+    if trainer.max_steps != -1:
+        if is_manual:
+            facts["max_steps"] = trainer.max_steps
+        else:
+            limits.append(trainer.max_steps)
+    elif not limits:
         raise UsageError(
             "this training has no end: `max_epochs` is -1, and there are no `max_steps`",
             hint="give Trainer `max_epochs` or `max_steps`; it may still stop before",
         )
     return Course(
-        total_steps=min(limits),
+        total_steps=min(limits, default=None),
         steps_per_epoch=per_epoch,
-        facts={"accumulate_grad_batches": accumulation},
+        facts=facts,
     )
 
 

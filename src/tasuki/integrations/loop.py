@@ -152,7 +152,7 @@ class Loop:
         if origin.is_resumed:
             say_resuming(worker, manifest)
         if self.replayed is not None:
-            say_replaying(worker, self.replayed, course.total_steps - self.progress.step)
+            say_replaying(worker, self.replayed, self._replays_from[1] - self.progress.step)
         at = (name, self.progress.step) if self.replayed is None else self._replays_from
         worker.event("restored", checkpoint=at[0], stage=worker.stage.name, step=at[1])
         self._set_out(cost, is_end=manifest.position.is_end)
@@ -195,7 +195,9 @@ class Loop:
     @property
     def _replays_from(self) -> tuple[str, int]:
         """The checkpoint that stays the last, and its step."""
-        return str(self.replayed), self.course.total_steps
+        total = self.course.total_steps
+        assert total is not None, "whoever replays knows the last step"
+        return str(self.replayed), total
 
     def fixed_facts(self) -> dict[str, Any]:
         """What must be the same at every start."""
@@ -320,7 +322,8 @@ class Loop:
         due = [next_multiple(step, period) for period in periods]
         if self.course.last_boundary is not None and step < self.course.last_boundary:
             due.append(self.course.last_boundary)
-        self._boundary = min([*due, self.course.total_steps])
+        total = self.course.total_steps
+        self._boundary = min(due if total is None else [*due, total])
 
     def _at_boundary(self, now: float) -> None:
         step = self.progress.step
@@ -328,7 +331,7 @@ class Loop:
             self.journal.write(self._at(), lr=self.lr(), now=now)
         if now >= self._tell_at:
             self._tell(now)
-        if step < self.course.total_steps and self.replayed is None:
+        if self.course.is_before_end(step) and self.replayed is None:
             if step % self.saving.rhythm.period == 0 or step == self.course.last_boundary:
                 self._is_save_due = True
             elif self.worker.is_first:
@@ -409,7 +412,7 @@ class Loop:
                     f"step {step} could not be saved before the end of this attempt: {error}",
                     hint=error.hint,
                 ) from error
-        at = f"step {step} of {self.course.total_steps} of stage {worker.stage.name}"
+        at = f"step {step}{self.course.of_total()} of stage {worker.stage.name}"
         worker.say(f"Handing over at {at} ({watch.notice})")
         self._event_progress()
         worker.event("handed-over", step=step, cause=watch.notice)

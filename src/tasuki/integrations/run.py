@@ -418,7 +418,7 @@ class Run:
             )
         if not loop.is_at_end:
             if not self._is_finished:
-                at = f"step {loop.progress.step} of {loop.course.total_steps}"
+                at = f"step {loop.progress.step}{loop.course.of_total()}"
                 raise RunError(
                     f"the loop was left at {at}: the run is not done",
                     hint="where a loop may end early, call run.finish() after it: `break` alone is "

@@ -18,20 +18,21 @@ _MOST_NUMBERS = 4
 class Spoken:
     """Of one stage in one attempt."""
 
-    def __init__(self, say: Callable[[str], None], *, total_steps: int, now: float) -> None:
+    def __init__(self, say: Callable[[str], None], *, total_steps: int | None, now: float) -> None:
         self._say, self._total = say, total_steps
         self._began_at = self._due_at = now
 
     def tell(self, at: Mapping[str, Any], values: Mapping[str, Any], *, now: float) -> None:
         """`at`: epoch and step; the last one of a stage is always said."""
-        if now < self._due_at and at["step"] < self._total:
+        if now < self._due_at and (self._total is None or at["step"] < self._total):
             return
         shown = {"loss": values["loss"]} if "loss" in values else dict(values)
         numbers = [f"{name} {_short(value)}" for name, value in shown.items()][:_MOST_NUMBERS]
         if not numbers:
             return
         self._due_at = now + (_OFTEN_S if now - self._began_at < _OFTEN_FOR_S else _SELDOM_S)
-        where = f"Step {at['step']:,} of {self._total:,} (epoch {at['epoch']})"
+        total = "" if self._total is None else f" of {self._total:,}"
+        where = f"Step {at['step']:,}{total} (epoch {at['epoch']})"
         self._say(f"{where}: {', '.join(numbers)}")
 
 
