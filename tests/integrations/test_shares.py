@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.integrations.subjects import ADAPTERS_OF_RANKS, DATA, Subject, make_script
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -14,7 +15,7 @@ from torch.utils.data import (
 )
 from torch.utils.data.distributed import DistributedSampler
 
-from tasuki.errors import DataError
+from tasuki.errors import EXIT_DONE, DataError
 from tasuki.integrations.batches import Batches, Feed, Wanted, make_feed
 
 NUMBERS = torch.arange(24.0)
@@ -82,3 +83,99 @@ def test_of_a_stream_ranks_are_told_to_share_it_out_themselves():
     stream = [NUMBERS[:4], NUMBERS[4:8]]
     assert any("a part of its own, by its rank" in line for line in feed_of(stream, rank=0).told)
     assert len(feed_of(stream, rank=0, world=1).told) == 1
+
+
+@pytest.mark.parametrize(("samples", "batch", "world"), [(11, 2, 4), (9, 4, 2), (10, 3, 3)])
+def test_weighted_by_run_weight_ddps_average_is_the_mean_over_the_steps_samples(
+    samples, batch, world
+):
+    """DDP gives the mean over ranks of what each has; what is borrowed must count nothing."""
+    data = torch.arange(float(samples))
+    feeds = [
+        feed_of(DataLoader(data, batch_size=batch), rank=rank, world=world) for rank in range(world)
+    ]
+    ranks = [Batches(feed.open(0, None), shared_by=feed.shared_by) for feed in feeds]
+    borrowed = 0
+    for step in range(feeds[0].steps_per_epoch):
+        means = [each.next().mean().item() * each.weight for each in ranks]
+        own = [index for each in ranks for index in each.indices]
+        assert sum(means) / world == pytest.approx(data[own].mean().item()), step
+        assert len(own) == ranks[0].samples
+        for each in ranks:
+            assert (each.weight == 0.0) == (not each.indices)
+            borrowed += not each.indices
+        if len(own) == batch * world:
+            assert [each.weight for each in ranks] == [1.0] * world
+    assert borrowed == world - samples % (batch * world)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_loader_that_tasuki_does_not_share_out_weighs_nothing(world):
+    batches = Batches(feed_of([NUMBERS[:4], NUMBERS[:3]], rank=0, world=world).open(0, None))
+    for _ in range(2):
+        batches.next()
+        assert batches.weight == 1.0
+
+
+@pytest.mark.parametrize(
+    ("samples", "world", "words"),
+    [
+        (24, 2, ""),
+        (22, 2, ""),
+        (23, 2, "a smaller batch of 7 samples does not share out evenly among 2 ranks"),
+        (11, 2, "a smaller batch of 3 samples does not share out evenly among 2 ranks"),
+        (23, 1, ""),
+    ],
+)
+def test_shares_of_an_epochs_smaller_batch_that_differ_are_known_beforehand(samples, world, words):
+    loader = DataLoader(NUMBERS[:samples], batch_size=4)
+    uneven = feed_of(loader, rank=0, world=world).uneven
+    assert uneven.startswith(words) if words else uneven == ""
+
+
+UNEVEN = (
+    DATA
+    + """
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+torch.manual_seed(1)
+model = DistributedDataParallel(nn.Linear(6, 1))
+opt = torch.optim.SGD(model.parameters(), lr=1e-2)
+loader = DataLoader(Noisy(9), batch_size=2)
+weights = []
+with tasuki.open_run() as run:
+    run.track(model=model, optimizer=opt)
+    for batch in run.steps(loader, epochs=1):
+        loss = loss_of(model, batch) WEIGHED
+        opt.zero_grad(); loss.backward(); opt.step()
+print("weights", os.environ["RANK"], [len(batch[0]), run.weight])
+"""
+)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("weighed", ["* run.weight", ""])
+def test_a_loop_with_uneven_shares_that_does_not_weigh_its_loss_is_told_so_once(
+    warm, tmp_path, weighed
+):
+    text = UNEVEN.replace("WEIGHED", weighed)
+    script = make_script(tmp_path / "p", Subject("uneven", text, 3, ranks=2))
+    assert script.attempt(warm) == [EXIT_DONE] * 2, script.said()
+    told = [line for line in script.said().splitlines() if line.startswith("WARNING")]
+    assert len(told) == (not weighed), told
+    assert all("`loss = loss_fn(model(x), y) * run.weight`" in line for line in told), told
+    assert "weights 0" in script.said() and "weights 1" in script.said(), script.said()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("subject", ADAPTERS_OF_RANKS, ids=str)
+def test_a_framework_with_uneven_shares_is_told_at_the_start_what_avoids_them(
+    servers, tmp_path, subject
+):
+    script = make_script(tmp_path / "p", subject)
+    assert script.attempt(servers, EPOCHS="1") == [EXIT_DONE] * 3, script.said()
+    told = [line for line in script.said().splitlines() if "a smaller batch of 8 samples" in line]
+    assert len(told) == 1 and told[0].startswith("WARNING: ") and "run.weight" not in told[0], told

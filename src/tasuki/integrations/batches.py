@@ -63,6 +63,10 @@ class Feed:
     """From a step on; with what `state` gave, or None."""
     told: tuple[str, ...] = ()
     """What people should know about it."""
+    shared_by: int = 1
+    """So many ranks have the samples of a step, shared out by tasuki."""
+    uneven: str = ""
+    """What is to be said where their shares are not always alike."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +159,8 @@ def _ours(loader: Any, wanted: Wanted) -> Feed:
             settings=_settings(loader),
         ),
         told=_told(loader, plain),
+        shared_by=wanted.world,
+        uneven=_uneven(samples % effective, wanted.world),
     )
 
 
@@ -180,6 +186,16 @@ def _told(loader: Any, plain: PlainOrder) -> tuple[str, ...]:
             "steps (a scheduler must count with them)"
         )
     return tuple(told)
+
+
+def _uneven(rest: int, world: int) -> str:
+    """`rest`: the samples of an epoch that fill no batch."""
+    if rest % world == 0:
+        return ""
+    least = "some ranks have fewer samples" if rest > world else "some ranks only borrow samples"
+    return (
+        f"a smaller batch of {rest} samples does not share out evenly among {world} ranks ({least})"
+    )
 
 
 class _Prepared:
@@ -324,13 +340,16 @@ def _counted(count: int, wanted: Wanted) -> Feed:
 class Batches:
     """One batch per step, with how long it was waited for and which samples it has."""
 
-    def __init__(self, source: Source) -> None:
-        self._source = source
+    def __init__(self, source: Source, *, shared_by: int = 1) -> None:
+        """`shared_by`: ranks that share out the samples of each step."""
+        self._source, self._shared_by = source, shared_by
         self._steps = source.steps()
         self.samples = 0
         """Of the last batch, over all ranks."""
         self.indices: list[int] = []
-        """Of the last batch, on this rank."""
+        """Of the last batch, on this rank; none of those that it only borrows."""
+        self.weight = 1.0
+        """Of the last batch's mean in the mean over ranks, so that all samples count alike."""
         self.waited_s = 0.0
         self._last: Mapping[str, Any] | None = None
 
@@ -344,6 +363,8 @@ class Batches:
                 "the loader gave fewer batches than its length", hint="let `__len__` tell the truth"
             ) from None
         self.indices = list(batch.indices)
+        if self._shared_by > 1:
+            self.weight = batch.num_samples * self._shared_by / self.samples
         self.waited_s = time.perf_counter() - began
         return batch.data
 

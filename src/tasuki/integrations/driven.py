@@ -103,6 +103,12 @@ class Driven:
         if self._feed is None:
             for line in feed.told:
                 worker.say(line)
+            if feed.uneven:
+                worker.say(
+                    f"WARNING: {feed.uneven}, and the framework averages ranks as if it did: "
+                    "choose a batch size that divides the samples, or leave some out, for means "
+                    "over samples"
+                )
         self._stop_batches()
         self._feed = feed
         return feed.steps_per_epoch

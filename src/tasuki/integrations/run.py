@@ -22,11 +22,11 @@ from torch.optim import Optimizer
 
 from tasuki.errors import RunError, UsageError
 from tasuki.integrations.batches import Batches, Feed, Wanted, make_feed
+from tasuki.integrations.first_steps import FirstSteps
 from tasuki.integrations.loop import Course, HandedOver, Loop
 from tasuki.integrations.rows import read
 from tasuki.integrations.several import PassedOver, leave_block
 from tasuki.integrations.tracked import Tracked
-from tasuki.integrations.untracked import LISTENS_STEPS, Untracked
 from tasuki.integrations.watch import LoopWatch
 from tasuki.relay.values import Cause
 from tasuki.runtime.best import Best, is_better, keep_if_better
@@ -45,8 +45,7 @@ class Run:
         self._pid = os.getpid()
         self._pending = loop.rows.pending
         self._things = Things()
-        self._untracked: Untracked | None = None
-        self._listens_until = 0
+        self._first_steps: FirstSteps | None = None
         self._batches: Batches | None = None
         self._feed: Feed | None = None
         self._loader: Any = None
@@ -210,6 +209,15 @@ class Run:
         return (done % per_epoch) % self._accumulation == 0 or done == self._feed.total_steps
 
     @property
+    def weight(self) -> float:
+        """With several ranks: by what this rank's mean loss is to be scaled, so that DDP's mean
+        over ranks is the mean over the step's samples. 1.0 where all have as many; 0.0 for samples
+        that are only borrowed, by a rank that has none."""
+        if self._first_steps is not None:
+            self._first_steps.has_weighed = True
+        return self._batches.weight if self._batches is not None else 1.0
+
+    @property
     def epoch(self) -> int:
         return self.step // self._loop.course.steps_per_epoch if self._is_begun else 0
 
@@ -256,12 +264,19 @@ class Run:
             last_boundary=_last_boundary(feed, accumulation),
         )
         holds = self._begin_loop(course)
-        self._batches = Batches(feed.open(loop.progress.step, holds.place))
+        self._batches = Batches(
+            feed.open(loop.progress.step, holds.place), shared_by=feed.shared_by
+        )
         holds.batches = self._batches
         loop.before_leaving = self._batches.stop
-        self._untracked = Untracked(self._things, say=worker.say)
-        self._untracked.look()
-        self._listens_until = loop.progress.step + LISTENS_STEPS
+        self._first_steps = FirstSteps(
+            self._things,
+            step=loop.progress.step,
+            accumulation=accumulation,
+            uneven=feed.uneven,
+            now_at=lambda: loop.progress.step,
+            say=worker.say,
+        )
         return feed
 
     def _begin_loop(self, course: Course) -> Tracked:
@@ -279,20 +294,19 @@ class Run:
         return holds
 
     def _iterate(self, feed: Feed) -> Iterator[Any]:
-        yield from self._heard_steps(feed, feed.total_steps)
-        self._stop_batches()
-        self._loop.end()
+        yield from self._take_steps(feed, feed.total_steps)
+        self._end_loop()
 
-    def _heard_steps(self, feed: Feed, until: int) -> Iterator[Any]:
-        """The first ones of an attempt with an ear for what is not tracked."""
-        if self._untracked is not None and self.step < (heard := min(until, self._listens_until)):
-            with self._untracked.listening(lambda: self.step):
-                yield from self._take_steps(feed, heard)
-        yield from self._take_steps(feed, until)
+    def _end_loop(self) -> None:
+        self._stop_batches()
+        if self._first_steps is not None:
+            self._first_steps.end()
+        self._loop.end()
 
     def _take_steps(self, feed: Feed, until: int) -> Iterator[Any]:
         loop, batches, progress = self._loop, self._batches, self._loop.progress
-        assert batches is not None
+        first = self._first_steps
+        assert batches is not None and first is not None
         # At the end of a loop that was left early there are steps that nobody wants any more.
         while progress.step < until and not loop.is_at_end:
             if os.getpid() != self._pid:
@@ -310,6 +324,8 @@ class Run:
             self._is_in_step = True
             yield batch
             self._end_step()
+            if progress.step == first.look_at:
+                first.look()
 
     def _end_step(self) -> None:
         batches = self._batches
@@ -338,8 +354,7 @@ class Run:
                         hint="go through all of run.steps(loader) in each epoch; a shorter one is "
                         "run.steps(loader, steps=…) without run.epochs",
                     )
-        self._stop_batches()
-        loop.end()
+        self._end_loop()
 
     def _steps_of_epoch(
         self, loader: Any, epochs: int | None, steps: int | None, accumulation: int
@@ -359,7 +374,7 @@ class Run:
                 hint="make the loader once, before run.epochs",
             )
         epoch = self._loop.progress.step // feed.steps_per_epoch
-        return self._heard_steps(feed, (epoch + 1) * feed.steps_per_epoch)
+        return self._take_steps(feed, (epoch + 1) * feed.steps_per_epoch)
 
     def _lr(self) -> float | None:
         optimizers = self._things.optimizers
@@ -403,6 +418,8 @@ class Run:
             raise
         finally:
             self._stop_batches()
+            if self._first_steps is not None:
+                self._first_steps.stop()
             self._watch.end()
         return isinstance(error, PassedOver)
 
@@ -426,9 +443,8 @@ class Run:
                 )
             if self._is_in_step:  # the one that was left by `break`
                 self._end_step()
-            self._stop_batches()
             loop.finished = {"metrics": self._metrics}
-            loop.end()
+            self._end_loop()
         loop.complete(self._metrics)
 
     def _complete_at_once(self, finished: Mapping[str, Any]) -> None:

@@ -8,7 +8,6 @@ only once is somebody's inner loop, made anew each time, and has no state to los
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.hooks import RemovableHandle
 
 from tasuki.runtime.things import Things
 
@@ -37,6 +37,7 @@ class Untracked:
         self._tensors = {id(p) for module in modules for p in module.parameters()}
         self._tensors |= {id(thing) for thing in known if isinstance(thing, Tensor)}
         self._stepped_at: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
+        self._hook: RemovableHandle | None = None
         self._has_told = False
 
     def look(self) -> None:
@@ -56,9 +57,8 @@ class Untracked:
                     "scheduler=scheduler",
                 )
 
-    @contextlib.contextmanager
-    def listening(self, step: Callable[[], int]) -> Iterator[None]:
-        """To all optimizers; `step` tells how far the loop is."""
+    def listen(self, step: Callable[[], int]) -> None:
+        """To all optimizers, until `stop`; `step` tells how far the loop is."""
 
         def hear(optimizer: Optimizer, *_: Any) -> None:
             if self._has_told or any(optimizer is known for known in self._optimizers):
@@ -66,11 +66,12 @@ class Untracked:
             if self._stepped_at.setdefault(optimizer, step()) != step():
                 self._tell(optimizer)
 
-        hook = register_optimizer_step_post_hook(hear)
-        try:
-            yield
-        finally:
-            hook.remove()
+        self._hook = register_optimizer_step_post_hook(hear)
+
+    def stop(self) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
 
     def _tell(self, optimizer: Optimizer) -> None:
         self._has_told = True
