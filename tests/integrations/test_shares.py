@@ -10,6 +10,7 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     RandomSampler,
+    SequentialSampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
@@ -77,6 +78,30 @@ def test_a_sampler_that_shares_nothing_out_is_refused_with_several_ranks(kind):
     ):
         feed_of(loader, rank=1)
     assert feed_of(loader, rank=0, world=1).total_steps == 10
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        RandomSampler(range(10)),
+        SequentialSampler(range(10)),
+        DistributedSampler(range(10), num_replicas=1, rank=0, shuffle=False),
+        DistributedSampler(NUMBERS, num_replicas=2, rank=0),
+    ],
+    ids=["random", "sequential", "distributed", "of-another-world"],
+)
+def test_a_sampler_over_a_part_of_the_data_set_keeps_to_its_part(sampler):
+    """Its order is its own: in tasuki's the others of the 24 would be trained on, too."""
+    part = len(list(sampler))
+    loader = DataLoader(NUMBERS, batch_size=4, sampler=sampler)
+    assert feed_of(loader, rank=0, world=1).order is None
+    found = [x for batch in batches_of(loader, rank=0, world=1) for x in batch]
+    assert len(found) == 2 * part and len(set(found[:part])) == part
+
+
+def test_a_sampler_over_something_as_long_as_the_data_set_means_all_of_it():
+    loader = DataLoader(NUMBERS, batch_size=4, sampler=RandomSampler(range(24)))
+    assert feed_of(loader, rank=0, world=1).order is not None
 
 
 def test_of_a_stream_ranks_are_told_to_share_it_out_themselves():

@@ -109,21 +109,27 @@ def make_feed(loader: Any, wanted: Wanted) -> Feed:
             f"run.steps cannot go through a {type(loader).__name__}",
             hint="give it a DataLoader, another iterable of batches, or a number of steps",
         )
-    if is_ours(loader):
+    if is_ours(loader, world=wanted.world):
         return _ours(loader, wanted)
     return _foreign(loader, wanted)
 
 
-def is_ours(loader: Any) -> bool:
+def is_ours(loader: Any, *, world: int) -> bool:
     """A DataLoader whose order and fetching we can take over without changing what it means."""
     if type(loader) is not DataLoader or isinstance(loader.dataset, IterableDataset):
         return False
     if loader.batch_size is None or hasattr(loader, "state_dict"):
         return False
-    sampler = loader.sampler
+    sampler, samples = loader.sampler, len(loader.dataset)  # type: ignore[arg-type]
+    if type(sampler) not in (RandomSampler, SequentialSampler, DistributedSampler):
+        return False
+    # They draw from range(len(source)): one over something shorter means a part of the data set.
+    source: Any = getattr(sampler, "data_source", getattr(sampler, "dataset", ()))
+    if len(source) != samples:
+        return False
     if type(sampler) is RandomSampler:
-        return not sampler.replacement and sampler.num_samples == len(sampler.data_source)
-    return type(sampler) in (SequentialSampler, DistributedSampler)
+        return not sampler.replacement and sampler.num_samples == samples
+    return type(sampler) is SequentialSampler or getattr(sampler, "num_replicas", 0) == world
 
 
 def _ours(loader: Any, wanted: Wanted) -> Feed:
