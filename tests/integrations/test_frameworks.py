@@ -254,6 +254,26 @@ def test_hf_saves_models_only_where_the_best_one_is_wanted(servers, tmp_path):
     assert "`save_only_model`" in said
 
 
+def test_an_end_of_an_hf_training_that_fails_is_written_down_and_gives_signals_back(
+    servers, tmp_path
+):
+    asks = """
+before = signal.getsignal(signal.SIGTERM)
+try:
+    trainer.train()
+finally:
+    print("given back:", signal.getsignal(signal.SIGTERM) is before)
+"""
+    raises = json.dumps([{"at": "finish.begin", "do": "raise"}])
+    text = hugging().replace("trainer.train()", asks)
+    status, said = run_script(servers, HF, tmp_path, text, TASUKI_FAILPOINTS=raises)
+    assert status == 1 and "given back: True" in said, said
+    (end,) = (tmp_path / "runs/it/claims").glob("*/end.json")
+    assert json.loads(end.read_text())["ending"] == "failed", said
+    status, said = run_script(servers, HF, tmp_path, text)
+    assert status == 0 and (tmp_path / "runs/it/training_complete.marker").exists(), said
+
+
 def test_hf_is_told_that_a_checkpoint_of_its_own_is_not_what_is_resumed(servers, tmp_path):
     status, said = run_script(servers, HF, tmp_path, hugging(train="'out/checkpoint-4'"))
     assert status == 1 and "tasuki goes on from its own checkpoints" in said, said

@@ -103,6 +103,7 @@ class _Resumable(transformers.Trainer):
             for line in filter(None, [warning, *told]):
                 driven.loop.worker.say(line)
             output = super().train(None, trial, ignore_keys_for_eval)
+            driven.complete()
         except HandedOver:
             driven.loop.leave()  # at once: what the frameworks tear down takes seconds
         except BaseException as error:
@@ -110,7 +111,6 @@ class _Resumable(transformers.Trainer):
             raise
         finally:
             self._driven = None
-        driven.complete()
         return output
 
     def get_train_dataloader(self) -> Any:
