@@ -1,11 +1,11 @@
-"""The two examples of docs/adapters.md do what the page says."""
+"""The first examples of docs/own_loop.md and docs/adapters.md do what the pages say."""
 
 from __future__ import annotations
 
 import re
 
 import pytest
-from tests.integrations.subjects import HF, LIGHTNING
+from tests.integrations.subjects import HF, LIGHTNING, SMALL, Subject, make_script
 from tests.integrations.test_frameworks import ROOT
 
 
@@ -22,3 +22,14 @@ def test_an_example_of_the_page_trains_to_its_end_and_is_complete(
     assert script.wait() == 0, log.read_text()
     assert (tmp_path / "runs/train/training_complete.marker").exists()
     assert (tmp_path / "runs/train/stages/train/weights.safetensors").exists()
+
+
+def test_the_example_of_the_page_of_ones_own_loop_trains_to_its_end_without_a_warning(
+    warm, tmp_path
+):
+    page = (ROOT / "docs/own_loop.md").read_text()
+    block, *_ = re.findall(r"```python\n(.*?)```", page, re.S)
+    sched = "sched = torch.optim.lr_scheduler.StepLR(opt, 9)\n"
+    script = make_script(tmp_path / "p", Subject("s", SMALL + sched + block, 30))
+    assert script.attempt(warm) == [0], script.said()
+    assert script.run.is_complete() and "WARNING" not in script.said(), script.said()

@@ -169,6 +169,75 @@ def inner(weights=torch.zeros(2)):
     assert [words in line for line in told] == [True] * (words is not None), told
 
 
+IDLE = """
+with tasuki.open_run() as run:
+    run.track(model=model, opt=opt)
+    for batch in run.steps(loader, EPOCHS):
+        BODY
+"""
+BACKWARD = "loss_of(model, batch).backward()"
+COMPILED = "torch._foreach_sub_([p.detach() for p in model.parameters()], 0.1)"
+"""As of a compiled step, which may call no hook."""
+
+
+@pytest.mark.parametrize(
+    ("epochs", "body", "told"),
+    [
+        ("epochs=4", BACKWARD, "`opt` (SGD) has not stepped in 10 steps"),
+        ("epochs=2", BACKWARD, "`opt` (SGD) has not stepped in 6 steps"),
+        ("epochs=9, accumulation=2", BACKWARD, "`opt` (SGD) has not stepped in 20 steps"),
+        ("epochs=9", f"{BACKWARD}\n        if run.step == 5: opt.step()", None),
+        ("epochs=4, accumulation=12", f"{BACKWARD}\n        if run.step == 11: opt.step()", None),
+        (
+            "epochs=5",
+            f"{BACKWARD}\n        {COMPILED}",
+            None,
+        ),
+    ],
+)
+def test_a_loop_that_never_steps_its_tracked_optimizer_is_told_that_it_trains_nothing(
+    warm, script, epochs, body, told
+):
+    made = script(IDLE.replace("EPOCHS", epochs).replace("BODY", body))
+    assert made.attempt(warm) == [EXIT_DONE], made.said()
+    said = [line for line in made.said().splitlines() if line.startswith("WARNING")]
+    assert len(said) == (told is not None), said
+    assert all(f"WARNING: the tracked {told}" in line for line in said), said
+    assert all("is `opt.step()` in the loop?" in line for line in said), said
+
+
+def test_a_second_optimizer_that_steps_seldom_is_told_of_only_where_it_never_steps(warm, script):
+    two = """
+seldom, never = (torch.optim.SGD([nn.Parameter(torch.ones(2))]) for _ in range(2))
+net = nn.ParameterList([*seldom.param_groups[0]["params"], *never.param_groups[0]["params"]])
+with tasuki.open_run() as run:
+    run.track(model=model, net=net, opt=opt, seldom=seldom, never=never)
+    for batch in run.steps(loader, epochs=35):
+        step(batch)
+        if run.step == 50: seldom.step()
+"""
+    made = script(two)
+    assert made.attempt(warm) == [EXIT_DONE], made.said()
+    (told,) = [line for line in made.said().splitlines() if line.startswith("WARNING")]
+    assert "`never` (SGD) has not stepped in 100 steps" in told
+
+
+def test_an_attempt_that_does_the_last_steps_only_says_nothing_of_an_optimizer_that_steps_seldom(
+    warm, script
+):
+    made = script(
+        IDLE.replace("EPOCHS", "epochs=4").replace(
+            "BODY",
+            BACKWARD
+            + """
+        if run.step % 4 == 0: opt.step()""",
+        )
+    )
+    assert made.attempt(warm, {"at": "step.done", "do": "term", "count": 10}) == [EXIT_RESUME_ME]
+    assert made.attempt(warm) == [EXIT_DONE], made.said()
+    assert "has not stepped" not in made.said()
+
+
 def test_a_script_that_crashed_has_failed_keeps_its_traceback_and_goes_on_from_its_last_save(
     warm, script
 ):
