@@ -82,7 +82,8 @@ class FirstSteps:
             self._tell_idle()
 
     def _look_last(self) -> None:
-        self._tell_idle()
+        if self._began_at == 0:  # else one that steps seldom may have done so before
+            self._tell_idle()
         self.stop()
 
     def _tell_idle(self) -> None:

@@ -45,10 +45,6 @@ def has_opened_any() -> bool:
     return bool(_opened)
 
 
-def was_asked_about(run: RunFolder) -> bool:
-    return run.path.absolute() in _asked_about
-
-
 def refuse_second_of_job(place: Place) -> None:
     """All that a script under a job opens is the job's run: a second one would be the first again,
     which is done, and would learn nothing."""
