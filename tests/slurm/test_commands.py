@@ -33,12 +33,12 @@ def ends(project: SlurmProject) -> list[tuple[str, str]]:
 @pytest.mark.long
 def test_a_typed_command_is_preempted_comes_back_and_finishes(cluster, tmp_path):
     project = make_project(cluster, tmp_path / "p")
-    project.tasuki("submit", "--", "python", "train.py", "600", "exit=75")
+    project.tasuki("submit", "--", "python", "train.py", "1200", "exit=75")
     project.wait((project.folder / "began.1").exists, "begun")
     take_all_nodes(cluster, tmp_path / "high")
     project.wait_until_complete()
     assert ends(project) == [PREEMPTED, DONE], project.logs()
-    assert steps(project) == list(range(600)), "a step was lost or done twice"
+    assert steps(project) == list(range(1200)), "a step was lost or done twice"
 
 
 @pytest.mark.long
