@@ -37,7 +37,7 @@ def _plan(first: Project) -> None:
     before = set(first.tree())
     said = first.type("plan", "--set", "cluster.cpus=1", COLUMNS="140")
     assert said.code == 0, said
-    for words in ("train coarse", "train fine", "measured here", "0 – 320", "0 – 640"):
+    for words in ("train coarse", "train fine", "measured here", "0 – 4,800", "0 – 1,600"):
         assert words in said.out, said
     assert "measuring some steps of coarse, fine" in said.err
     # Python's own cache has a test of its own, below. What was measured is kept, and nothing else.
@@ -52,7 +52,7 @@ def _run(first: Project, warm_python: str) -> None:
     """In a warm interpreter, to save four imports of torch; test_going_on.py has fresh ones."""
     said = first.type("run", "--set", "cluster.cpus=1", "--set", f"cluster.python={warm_python}")
     assert said.code == 0 and "sine: complete" in said.out, f"{said}\n{first.logs()}"
-    assert "coarse: 320 steps, loss" in said.out and "fine: 640 steps, loss" in said.out
+    assert "coarse: 4,800 steps, loss" in said.out and "fine: 1,600 steps, loss" in said.out
     # It learnt something: evaluated without noise.
     run = first.type("status", "--json").run
     assert run["stages"][1]["metrics"]["loss"] < 0.02
@@ -64,7 +64,7 @@ def _look(first: Project) -> None:
     said = first.type("logs", "sine", "-f")
     assert said.code == 0, said
     assert "Starting stage coarse" in said.out
-    assert "Finished stage fine: 640 steps" in said.out and "Evaluated stage fine" in said.out
+    assert "Finished stage fine: 1,600 steps" in said.out and "Evaluated stage fine" in said.out
     said = first.type("run")
     assert said.code == 0 and "sine: complete" in said.out, said
 
