@@ -70,7 +70,7 @@ def finish_stage(
     if scaling is not None:
         task.say(f"Scaling: {scaling.in_words()}")
         task.event("scaling", stage=task.stage.name, **scaling.as_json())
-    task.say(f"Finished stage {task.stage.name}: {setup.total_steps} steps{_which(best)}")
+    task.say(f"Finished stage {task.stage.name}: {setup.total_steps:,} steps{_which(best)}")
     task.event("stage-done", stage=task.stage.name, steps=setup.total_steps, sha256=sha256)
 
 
@@ -81,7 +81,7 @@ def _which(best: Best | None) -> str:
     value = f"{best.metric} {best.value:.4g}"
     if best.step == 0:
         return f"; none was better than the weights it started from ({value}), and those count"
-    return f"; best weights: step {best.step} (validation {value})"
+    return f"; best weights: step {best.step:,} (validation {value})"
 
 
 def _find_scaling(task: Task, setup: Setup, exchange_s: float | None) -> Scaling | None:
