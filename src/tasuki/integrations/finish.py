@@ -70,7 +70,7 @@ def finish_stage(
     )
     sweep_done(worker.run, stage, best=best)
     failpoint("finish.swept")
-    worker.say(f"Finished stage {stage}: {steps} steps")
+    worker.say(f"Finished stage {stage}: {steps:,} steps")
     worker.event("stage-done", stage=stage, steps=steps, sha256=sha256)
 
 
