@@ -170,6 +170,21 @@ def test_step_and_loss_are_at_least_those_of_the_curve_beside_them(written, cloc
     assert one.value["step"] == 490 and one.value["loss"] == 0.002
 
 
+def test_the_loss_of_a_validation_is_not_taken_for_that_of_training_where_the_end_alone_is_read(
+    written, clock, monkeypatch
+):
+    monkeypatch.setattr(watching, "_FEW_BYTES", 0)
+    written.begin(job="j")
+    written.tell("worker-started", stage="train", phase="train")
+    written.tell("progress", who="rank0", stage="train", step=1, total_steps=9, loss=None)
+    for step in range(1, 6):
+        written.log(step, loss=0.25)
+    written.log(5, split="val", loss=777.0)
+    one = Watched(written.run, clock)
+    one.look(None)
+    assert 777.0 not in one.losses() and one.value["loss"] == 0.25
+
+
 def test_lines_of_an_earlier_attempt_make_no_step_of_the_one_that_goes_on_behind_them(
     written, clock
 ):

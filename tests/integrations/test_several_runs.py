@@ -12,8 +12,14 @@ import pytest
 from tests.integrations.subjects import HF, LIGHTNING, SMALL, Script, Subject, make_script
 from tests.integrations.test_frameworks import ROOT, hugging, light, run_script
 
-from tasuki.errors import EXIT_DONE, EXIT_FAILED, EXIT_RESUME_ME
+import tasuki.integrations.open as opening
+from tasuki.errors import EXIT_DONE, EXIT_FAILED, EXIT_RESUME_ME, RunError
+from tasuki.integrations import several
+from tasuki.integrations.meet import Met
+from tasuki.integrations.place import Place
+from tasuki.runtime.ranks import ALONE
 from tasuki.store.runs import RunFolder
+from tasuki.testing import FakeClock
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -151,6 +157,58 @@ def test_a_script_of_one_job_that_opens_a_second_run_is_told_that_a_job_has_one(
     said = done.stdout + done.stderr
     assert done.returncode != 0 and "a script under a job has one run" in said, said
     assert not script.run.is_complete(), said
+
+
+@pytest.mark.long
+def test_a_training_that_failed_may_be_tried_again_by_its_script_also_under_a_job(warm, tmp_path):
+    script = make_script(tmp_path / "p", Subject("s", SMALL + AGAIN, 6))
+    words = [sys.executable, "-m", "tasuki", "run", "--", "python", "train.py"]
+    done = subprocess.run(
+        words,
+        cwd=script.folder,
+        env={**os.environ, "TASUKI_SITE": ""},
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert done.returncode == EXIT_DONE, done.stdout + done.stderr
+
+
+AGAIN = """
+def train(is_sound):
+    with tasuki.open_run() as run:
+        run.track(model=model, optimizer=opt)
+        for batch in run.steps(loader, epochs=2):
+            if not is_sound:
+                raise RuntimeError("out of memory, perhaps")
+            step(batch)
+
+try:
+    train(is_sound=False)
+except RuntimeError:
+    train(is_sound=True)
+"""
+
+
+def test_a_rank_that_has_ended_a_run_knows_it_as_complete_before_rank_0_has_written_so(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(several, "_completed", set())
+    monkeypatch.setattr(several, "_asked_about", set())
+    folder = tmp_path / "runs" / "a"
+    assert not several.is_complete(folder)
+    several.note_completed(RunFolder(folder))
+    assert several.is_complete(folder) and not several.is_complete(tmp_path / "runs" / "b")
+
+
+def test_ranks_that_open_different_runs_are_told_so(tmp_path, monkeypatch):
+    met = Met(ALONE, tmp_path / "runs" / "g1", 1)
+    monkeypatch.setattr(opening, "meet", lambda *_, **__: met)
+    place = Place(rank=1, world=2, launch="here")
+    with pytest.raises(RunError, match="rank 1 opens run `g0`, and rank 0 `g1`"):
+        opening._meet("g0", place, FakeClock())
+    assert opening._meet("g1", place, FakeClock()) is met
 
 
 def test_a_second_fit_of_lightning_by_the_same_name_is_an_error_that_names_the_callback(

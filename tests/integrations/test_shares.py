@@ -104,6 +104,25 @@ def test_a_sampler_over_something_as_long_as_the_data_set_means_all_of_it():
     assert feed_of(loader, rank=0, world=1).order is not None
 
 
+def test_a_data_set_without_a_length_is_gone_through_in_the_order_of_its_own_sampler():
+    class Endless:
+        def __getitem__(self, index):
+            return float(index)
+
+    class Threes(torch.utils.data.Sampler):
+        def __iter__(self):
+            return iter(range(0, 24, 3))
+
+        def __len__(self):
+            return 8
+
+    loader = DataLoader(Endless(), batch_size=4, sampler=Threes())
+    assert batches_of(loader, rank=0, world=1)[:2] == [
+        [0.0, 3.0, 6.0, 9.0],
+        [12.0, 15.0, 18.0, 21.0],
+    ]
+
+
 def test_of_a_stream_ranks_are_told_to_share_it_out_themselves():
     stream = [NUMBERS[:4], NUMBERS[4:8]]
     assert any("a part of its own, by its rank" in line for line in feed_of(stream, rank=0).told)

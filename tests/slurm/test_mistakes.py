@@ -168,9 +168,13 @@ def test_who_submits_another_stage_of_a_queued_run_hears_where_its_job_ends(clus
     project = make_slurm_project(cluster, tmp_path / "p", stages=stages)
     project.tasuki("submit", "--stages", "one", "--extra", "hold=true")
     said = project.try_tasuki("submit", "--stages", "two")
-    cluster.run("scancel", project.number)
     assert "is submitted already" in said.stderr, said
     assert "it ends with stage `one`: submit what follows when that is done" in said.stderr
+    project.tasuki("cancel", "exp")
+    project.tasuki("submit", "--stages", "one", "two", "--extra", "hold=true")
+    said = project.try_tasuki("submit")
+    project.tasuki("cancel", "exp")
+    assert "is submitted already" in said.stderr and "it ends with stage" not in said.stderr, said
 
 
 def test_two_terminals_that_submit_at_once_submit_one_job(cluster, tmp_path):

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tasuki.spec.hiding import HIDDEN, hide, is_secret
+from tasuki.spec.hiding import HIDDEN, hide, hide_in_texts, is_secret
 
 SECRET = [
     "key", "keys", "api_key", "api_keys", "apiKey", "APIKey", "OPENAI_API_KEY", "apikey",
@@ -61,6 +61,8 @@ def test_names_that_training_uses_every_day_are_shown(name):
         (["sk-abcdefghijklmnops3"], []),
         (["data/s-3/a@b.h5", "s-3://bucket/a@v2"], ["data/s-3/a@b.h5", "s-3://bucket/a@v2"]),
         (["12:30", "a: b", "key"], ["12:30", "a: b", "key"]),
+        (["Command '['false', '--token', 's3', '-k', 'x']' died"], ["'--token', ", "'-k', 'x'"]),
+        (["token=s3; nothing saved"], ["; nothing saved"]),
     ],
 )
 def test_in_commands_addresses_and_headers_the_secret_alone_is_hidden(words, shown):
@@ -69,3 +71,24 @@ def test_in_commands_addresses_and_headers_the_secret_alone_is_hidden(words, sho
     for part in shown:
         assert part in told
     assert "s3" not in json.dumps(hide({"nested": [{"deep": words}]}))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "RuntimeError: Missing key: encoder.weight",
+        "AuthenticationError: out of quota",
+        "auth.py:33 failed",
+        "unexpected token: }",
+    ],
+)
+def test_a_sentence_that_names_no_secret_stays_as_it_is(text):
+    assert hide_in_texts({"reason": text}) == {"reason": text}
+
+
+def test_what_people_have_called_their_runs_and_stages_is_shown_whatever_it_looks_like():
+    named = {"experiment": "sk-learning-rate-sweep-1", "stages": ["hf_abcdefghijklmnopqrstu"]}
+    assert hide_in_texts(named) == named
+    assert hide_in_texts({"why": [{"reason": "token=s3"}]}) == {
+        "why": [{"reason": f"token={HIDDEN}"}]
+    }

@@ -42,7 +42,7 @@ SINE: tuple[Command, ...] = (
     ("checkpoint show", ("checkpoint", "show", "sine")),
     ("checkpoint show CKPT", ("checkpoint", "show", "sine@latest")),
     ("checkpoint verify", ("checkpoint", "verify", "sine")),
-    ("checkpoint diff", ("checkpoint", "diff", "sine@920", "sine@960")),
+    ("checkpoint diff", ("checkpoint", "diff", "sine@6300", "sine@6400")),
     ("checkpoint prune", ("checkpoint", "prune", "sine", "--keep", "2", "--dry-run")),
     ("evaluate", ("evaluate", "sine", "--benchmark")),
     ("export", ("export", "sine")),

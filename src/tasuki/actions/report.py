@@ -113,7 +113,7 @@ def _result(
         "samples": trained.get("samples"),
         "loss": status["loss"] if is_in_work else stage["loss"],
         "best": best,
-        "evaluation": stage["metrics"] or {},
+        "evaluation": stage["metrics"] if isinstance(stage["metrics"], dict) else {},
         "is_own": stage["is_evaluated"] is None,
         "wall_s": stage["wall_s"],
     }

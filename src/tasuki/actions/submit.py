@@ -37,7 +37,7 @@ from tasuki.spec.resolved import ResolvedCluster
 from tasuki.spec.site import Site, SiteGpu
 from tasuki.store.atomic import FORMAT, write_bytes
 from tasuki.store.attempts import Holder
-from tasuki.store.find import latest_run
+from tasuki.store.find import latest_run, stage_names
 from tasuki.store.jobs import job_folder, list_jobs, submit_lock
 from tasuki.store.locks import locked
 from tasuki.store.runs import RunFolder
@@ -210,7 +210,7 @@ def _leave_out_queued(
             "a change"
         )
         ends = [stage for job in jobs if (stage := last_stage(job.folder, run.name)) is not None]
-        if ends:
+        if ends and ends[-1] != stage_names(run)[-1]:
             notes[-1] += f"; it ends with stage `{ends[-1]}`: submit what follows when that is done"
     return replace(request, experiments=tuple(left)), notes
 

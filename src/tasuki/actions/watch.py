@@ -200,7 +200,8 @@ class Watched:
         if self._curves is None:
             files = list(metric_files(self.run).values())
             if sum(path.stat().st_size for path in files) > _FEW_BYTES:
-                rows = [row for row in read_last_lines(files[-1]) if "loss" in row]
+                lines = read_last_lines(files[-1])
+                rows = [row for row in lines if row.get("split") == "train" and "loss" in row]
                 self._drawn = rows[-1] if rows else {}
                 return [as_number(row["loss"]) for row in rows]
             self._curves = CurveReader(self.run)

@@ -161,7 +161,7 @@ def _near_options(error: click.NoSuchOption) -> str:
     options = [] if error.ctx is None else [one.opts for one in error.ctx.command.params]
     known = [name for names in options for name in names if name.startswith("--")]
     near = [name for name in known if name.startswith(error.option_name)]
-    if near := near or sorted(error.possibilities or ()):
+    if near := near or sorted({*(error.possibilities or ())} - {"--help"}):
         return f"did you mean {' or '.join(f'`{name}`' for name in near[:3])}?"
     return f"`{error.ctx.command_path if error.ctx else 'tasuki'} --help` tells more"
 

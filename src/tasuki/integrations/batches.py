@@ -120,9 +120,10 @@ def is_ours(loader: Any, *, world: int) -> bool:
         return False
     if loader.batch_size is None or hasattr(loader, "state_dict"):
         return False
-    sampler, samples = loader.sampler, len(loader.dataset)  # type: ignore[arg-type]
+    sampler = loader.sampler
     if type(sampler) not in (RandomSampler, SequentialSampler, DistributedSampler):
-        return False
+        return False  # with one of one's own a data set needs no length
+    samples = len(loader.dataset)  # type: ignore[arg-type]
     # They draw from range(len(source)): one over something shorter means a part of the data set.
     source: Any = getattr(sampler, "data_source", getattr(sampler, "dataset", ()))
     if len(source) != samples:

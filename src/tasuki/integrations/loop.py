@@ -40,6 +40,7 @@ from tasuki.integrations.journal import Journal
 from tasuki.integrations.origin import Origin, find_origin
 from tasuki.integrations.replay import say_replaying
 from tasuki.integrations.rows import Rows
+from tasuki.integrations.several import note_completed
 from tasuki.relay.values import Cause, Ending, PhaseEnded
 from tasuki.runtime.agreement import Agreement, Decision
 from tasuki.runtime.best import Best
@@ -446,6 +447,7 @@ class Loop:
             if self._is_alone:
                 finish_run(worker.run, claim=worker.claim, clock=worker.clock)
                 worker.event("complete")
+        note_completed(worker.run)
         self._close(PhaseEnded(ending=Ending.DONE), "complete")
         worker.ranks.say_goodbye()
 

@@ -18,7 +18,7 @@ import msgspec
 import torch
 
 from tasuki.clock import Clock, SystemClock
-from tasuki.errors import UsageError
+from tasuki.errors import RunError, UsageError
 from tasuki.failpoints import arm
 from tasuki.integrations.alone import open_alone, take
 from tasuki.integrations.asked import ask, is_kernel
@@ -160,7 +160,15 @@ def _meet(name: str | Path | None, place: Place, clock: Clock) -> Met:
         return run.path.absolute(), 0 if run.is_complete() else take(run, clock=clock)
 
     runs = asked.path.parent if asked.path is not None else Path("runs")
-    return meet(place, begin, runs=runs, clock=clock)
+    met = meet(place, begin, runs=runs, clock=clock)
+    if place.rank and (own := asked.folder(asked.read_spec()).path.name) != met.run.name:
+        # By name alone: of where it lies each rank may think otherwise, and rank 0 is right.
+        raise RunError(
+            f"rank {place.rank} opens run `{own}`, and rank 0 `{met.run.name}`",
+            hint="all ranks open the same runs in the same order: do they all see the same folder "
+            "of runs, when they ask tasuki.is_complete?",
+        )
+    return met
 
 
 def _end_at_once(

@@ -21,6 +21,8 @@ from tasuki.store.runs import RunFolder
 _opened: dict[Path, str | Path | None] = {}
 """By this process: as what, by their folders."""
 _asked_about: set[Path] = set()
+_completed: set[Path] = set()
+"""By this process, as far as this rank is concerned: rank 0 may still be writing the end."""
 
 
 class PassedOver(SystemExit):
@@ -37,8 +39,14 @@ def is_complete(run: str | Path | None = None) -> bool:
     else:
         asked = ask(run, world=place.world, environ=os.environ, orig_argv=sys.orig_argv)
         folder = asked.folder(asked.read_spec())
-    _asked_about.add(folder.path.absolute())
-    return folder.is_complete()
+    path = folder.path.absolute()
+    _asked_about.add(path)
+    # Under a job all names are its run, which is complete when its supervisor says so.
+    return folder.is_complete() or (place.job is None and path in _completed)
+
+
+def note_completed(run: RunFolder) -> None:
+    _completed.add(run.path.absolute())
 
 
 def has_opened_any() -> bool:
@@ -47,9 +55,9 @@ def has_opened_any() -> bool:
 
 def refuse_second_of_job(place: Place) -> None:
     """All that a script under a job opens is the job's run: a second one would be the first again,
-    which is done, and would learn nothing."""
+    which is done, and would learn nothing. One that failed before its end may be tried again."""
     job = place.job
-    if job is None or not _opened:
+    if job is None or not _completed:
         return
     reason = "a script under a job has one run, and this one opens a second"
     hint = (

@@ -44,9 +44,20 @@ _NO_TOKEN = {
 _USER_OF_URL = re.compile(r"(?<=://)[^/?#\s\"']*@")
 _BEARER = re.compile(r"\b(bearer)\s+[^\s\"']+", re.IGNORECASE)
 _NAME = re.compile(
-    r"(?<![\w.-])(?:(--?[A-Za-z][\w.-]*)\s+(?=[^\s-])|(-{0,2}[A-Za-z_][\w.-]*)[\"']?\s*[=:]\s*)"
+    r"(?<![\w.-])(?:(--?[A-Za-z][\w.-]*)(?:\s+(?=[^\s-])|[\"']\s*,\s*(?=[\"']))"  # a list's, too
+    r"|(-{0,2}[A-Za-z_][\w.-]*)([\"']?\s*[=:]\s*))"
 )
-_VALUE = re.compile(r"(?:(?:basic|token)\s+)?(?:\"[^\"]*\"|'[^']*'|[^\s\"']+)", re.IGNORECASE)
+_VALUE = re.compile(
+    r"(?:(?:basic|token)\s+)?(?:\"[^\"]*\"|'[^']*'|[^\s\"']*[^\s\"';,.)])", re.IGNORECASE
+)
+_NO_NAME = re.compile(r"(?:Error|Exception|Warning|\.py)$")
+_BEFORE_COLONS = {"key", "keys", "token", "tokens", "auth"}
+"""`Missing key: head.weight`, `unexpected token: }`: sentences say so of what opens nothing."""
+_NAMES = {
+    "experiment", "run", "stage", "stages", "phase_stage", "name", "state", "kind", "job", "jobs",
+    "checkpoint", "parent",
+}  # fmt: skip
+"""In stories: what people have called things, by which they are found."""
 _SHAPES = re.compile(
     r"\b(?:sk-[\w-]{16,}|gh[opsu]_\w{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}|hf_[A-Za-z0-9]{20,}"
     r"|xox[abprs]-[\w-]{10,}|AKIA[A-Z0-9]{12,}|eyJ[\w-]{16,}(?:\.[\w-]+)*)"
@@ -100,19 +111,35 @@ def hide_in_text(text: str) -> str:
 def hide_in_texts(value: Any) -> Any:
     """Of a value whose names are no secrets' (stories, events): what its texts say."""
     if isinstance(value, dict):
-        return {key: hide_in_texts(entry) for key, entry in value.items()}
+        return {
+            key: entry if key in _NAMES and _is_name(entry) else hide_in_texts(entry)
+            for key, entry in value.items()
+        }
     if isinstance(value, list | tuple):
         return [hide_in_texts(entry) for entry in value]
     return hide_in_text(value) if isinstance(value, str) else value
 
 
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) or (
+        isinstance(value, list) and all(isinstance(one, str) for one in value)
+    )
+
+
 def _hide_named(text: str) -> Iterator[str]:
     at = 0
     for name in _NAME.finditer(text):
-        if name.start() < at or not is_secret(name[1] or name[2]):
+        if name.start() < at or not _is_secret_in_text(name[1] or name[2], name[3] or ""):
             continue
         if value := _VALUE.match(text, name.end()):
             yield text[at : name.end()]
             yield HIDDEN
             at = value.end()
     yield text[at:]
+
+
+def _is_secret_in_text(name: str, border: str) -> bool:
+    """`border`: what stands between it and its value, if anything but space."""
+    if name in _BEFORE_COLONS and border.startswith(":") and border != ":":
+        return False
+    return not _NO_NAME.search(name) and is_secret(name)
