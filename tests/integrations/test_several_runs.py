@@ -141,11 +141,9 @@ def test_to_ask_whether_a_run_is_complete_imports_no_torch(tmp_path):
     assert done.stdout.split() == ["False", "False"]
 
 
-@pytest.mark.long
-def test_a_script_of_one_job_that_opens_a_second_run_is_told_that_a_job_has_one(warm, tmp_path):
-    script = make(tmp_path)
+def run_as_job(script: Script) -> subprocess.CompletedProcess[str]:
     words = [sys.executable, "-m", "tasuki", "run", "--", "python", "train.py"]
-    done = subprocess.run(
+    return subprocess.run(
         words,
         cwd=script.folder,
         env={**os.environ, "TASUKI_SITE": ""},
@@ -154,6 +152,12 @@ def test_a_script_of_one_job_that_opens_a_second_run_is_told_that_a_job_has_one(
         timeout=50,
         check=False,
     )
+
+
+@pytest.mark.long
+def test_a_script_of_one_job_that_opens_a_second_run_is_told_that_a_job_has_one(warm, tmp_path):
+    script = make(tmp_path)
+    done = run_as_job(script)
     said = done.stdout + done.stderr
     assert done.returncode != 0 and "a script under a job has one run" in said, said
     assert not script.run.is_complete(), said
@@ -162,16 +166,7 @@ def test_a_script_of_one_job_that_opens_a_second_run_is_told_that_a_job_has_one(
 @pytest.mark.long
 def test_a_training_that_failed_may_be_tried_again_by_its_script_also_under_a_job(warm, tmp_path):
     script = make_script(tmp_path / "p", Subject("s", SMALL + AGAIN, 6))
-    words = [sys.executable, "-m", "tasuki", "run", "--", "python", "train.py"]
-    done = subprocess.run(
-        words,
-        cwd=script.folder,
-        env={**os.environ, "TASUKI_SITE": ""},
-        capture_output=True,
-        text=True,
-        timeout=50,
-        check=False,
-    )
+    done = run_as_job(script)
     assert done.returncode == EXIT_DONE, done.stdout + done.stderr
 
 
