@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tasuki.actions.curves import CurveReader, read_curves
@@ -227,8 +227,18 @@ def attempts(draw: st.DrawFn) -> list[list[tuple[str, int, bool]]]:
     return found
 
 
+LEFT_WITHOUT_ROWS = [
+    [("one", 0, True), ("one", 1, False)],
+    [("one", 0, True)],
+    [("two", 0, True), ("two", 0, False)],
+    [("one", 0, True)],
+]
+"""Going back to a stage of which no row is left takes back the later one all the same."""
+
+
 @settings(max_examples=60, deadline=None)
 @given(attempts(), st.integers(0, 2**31))
+@example(LEFT_WITHOUT_ROWS, 0)
 def test_curves_hold_what_the_merged_metrics_hold_however_often_one_looks(
     tmp_path_factory: pytest.TempPathFactory, written: list[Any], seed: int
 ) -> None:

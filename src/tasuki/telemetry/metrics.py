@@ -52,6 +52,8 @@ class Merged:
 
     def __init__(self) -> None:
         self._rows: dict[tuple[str, int, str], dict[str, Any]] = {}
+        self._stages: dict[str, None] = {}
+        """In the order in which they came, also those of which no row is left."""
 
     def take(self, line: dict[str, Any]) -> list[dict[str, Any]]:
         """The rows that count no more, because of this line."""
@@ -62,6 +64,7 @@ class Merged:
         if isinstance(resume, dict):
             return self._drop_beyond(stage=str(resume.get("stage")), step=step)
         key = (str(line.get("stage")), step, str(line.get("split")))
+        self._stages.setdefault(key[0])
         before = self._rows.pop(key, None)  # a repeated row moves to its new place
         self._rows[key] = line
         return [] if before is None else [before]
@@ -72,11 +75,13 @@ class Merged:
 
     def _drop_beyond(self, *, stage: str, step: int) -> list[dict[str, Any]]:
         # Stages run one after another, so rows of a stage that comes later than `stage` are void
-        # too; they stand behind it in insertion order.
-        stages = list(dict.fromkeys(key[0] for key in self._rows))
+        # too.
+        stages = list(self._stages)
         if stage not in stages:
             return []
         later = set(stages[stages.index(stage) + 1 :])
+        for name in later:
+            del self._stages[name]
         void = [k for k in self._rows if k[0] in later or (k[0] == stage and k[1] > step)]
         return [self._rows.pop(key) for key in void]
 
