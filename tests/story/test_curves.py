@@ -255,6 +255,7 @@ def test_curves_hold_what_the_merged_metrics_hold_however_often_one_looks(
                 log.add({"stage": stage, "step": step, "split": "train", "loss": value})
             if looks.random() < 0.2:
                 reader.look()
+        log.close()
     reader.look()
     expected = {(r["stage"], r["step"]): r["loss"] for r in read_metrics(run)}
     found = {
