@@ -47,7 +47,7 @@ from tests.harness.warm import Warm, warm_server
 from _caps_recipes import load
 from _measure import print_table
 from tasuki.checkpoint.lineage import list_checkpoints
-from tasuki.telemetry.events import read_events
+from tasuki.runs.events import read_events
 
 ROOT = Path(__file__).resolve().parent.parent
 CAPS_EACH = 8

@@ -34,8 +34,8 @@ sys.path.insert(0, str(ROOT))
 from tests.slurm.project import SlurmProject, differences, take_all_nodes
 
 from _tiny import SEED, read_notes, steps_of
-from tasuki.telemetry.events import read_events
-from tasuki.telemetry.ledger import make_ledger
+from tasuki.runs.events import read_events
+from tasuki.runs.ledger import make_ledger
 from tasuki.testing.slurm import Cluster
 
 STEPS = 400

@@ -23,8 +23,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from _measure import machine_facts, print_facts, print_table
-from tasuki.store.runs import RunFolder
-from tasuki.telemetry.events import read_events
+from tasuki.runs.events import read_events
+from tasuki.runs.runs import RunFolder
 
 EXAMPLES = tuple(os.environ.get("BENCH_EXAMPLES", "lora_five,matrix_gnn").split(","))
 RUNS = int(os.environ.get("BENCH_RUNS", "5"))

@@ -28,8 +28,8 @@ from tests.harness.warm import Started, Warm, warm_server
 
 from _tiny import SEED, read_notes
 from tasuki.checkpoint.manifest import parse_name
-from tasuki.store.runs import RunFolder
-from tasuki.telemetry.events import read_events
+from tasuki.runs.events import read_events
+from tasuki.runs.runs import RunFolder
 
 __all__ = ["Ours", "Started", "Warm", "warm_server"]
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from tasuki.clock import SystemClock
-from tasuki.store.attempts import write_attempt_end, write_holder
-from tasuki.store.claims import take_claim
-from tasuki.store.runs import RunFolder
-from tasuki.telemetry.events import EventLog
-from tasuki.telemetry.metrics import MetricLog
+from tasuki.runs.attempts import write_attempt_end, write_holder
+from tasuki.runs.claims import take_claim
+from tasuki.runs.events import EventLog
+from tasuki.runs.metrics import MetricLog
+from tasuki.runs.runs import RunFolder
 
 TOTAL = 1_000_000
 _STAGES = ("first", "second", "third")

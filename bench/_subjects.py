@@ -23,7 +23,7 @@ from _tiny import compare_steps, read_notes, steps_of
 from tasuki.checkpoint.lineage import find_latest
 from tasuki.checkpoint.parts import read_part
 from tasuki.errors import TasukiError
-from tasuki.store.runs import RunFolder
+from tasuki.runs.runs import RunFolder
 
 KILLS = int(os.environ.get("BENCH_KILLS", "30"))
 FLIPS = int(os.environ.get("BENCH_FLIPS", "40"))

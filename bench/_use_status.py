@@ -58,7 +58,7 @@ def _core_s(act: Callable[[], object]) -> float:
 
 def _curves(run: Path) -> list[Row]:
     from tasuki.actions.curves import CurveReader
-    from tasuki.store.runs import RunFolder
+    from tasuki.runs.runs import RunFolder
 
     reader = CurveReader(RunFolder(run))
     first = _core_s(reader.look)

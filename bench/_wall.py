@@ -27,11 +27,11 @@ from _measure import machine_facts, print_facts, print_table
 from tasuki.estimate.past import read_pasts
 from tasuki.estimate.scale import shape_of
 from tasuki.estimate.times import StageTimes, estimate_stage
+from tasuki.runs.events import read_events
+from tasuki.runs.history import look_at_history
+from tasuki.runs.runs import RunFolder
 from tasuki.spec.load import load_spec
 from tasuki.spec.resolved import ResolvedStage
-from tasuki.store.history import look_at_history
-from tasuki.store.runs import RunFolder
-from tasuki.telemetry.events import read_events
 
 SAMPLES = tuple(
     int(word) for word in os.environ.get("BENCH_WALL", "400,800,1600,3200,6400,12800").split(",")

@@ -12,8 +12,8 @@ import pytest
 
 import tasuki
 from tasuki.actions.report import gather_report
-from tasuki.store.atomic import read_json, write_json
-from tasuki.store.runs import RunFolder
+from tasuki.runs.atomic import read_json, write_json
+from tasuki.runs.runs import RunFolder
 from tasuki.views.report import render
 from tasuki.views.report.scale import Scale, scale_of
 from tests.board.boards import CANARIES

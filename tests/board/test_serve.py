@@ -16,9 +16,9 @@ from typing import Any
 
 from tasuki.actions.board import RunsSource
 from tasuki.clock import SystemClock
-from tasuki.store.runs import RunFolder
-from tasuki.telemetry.events import EventLog
-from tasuki.telemetry.metrics import MetricLog
+from tasuki.runs.events import EventLog
+from tasuki.runs.metrics import MetricLog
+from tasuki.runs.runs import RunFolder
 from tasuki.testing import FakeClock
 from tasuki.views.board.files import page_files
 from tasuki.views.board.serve import open_listener

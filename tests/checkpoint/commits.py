@@ -13,7 +13,7 @@ from tasuki.checkpoint.commit import Checkpoint, discard_draft, open_draft, publ
 from tasuki.checkpoint.manifest import Position
 from tasuki.checkpoint.parts import write_part
 from tasuki.errors import StoreError
-from tasuki.store.runs import RunFolder
+from tasuki.runs.runs import RunFolder
 
 SMALL: dict[str, Any] = {"model": {"weight": torch.arange(6.0).reshape(2, 3)}, "lr": 0.1}
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tasuki.store.runs import RunFolder
+from tasuki.runs.runs import RunFolder
 
 
 @pytest.fixture

@@ -21,8 +21,8 @@ from tasuki.checkpoint.manifest import Position, checkpoint_name, parse_name
 from tasuki.checkpoint.parts import read_part, write_part
 from tasuki.checkpoint.verify import verify
 from tasuki.errors import CheckpointError, ClaimLost, DamagedCheckpoint, StoreError
-from tasuki.store.claims import take_claim
-from tasuki.store.runs import RunFolder
+from tasuki.runs.claims import take_claim
+from tasuki.runs.runs import RunFolder
 
 MIB = 2**20
 

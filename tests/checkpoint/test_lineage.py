@@ -12,8 +12,8 @@ from tasuki.checkpoint.lineage import find_latest, lineage
 from tasuki.checkpoint.manifest import checkpoint_name
 from tasuki.checkpoint.retention import prune
 from tasuki.errors import CheckpointError, ClaimLost, DamagedCheckpoint, StoreError
-from tasuki.store.claims import claim_folder, record_parent, take_claim
-from tasuki.store.runs import RunFolder
+from tasuki.runs.claims import claim_folder, record_parent, take_claim
+from tasuki.runs.runs import RunFolder
 
 
 class Reports(dict[str, DamagedCheckpoint]):

@@ -24,8 +24,8 @@ from tasuki.checkpoint.manifest import MANIFEST_NAME
 from tasuki.checkpoint.parts import read_part
 from tasuki.checkpoint.verify import verify
 from tasuki.errors import DamagedCheckpoint, NewerFormat, StoreError
-from tasuki.store.claims import take_claim
-from tasuki.store.runs import RunFolder
+from tasuki.runs.claims import take_claim
+from tasuki.runs.runs import RunFolder
 from tasuki.views.checkpoint import Column, make_table, shorten
 
 TIED = torch.arange(12.0).reshape(3, 4)

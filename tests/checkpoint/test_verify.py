@@ -19,8 +19,8 @@ from tasuki.checkpoint.parts import read_part
 from tasuki.checkpoint.records import CHUNK_BYTES, FileRecord, check_file, write_file
 from tasuki.checkpoint.verify import read_manifest, verify
 from tasuki.errors import DamagedCheckpoint, NewerFormat, StoreError
-from tasuki.store.claims import take_claim
-from tasuki.store.runs import RunFolder
+from tasuki.runs.claims import take_claim
+from tasuki.runs.runs import RunFolder
 
 FILES = [
     "manifest.json",

@@ -12,8 +12,8 @@ from tasuki.checkpoint.commit import Checkpoint, open_draft, publish
 from tasuki.checkpoint.frozen import store_frozen
 from tasuki.checkpoint.parts import _write
 from tasuki.checkpoint.tensorfile import write_tensors
-from tasuki.store.claims import record_parent, take_claim
-from tasuki.store.runs import RunFolder
+from tasuki.runs.claims import record_parent, take_claim
+from tasuki.runs.runs import RunFolder
 from tests.checkpoint.commits import commit, position
 
 NOW = 1e9 + 90.0

@@ -16,9 +16,9 @@ from typing import Any
 
 import psutil
 
-from tasuki.store.jobs import JobFolder
-from tasuki.store.runs import RunFolder
-from tasuki.telemetry.events import read_events
+from tasuki.runs.events import read_events
+from tasuki.runs.jobs import JobFolder
+from tasuki.runs.runs import RunFolder
 from tests.harness.project import RECIPES
 
 WITHIN_S = 60.0

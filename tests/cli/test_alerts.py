@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tasuki.telemetry.events import read_events
+from tasuki.runs.events import read_events
 from tests.cli.person import make_project, until
 
 TELL = """

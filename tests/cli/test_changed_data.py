@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tasuki.telemetry.events import read_events
+from tasuki.runs.events import read_events
 from tests.cli.person import Project
 
 

@@ -17,7 +17,7 @@ from tasuki.checkpoint.lineage import find_latest, lineage
 from tasuki.checkpoint.retention import quarantine
 from tasuki.checkpoint.verify import verify
 from tasuki.errors import CheckpointError, DamagedCheckpoint, RunError, UsageError
-from tasuki.store.runs import RunFolder
+from tasuki.runs.runs import RunFolder
 from tests.checkpoint.commits import commit, flip, position
 from tests.checkpoint.test_looking import write_newer_manifest
 from tests.cli.checkpoints import NOW, commit_frozen, go_on, make_run, two_attempts

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tasuki.telemetry.events import read_events
+from tasuki.runs.events import read_events
 from tasuki.views.text import money
 from tests.cli.person import make_project
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tasuki.store.attempts import write_attempt_end, write_holder
-from tasuki.store.claims import take_claim
-from tasuki.store.control import Word, say
-from tasuki.store.runs import RunFolder
-from tasuki.telemetry.events import EventLog
-from tasuki.telemetry.metrics import MetricLog
+from tasuki.runs.attempts import write_attempt_end, write_holder
+from tasuki.runs.claims import take_claim
+from tasuki.runs.control import Word, say
+from tasuki.runs.events import EventLog
+from tasuki.runs.metrics import MetricLog
+from tasuki.runs.runs import RunFolder
 from tasuki.testing import FakeClock
 from tasuki.views.status import show_results, show_status
 from tasuki.views.text import neutral

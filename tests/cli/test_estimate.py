@@ -14,13 +14,13 @@ from rich.console import Console
 
 import tasuki
 from tasuki.estimate.facts import stage_key
+from tasuki.runs.atomic import write_json
+from tasuki.runs.attempts import write_attempt_end, write_holder
+from tasuki.runs.claims import take_claim
+from tasuki.runs.history import append_history
+from tasuki.runs.runs import RunFolder
 from tasuki.spec.load import load_spec
 from tasuki.spec.resolved import to_plain
-from tasuki.store.atomic import write_json
-from tasuki.store.attempts import write_attempt_end, write_holder
-from tasuki.store.claims import take_claim
-from tasuki.store.history import append_history
-from tasuki.store.runs import RunFolder
 from tasuki.views.estimate import show_estimate
 from tests.cli.person import person_environment
 from tests.cli.test_help import modules_of

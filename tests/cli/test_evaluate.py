@@ -14,9 +14,9 @@ from tasuki.answers import Told
 from tasuki.checkpoint.export import pack
 from tasuki.checkpoint.weights import read_weights
 from tasuki.errors import RecipeError, WeightsError
+from tasuki.runs.atomic import read_json
 from tasuki.spec.resolved import ResolvedStage, to_plain
 from tasuki.spec.values import Sizes
-from tasuki.store.atomic import read_json
 from tasuki.views.evaluate import show_evaluation
 from tests.cli.person import Project
 

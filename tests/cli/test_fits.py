@@ -20,9 +20,9 @@ from tasuki.actions.run import RunRequest, carry_out, open_runs, take_up
 from tasuki.clock import SystemClock
 from tasuki.errors import RunError
 from tasuki.estimate.facts import stage_key
+from tasuki.runs.history import append_history
 from tasuki.spec.load import load_spec
 from tasuki.spec.resolved import stage_from_plain
-from tasuki.store.history import append_history
 from tasuki.views.fits import show_fits
 
 pytestmark = pytest.mark.timeout(300)  # the first of them traces steps, slowly on a busy machine

@@ -10,8 +10,8 @@ import pytest
 
 from tasuki.actions.queued import Known
 from tasuki.actions.status import describe_run
-from tasuki.store.atomic import write_json
-from tasuki.store.jobs import JobFolder, job_folder
+from tasuki.runs.atomic import write_json
+from tasuki.runs.jobs import JobFolder, job_folder
 from tasuki.testing import FakeClock
 from tests.harness.written import WrittenRun
 

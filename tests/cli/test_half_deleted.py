@@ -7,12 +7,12 @@ import shutil
 
 import pytest
 
-from tasuki.store.atomic import FORMAT, make_folder, write_json
-from tasuki.store.attempts import write_attempt_end
-from tasuki.store.claims import take_claim
-from tasuki.store.find import next_run
-from tasuki.store.remains import missing_of
-from tasuki.store.runs import RunFolder
+from tasuki.runs.atomic import FORMAT, make_folder, write_json
+from tasuki.runs.attempts import write_attempt_end
+from tasuki.runs.claims import take_claim
+from tasuki.runs.find import next_run
+from tasuki.runs.remains import missing_of
+from tasuki.runs.runs import RunFolder
 from tests.cli.person import make_project
 
 SHOWING = ["status", "why", "watch --once", "logs", "checkpoint show", "report --md -o -"]

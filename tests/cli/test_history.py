@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tasuki.store.history import append_history
+from tasuki.runs.history import append_history
 
 DAY = 86400.0
 LINE = {

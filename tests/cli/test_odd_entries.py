@@ -12,10 +12,10 @@ import pytest
 
 from tasuki.checkpoint.lineage import ancestry_of
 from tasuki.errors import StoreError
-from tasuki.store.atomic import open_plain
-from tasuki.store.claims import highest_claim, list_claims, sweep_temps, take_claim
-from tasuki.store.runs import RunFolder
-from tasuki.telemetry.lines import read_last_lines, read_lines
+from tasuki.runs.atomic import open_plain
+from tasuki.runs.claims import highest_claim, list_claims, sweep_temps, take_claim
+from tasuki.runs.lines import read_last_lines, read_lines
+from tasuki.runs.runs import RunFolder
 
 VERBS = ["status", "why", "watch --once", "logs", "report --md -o -", "checkpoint show"]
 PLACES = [
@@ -120,9 +120,9 @@ def test_a_giant_file_without_lines_is_read_in_little_memory(run):
             file.truncate(1 << 28)
     read = (
         "import resource, sys; from pathlib import Path\n"
-        "from tasuki.store.runs import RunFolder\n"
-        "from tasuki.telemetry.brief import read_brief_events\n"
-        "from tasuki.telemetry.events import read_events\n"
+        "from tasuki.runs.runs import RunFolder\n"
+        "from tasuki.runs.brief import read_brief_events\n"
+        "from tasuki.runs.events import read_events\n"
         "run = RunFolder(Path(sys.argv[1]))\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "assert read_brief_events(run) and read_events(run)\n"

@@ -16,9 +16,9 @@ from tasuki.actions.items import items_of
 from tasuki.actions.jobs import Terms, write_jobs
 from tasuki.actions.plan import make_plan, request_plan
 from tasuki.clock import SystemClock
+from tasuki.runs.atomic import read_json
+from tasuki.runs.runs import RunFolder
 from tasuki.spec.load import load_spec
-from tasuki.store.atomic import read_json
-from tasuki.store.runs import RunFolder
 
 CLUSTER = {"time_limit": "6h", "gpus": 4, "gpu": "a100-40gb", "cpus": 32, "memory": "240G"}
 
@@ -359,7 +359,7 @@ def test_the_exact_solver_plans_the_five_experiments_under_a_limit_and_a_deadlin
 def history_of(folder: Path, ranks: int, seconds: float) -> None:
     """One finished stage `s` of each of two experiments, on so many ranks."""
     from tasuki.estimate.facts import family_key, stage_key
-    from tasuki.store.history import append_history
+    from tasuki.runs.history import append_history
 
     spec = load_spec(str(folder / "tasuki.yaml"), environ={})
     own = spec.experiments[0].stages[0]

@@ -9,10 +9,10 @@ import pytest
 
 from tasuki.actions.status import brief_run, describe_run
 from tasuki.clock import SystemClock
-from tasuki.store.attempts import write_holder
-from tasuki.store.claims import take_claim
-from tasuki.store.control import Word, say
-from tasuki.telemetry.events import EventLog
+from tasuki.runs.attempts import write_holder
+from tasuki.runs.claims import take_claim
+from tasuki.runs.control import Word, say
+from tasuki.runs.events import EventLog
 from tasuki.testing.clock import FakeClock
 from tasuki.views.live import line
 from tests.cli.person import make_project

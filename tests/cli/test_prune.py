@@ -16,9 +16,9 @@ from tasuki.checkpoint.lineage import find_latest, lineage, list_checkpoints
 from tasuki.checkpoint.retention import quarantine
 from tasuki.checkpoint.verify import verify
 from tasuki.errors import CheckpointError, DamagedCheckpoint, UsageError
-from tasuki.store.attempts import write_holder
-from tasuki.store.claims import ensure_claim_holds, take_claim
-from tasuki.store.runs import RunFolder
+from tasuki.runs.attempts import write_holder
+from tasuki.runs.claims import ensure_claim_holds, take_claim
+from tasuki.runs.runs import RunFolder
 from tests.checkpoint.commits import commit, flip, position
 from tests.checkpoint.test_looking import write_newer_manifest
 from tests.cli.checkpoints import NOW, commit_frozen, go_on, make_run, two_attempts

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tasuki.actions.recipes import defines
-from tasuki.store.claims import list_claims
-from tasuki.store.control import last_said
+from tasuki.runs.claims import list_claims
+from tasuki.runs.control import last_said
 from tasuki.supervisor.after import _has_committed
 from tests.cli.person import Project, Said
 

@@ -9,7 +9,7 @@ import pytest
 from tasuki.actions.board import RunsSource
 from tasuki.actions.curves import read_curves
 from tasuki.actions.report import gather_report
-from tasuki.store.control import Word, say
+from tasuki.runs.control import Word, say
 from tasuki.testing import FakeClock
 from tasuki.views.report import MOST_DRAWN, render
 from tests.harness.written import WrittenRun

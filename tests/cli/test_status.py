@@ -12,15 +12,15 @@ import pytest
 
 from tasuki.actions.status import brief_run
 from tasuki.clock import utc
-from tasuki.store.attempts import write_attempt_end, write_holder
-from tasuki.store.claims import take_claim
-from tasuki.store.control import Word, say
-from tasuki.store.runs import RunFolder
-from tasuki.telemetry.accounts import keep_accounts
-from tasuki.telemetry.brief import read_brief_events
-from tasuki.telemetry.cost import add_up_spent
-from tasuki.telemetry.events import EventLog, read_events
-from tasuki.telemetry.ledger import make_ledger
+from tasuki.runs.accounts import keep_accounts
+from tasuki.runs.attempts import write_attempt_end, write_holder
+from tasuki.runs.brief import read_brief_events
+from tasuki.runs.claims import take_claim
+from tasuki.runs.control import Word, say
+from tasuki.runs.cost import add_up_spent
+from tasuki.runs.events import EventLog, read_events
+from tasuki.runs.ledger import make_ledger
+from tasuki.runs.runs import RunFolder
 from tasuki.testing.clock import FakeClock
 from tests.cli.person import make_project
 
@@ -306,7 +306,7 @@ def test_failures_from_before_a_person_said_resume_are_no_news(tmp_path):
 def test_a_live_line_of_a_run_with_a_damaged_spec_is_words_and_no_traceback(tmp_path, text):
     from tasuki.actions.status import brief_run
     from tasuki.errors import StoreError
-    from tasuki.store.runs import RunFolder
+    from tasuki.runs.runs import RunFolder
 
     run = RunFolder(tmp_path / "exp")
     run.path.mkdir()

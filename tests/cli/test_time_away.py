@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tasuki.actions.report import gather_report
-from tasuki.store.atomic import write_json
-from tasuki.store.jobs import job_folder
+from tasuki.runs.atomic import write_json
+from tasuki.runs.jobs import job_folder
 from tasuki.testing import FakeClock
 from tasuki.views.report import render
 from tests.harness.written import WrittenRun

@@ -9,9 +9,9 @@ import pytest
 
 from tasuki.actions.report import gather_report
 from tasuki.actions.told_spec import read_told_spec
+from tasuki.runs.runs import RunFolder
 from tasuki.spec.frozen import frozen_value
 from tasuki.spec.load import load_command, load_spec
-from tasuki.store.runs import RunFolder
 from tasuki.views.report import render
 from tasuki.views.told_spec import spec_lines
 

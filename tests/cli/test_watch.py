@@ -22,7 +22,7 @@ import pytest
 
 import tasuki
 from tasuki.actions.watch import Watch
-from tasuki.store.runs import RunFolder
+from tasuki.runs.runs import RunFolder
 from tasuki.testing import FakeClock
 from tasuki.views.watch import Window, draw_help, draw_list, draw_page
 from tests.cli.person import Project, finish, until

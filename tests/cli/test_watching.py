@@ -10,8 +10,8 @@ import tasuki.actions.watch as watching
 from tasuki.actions.queued import Known, RunsJob
 from tasuki.actions.status import describe_run
 from tasuki.actions.watch import Watch, Watched
+from tasuki.runs.jobs import job_folder
 from tasuki.scheduler.slurm.text import QueuedJob
-from tasuki.store.jobs import job_folder
 from tasuki.testing import FakeClock
 from tasuki.views.watch import Window, draw_page
 from tests.harness.written import WrittenRun

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tasuki.actions.runs import find_run, split_stage
-from tasuki.store.runs import RunFolder
+from tasuki.runs.runs import RunFolder
 
 
 @pytest.fixture

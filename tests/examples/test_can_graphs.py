@@ -24,11 +24,11 @@ from tests.harness.faulty import used
 from tests.harness.warm import warm_server
 
 from tasuki.actions.compare import compare_runs
+from tasuki.runs.events import read_events
+from tasuki.runs.metrics import read_metrics
+from tasuki.runs.runs import RunFolder
 from tasuki.spec.load import load_spec
 from tasuki.spec.resolved import ResolvedStage, to_plain
-from tasuki.store.runs import RunFolder
-from tasuki.telemetry.events import read_events
-from tasuki.telemetry.metrics import read_metrics
 from tasuki.train.data import prepare_data
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "can_graphs"

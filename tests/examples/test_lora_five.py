@@ -16,10 +16,10 @@ from safetensors.torch import load_file
 from tests.cli.person import Project, kill_leftovers, person_environment
 
 import tasuki
+from tasuki.runs.metrics import read_metrics
+from tasuki.runs.runs import RunFolder
 from tasuki.spec.load import load_spec
 from tasuki.spec.resolved import ResolvedExperiment, to_plain
-from tasuki.store.runs import RunFolder
-from tasuki.telemetry.metrics import read_metrics
 
 pytest.importorskip("peft")
 pytest.importorskip("transformers")

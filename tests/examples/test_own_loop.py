@@ -11,8 +11,8 @@ from tests.harness.warm import warm_server
 
 from tasuki.actions.compare import compare_runs
 from tasuki.errors import EXIT_DONE, EXIT_RESUME_ME
-from tasuki.store.runs import RunFolder
-from tasuki.telemetry.metrics import read_metrics
+from tasuki.runs.metrics import read_metrics
+from tasuki.runs.runs import RunFolder
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "own_loop"
 

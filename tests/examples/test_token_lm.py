@@ -22,9 +22,9 @@ from torch.nn import functional
 
 from tasuki.actions.compare import compare_runs
 from tasuki.errors import DataError
+from tasuki.runs.metrics import read_metrics
+from tasuki.runs.runs import RunFolder
 from tasuki.spec.load import load_spec
-from tasuki.store.runs import RunFolder
-from tasuki.telemetry.metrics import read_metrics
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "token_lm"
 PARTS = ("train", "val", "test")

@@ -15,11 +15,11 @@ from torch import nn
 from tasuki.actions.freeze import find_changes
 from tasuki.data.loader import MicroBatch
 from tasuki.errors import RecipeError, RunError
-from tasuki.relay.values import Cause, Ending
+from tasuki.runs.attempts import read_attempt_ends
+from tasuki.runs.claims import list_claims
+from tasuki.runs.control import Word, last_said, say
+from tasuki.runs.values import Cause, Ending
 from tasuki.spec.load import load_spec
-from tasuki.store.attempts import read_attempt_ends
-from tasuki.store.claims import list_claims
-from tasuki.store.control import Word, last_said, say
 from tasuki.supervisor.phase import Phase, Rank, make_wires
 from tasuki.train.engine import LossModule, StepEngine
 from tasuki.train.rows import named
@@ -146,7 +146,7 @@ def test_what_decides_which_samples_come_when_cannot_be_accepted_into_a_begun_ru
 def test_two_first_starts_at_once_leave_the_whole_code(tmp_path):
     """Real processes that freeze the same run, again and again."""
     from tasuki.actions.freeze import snapshot_code
-    from tasuki.store.runs import RunFolder
+    from tasuki.runs.runs import RunFolder
 
     project = make_project(tmp_path / "p")
     for number in range(20):
@@ -173,7 +173,7 @@ def test_two_first_starts_at_once_leave_the_whole_code(tmp_path):
 def test_a_run_s_code_holds_no_runs_of_other_specs(tmp_path):
     """Each would hold all earlier ones, and every new run would look like changed code."""
     from tasuki.actions.freeze import is_code_changed, snapshot_code
-    from tasuki.store.runs import RunFolder
+    from tasuki.runs.runs import RunFolder
 
     project = make_project(tmp_path / "p")
     spec = load_spec(str(project.folder), environ={})

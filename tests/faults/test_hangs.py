@@ -9,8 +9,8 @@ import pytest
 from tests.harness.project import differences
 from tests.harness.traced import attempts, make_traced
 
-from tasuki.store.atomic import read_json
-from tasuki.store.control import last_said
+from tasuki.runs.atomic import read_json
+from tasuki.runs.control import last_said
 
 STAGES = [{"name": "one", "data": "d", "epochs": 50}]
 MORE = {"stages": STAGES, "defaults": {"save": {"every": "100 steps"}, "log_every": "50 steps"}}

@@ -9,7 +9,7 @@ import time
 import pytest
 from tests.harness.project import differences, make_project
 
-from tasuki.telemetry.metrics import read_metrics
+from tasuki.runs.metrics import read_metrics
 
 CODE = '''
 from torch.optim.optimizer import register_optimizer_step_post_hook

@@ -17,12 +17,12 @@ from tasuki.actions.cancel import cancel_run
 from tasuki.actions.status import state_of
 from tasuki.backends.local import LocalBackend, LocalJob, Preemption
 from tasuki.clock import SystemClock
-from tasuki.relay.values import Cause
+from tasuki.runs.attempts import read_attempt_end, write_attempt_end
+from tasuki.runs.claims import list_claims, take_claim
+from tasuki.runs.control import last_said
+from tasuki.runs.jobs import make_smaller, write_outcome
+from tasuki.runs.values import Cause
 from tasuki.scheduler.local import give_cause
-from tasuki.store.attempts import read_attempt_end, write_attempt_end
-from tasuki.store.claims import list_claims, take_claim
-from tasuki.store.control import last_said
-from tasuki.store.jobs import make_smaller, write_outcome
 from tasuki.supervisor.job import read_job
 
 CLOCK = SystemClock()

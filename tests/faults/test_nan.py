@@ -20,8 +20,8 @@ from tasuki.checkpoint.lineage import list_checkpoints
 from tasuki.checkpoint.parts import read_part
 from tasuki.checkpoint.verify import verify
 from tasuki.data.loader import MicroBatch
-from tasuki.store.control import last_said
-from tasuki.telemetry.metrics import read_metrics
+from tasuki.runs.control import last_said
+from tasuki.runs.metrics import read_metrics
 from tasuki.train.engine import LossModule, StepEngine
 
 BAD = [3]

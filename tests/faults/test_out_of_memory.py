@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from tests.harness.faulty import armed, events, finish, used
 from tests.harness.project import Project, differences, make_project
 
-from tasuki.store.control import last_said
+from tasuki.runs.control import last_said
 
 CODE = '''
 class Numbered(Noisy):

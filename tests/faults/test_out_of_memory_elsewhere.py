@@ -14,8 +14,8 @@ from tests.faults.test_out_of_memory import eater as given
 from tests.harness.faulty import armed, events, finish, used
 from tests.harness.project import Project, differences
 
-from tasuki.store.control import last_said
-from tasuki.telemetry.metrics import read_metrics
+from tasuki.runs.control import last_said
+from tasuki.runs.metrics import read_metrics
 
 MORE = '''
 class Strict(Eater):

@@ -23,7 +23,7 @@ from tests.harness.faulty import (
 )
 from tests.harness.project import Project, differences
 
-from tasuki.store.control import last_said
+from tasuki.runs.control import last_said
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "tasuki"
 

@@ -9,10 +9,10 @@ import time
 import pytest
 from tests.harness.project import differences, make_project
 
-from tasuki.store.atomic import read_json
-from tasuki.store.attempts import read_attempt_ends
-from tasuki.store.claims import list_claims
-from tasuki.store.control import last_said
+from tasuki.runs.atomic import read_json
+from tasuki.runs.attempts import read_attempt_ends
+from tasuki.runs.claims import list_claims
+from tasuki.runs.control import last_said
 
 
 @pytest.fixture(scope="module")

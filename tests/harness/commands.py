@@ -12,9 +12,9 @@ from tasuki.actions.run import RunRequest, RunResult, run_here
 from tasuki.backends.local import Preemption
 from tasuki.clock import SystemClock
 from tasuki.plan.values import Plan
+from tasuki.runs.attempts import read_attempt_ends
+from tasuki.runs.runs import RunFolder
 from tasuki.spec.load import load_spec
-from tasuki.store.attempts import read_attempt_ends
-from tasuki.store.runs import RunFolder
 from tests.harness.project import all_of
 
 SCRIPT = '''

@@ -11,8 +11,8 @@ from typing import Any
 from tasuki.checkpoint.lineage import lineage, list_checkpoints
 from tasuki.checkpoint.manifest import parse_name
 from tasuki.checkpoint.verify import verify
-from tasuki.store.runs import RunFolder
-from tasuki.telemetry.events import read_events
+from tasuki.runs.events import read_events
+from tasuki.runs.runs import RunFolder
 from tests.harness.project import Project, make_project
 
 CODE = '''

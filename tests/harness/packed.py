@@ -16,9 +16,9 @@ from tasuki.actions.discover import look_with
 from tasuki.actions.plan import make_plan
 from tasuki.actions.run import RunRequest, local_jobs, open_runs, take_up
 from tasuki.clock import SystemClock
+from tasuki.runs.jobs import JobFolder, last_start, read_outcome
+from tasuki.runs.runs import RunFolder
 from tasuki.spec.load import load_spec
-from tasuki.store.jobs import JobFolder, last_start, read_outcome
-from tasuki.store.runs import RunFolder
 from tests.harness.project import RECIPES, all_of
 from tests.harness.traced import CODE
 

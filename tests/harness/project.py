@@ -16,10 +16,10 @@ from tasuki.actions.machine import Machine
 from tasuki.actions.plan import PlanRequest, choose_experiments, make_plan
 from tasuki.actions.run import RunRequest, local_jobs, open_runs, take_up
 from tasuki.clock import SystemClock
+from tasuki.runs.jobs import JobFolder
+from tasuki.runs.runs import RunFolder
 from tasuki.spec.load import load_spec
 from tasuki.spec.resolved import ResolvedSpec
-from tasuki.store.jobs import JobFolder
-from tasuki.store.runs import RunFolder
 
 RECIPES = '''
 import os, random, signal, time

@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tasuki.runs.atomic import write_json
+from tasuki.runs.attempts import write_attempt_end, write_holder
+from tasuki.runs.claims import take_claim
+from tasuki.runs.events import EventLog
+from tasuki.runs.runs import RunFolder
 from tasuki.spec.frozen import frozen_value
 from tasuki.spec.load import load_command
-from tasuki.store.atomic import write_json
-from tasuki.store.attempts import write_attempt_end, write_holder
-from tasuki.store.claims import take_claim
-from tasuki.store.runs import RunFolder
-from tasuki.telemetry.events import EventLog
 from tasuki.testing import FakeClock
 
 

@@ -17,7 +17,7 @@ from tests.harness.warm import Started, Warm
 from tests.integrations.conftest import Servers
 
 from tasuki.actions.compare import compare_runs
-from tasuki.store.runs import RunFolder
+from tasuki.runs.runs import RunFolder
 
 DATA = '''
 import os, random, sys

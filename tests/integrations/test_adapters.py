@@ -11,7 +11,7 @@ import pytest
 from tests.integrations.subjects import FRAMEWORKS, HF, LIGHTNING
 from tests.integrations.test_verbs import audit
 
-from tasuki.store.runs import RunFolder
+from tasuki.runs.runs import RunFolder
 
 LIGHT, HUGGING = "light", "hugging"
 OF = {LIGHT: LIGHTNING, HUGGING: HF}

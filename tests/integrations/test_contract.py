@@ -20,8 +20,8 @@ from tests.integrations.subjects import (
 
 from tasuki.checkpoint.lineage import list_checkpoints
 from tasuki.errors import EXIT_DONE, EXIT_RESUME_ME
-from tasuki.store.attempts import read_attempt_ends
-from tasuki.store.claims import list_claims
+from tasuki.runs.attempts import read_attempt_ends
+from tasuki.runs.claims import list_claims
 
 pytestmark = pytest.mark.timeout(180)
 EVERY = [pytest.param(s, marks=[pytest.mark.long] if s.is_slow else []) for s in SUBJECTS]

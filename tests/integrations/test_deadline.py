@@ -6,8 +6,8 @@ from pathlib import Path
 
 from tasuki.integrations.place import Job, Place
 from tasuki.integrations.watch import LoopWatch
-from tasuki.relay.values import Cause
-from tasuki.store.runs import CommandFolder, RunFolder
+from tasuki.runs.runs import CommandFolder, RunFolder
+from tasuki.runs.values import Cause
 from tasuki.testing import FakeClock
 
 

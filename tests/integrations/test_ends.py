@@ -13,7 +13,7 @@ from tests.integrations.test_verbs import audit
 from tasuki.actions.why import tell_why
 from tasuki.checkpoint.lineage import list_checkpoints
 from tasuki.errors import EXIT_DONE
-from tasuki.telemetry.metrics import read_metrics
+from tasuki.runs.metrics import read_metrics
 
 pytestmark = pytest.mark.timeout(60)
 

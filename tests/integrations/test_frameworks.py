@@ -16,7 +16,7 @@ from tasuki.checkpoint.lineage import list_checkpoints
 from tasuki.errors import UsageError
 from tasuki.integrations import versions
 from tasuki.integrations.versions import check_version
-from tasuki.store.runs import RunFolder
+from tasuki.runs.runs import RunFolder
 from tasuki.views.status import show_status
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -19,11 +19,11 @@ from tasuki.checkpoint.lineage import list_checkpoints
 from tasuki.clock import SystemClock
 from tasuki.errors import EXIT_DONE, EXIT_RESUME_ME
 from tasuki.integrations.place import find_place
+from tasuki.runs.atomic import read_json
+from tasuki.runs.attempts import read_attempt_ends
+from tasuki.runs.events import read_events
+from tasuki.runs.runs import RunFolder
 from tasuki.spec.load import load_spec
-from tasuki.store.atomic import read_json
-from tasuki.store.attempts import read_attempt_ends
-from tasuki.store.runs import RunFolder
-from tasuki.telemetry.events import read_events
 
 pytestmark = pytest.mark.timeout(300)
 FLAT, RANKS = SUBJECTS[0], next(s for s in SUBJECTS if s.name == "own-loop-2-ranks")

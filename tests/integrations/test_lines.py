@@ -9,8 +9,8 @@ from tests.integrations.subjects import LIGHTNING, Script, Subject, make_script
 from tests.integrations.test_ends import BEGIN
 
 from tasuki.errors import EXIT_DONE, EXIT_RESUME_ME
-from tasuki.store.runs import RunFolder
-from tasuki.telemetry.metrics import read_metrics
+from tasuki.runs.metrics import read_metrics
+from tasuki.runs.runs import RunFolder
 
 pytestmark = pytest.mark.timeout(60)
 

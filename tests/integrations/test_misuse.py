@@ -16,11 +16,11 @@ from tasuki.actions.why import tell_why
 from tasuki.checkpoint.lineage import list_checkpoints
 from tasuki.clock import SystemClock
 from tasuki.errors import EXIT_DONE, EXIT_FAILED, EXIT_RESUME_ME, RunError
-from tasuki.store.atomic import read_json, write_json
-from tasuki.store.attempts import read_attempt_ends
-from tasuki.store.control import Word, say
-from tasuki.store.runs import RunFolder
-from tasuki.telemetry.metrics import read_metrics
+from tasuki.runs.atomic import read_json, write_json
+from tasuki.runs.attempts import read_attempt_ends
+from tasuki.runs.control import Word, say
+from tasuki.runs.metrics import read_metrics
+from tasuki.runs.runs import RunFolder
 from tasuki.views.status import show_status
 
 pytestmark = pytest.mark.timeout(60)

@@ -7,7 +7,7 @@ import pytest
 from tests.integrations.subjects import DATA, Script, Subject, make_script
 
 from tasuki.errors import EXIT_DONE, EXIT_FAILED, EXIT_RESUME_ME
-from tasuki.store.control import Word, say
+from tasuki.runs.control import Word, say
 
 pytestmark = pytest.mark.timeout(60)
 

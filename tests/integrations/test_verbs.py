@@ -21,10 +21,10 @@ from tasuki.actions.why import tell_why
 from tasuki.answers import Told
 from tasuki.clock import SystemClock
 from tasuki.errors import EXIT_DONE, EXIT_RESUME_ME
-from tasuki.store.atomic import read_json
-from tasuki.store.attempts import read_attempt_ends
-from tasuki.store.runs import RunFolder
-from tasuki.telemetry.metrics import read_metrics
+from tasuki.runs.atomic import read_json
+from tasuki.runs.attempts import read_attempt_ends
+from tasuki.runs.metrics import read_metrics
+from tasuki.runs.runs import RunFolder
 from tasuki.train.audit import work
 
 pytestmark = pytest.mark.timeout(90)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasuki.plan.risk import Left, left_of_run, look_at_deadline
-from tasuki.telemetry.standing import Planned, StageStanding, Standing
+from tasuki.runs.standing import Planned, StageStanding, Standing
 
 
 def stage(name: str, *, trained: bool = False, lacks: bool = False) -> StageStanding:

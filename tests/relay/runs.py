@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from tasuki.relay.values import Cause, Ending, PhaseEnded, RunView, StageView, Started
+from tasuki.runs.values import Cause, Ending, PhaseEnded, RunView, StageView, Started
 
 WORDS = (None, "lift", "cancel", "hold", "fail")
 STOPPING = {"cancel": "cancelled", "hold": "held", "fail": "failed"}

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasuki.relay.decide import counts_as_failure, next_action, settle
-from tasuki.relay.values import (
+from tasuki.runs.decide import counts_as_failure, next_action, settle
+from tasuki.runs.values import (
     Action,
     Cause,
     Ending,

@@ -9,8 +9,8 @@ from itertools import product
 import pytest
 from hypothesis import given
 
-from tasuki.relay.decide import MAX_FAILURES, counts_as_failure, next_action
-from tasuki.relay.values import (
+from tasuki.runs.decide import MAX_FAILURES, counts_as_failure, next_action
+from tasuki.runs.values import (
     Action,
     Cause,
     Ending,

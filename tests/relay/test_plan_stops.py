@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tasuki.relay.decide import stops_successors
-from tasuki.relay.values import Cause, HandOver, Leave
+from tasuki.runs.decide import stops_successors
+from tasuki.runs.values import Cause, HandOver, Leave
 
 
 def test_a_preemption_that_may_not_be_requeued_keeps_later_jobs_away():

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasuki.errors import EXIT_DONE, EXIT_FAILED, EXIT_RESUME_ME
-from tasuki.relay.decide import settle, usable_gpus
-from tasuki.relay.values import (
+from tasuki.runs.decide import settle, usable_gpus
+from tasuki.runs.values import (
     Action,
     Cause,
     Fail,

@@ -21,7 +21,7 @@ from tests.harness.project import Project, make_project
 
 from tasuki.checkpoint.verify import read_manifest
 from tasuki.data.used import Used
-from tasuki.telemetry.events import read_events
+from tasuki.runs.events import read_events
 
 CODE = '''
 class Sized(Counter):

@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 from tests.harness.project import Project, differences, make_project
 
 from tasuki.actions.resume import frozen_spec
-from tasuki.store.atomic import read_json
-from tasuki.telemetry.events import read_events
-from tasuki.telemetry.metrics import read_metrics
+from tasuki.runs.atomic import read_json
+from tasuki.runs.events import read_events
+from tasuki.runs.metrics import read_metrics
 
 NUM = 58
 CODE = '''

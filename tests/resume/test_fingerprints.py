@@ -23,12 +23,12 @@ from tasuki.actions.plan import PlanRequest, choose_experiments
 from tasuki.actions.run import RunRequest, open_runs, take_up
 from tasuki.clock import SystemClock
 from tasuki.errors import TasukiError
+from tasuki.runs.atomic import read_json
+from tasuki.runs.attempts import read_attempt_end
+from tasuki.runs.claims import highest_claim
+from tasuki.runs.events import read_events
+from tasuki.runs.runs import RunFolder
 from tasuki.spec.load import load_spec
-from tasuki.store.atomic import read_json
-from tasuki.store.attempts import read_attempt_end
-from tasuki.store.claims import highest_claim
-from tasuki.store.runs import RunFolder
-from tasuki.telemetry.events import read_events
 
 CODE = '''
 class Rows(Dataset):

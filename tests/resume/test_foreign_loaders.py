@@ -159,7 +159,7 @@ def test_skipping_forward_names_its_cost_and_what_would_be_cheaper(warm, tmp_pat
 def test_samples_are_counted_as_the_loader_gives_them(warm, tmp_path):
     project = make(tmp_path / "p", "plain")
     finish(warm, project)
-    from tasuki.store.atomic import read_json
+    from tasuki.runs.atomic import read_json
 
     told = read_json(project.run.stage("one").metrics)
     assert told["samples"] == 3 * 44  # eleven batches of four, the last step with one batch

@@ -25,13 +25,13 @@ from tasuki.checkpoint.manifest import parse_name
 from tasuki.checkpoint.verify import read_manifest
 from tasuki.clock import SystemClock
 from tasuki.errors import CheckpointError, RunError, StoreError
-from tasuki.store.attempts import read_attempt_end
-from tasuki.store.back import settle_back
-from tasuki.store.claims import highest_claim
-from tasuki.store.control import Word, everything_said, last_said, say
-from tasuki.telemetry.events import read_events
-from tasuki.telemetry.metrics import MetricLog, read_metrics
-from tasuki.telemetry.view import read_losses, read_view
+from tasuki.runs.attempts import read_attempt_end
+from tasuki.runs.back import settle_back
+from tasuki.runs.claims import highest_claim
+from tasuki.runs.control import Word, everything_said, last_said, say
+from tasuki.runs.events import read_events
+from tasuki.runs.metrics import MetricLog, read_metrics
+from tasuki.runs.view import read_losses, read_view
 
 STAGES = [  # 24 and 12 steps
     {"name": "one", "data": "d", "epochs": 4, "validate": {"every": "5 steps"}},

@@ -20,7 +20,7 @@ from tests.harness.faulty import (
 )
 from tests.harness.project import Project, differences, make_project
 
-from tasuki.store.claims import list_claims
+from tasuki.runs.claims import list_claims
 
 STAGES = [
     {"name": "one", "data": "d", "epochs": 5},

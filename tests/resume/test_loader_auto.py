@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.harness.project import Project, differences, make_project
 
-from tasuki.telemetry.events import read_events
+from tasuki.runs.events import read_events
 
 CODE = """
 class Late(Noisy):

@@ -18,7 +18,7 @@ EPOCHS = 5
 
 def read_steps(project: Project) -> int:
     """How far the run has come, from its own events."""
-    from tasuki.telemetry.events import read_events
+    from tasuki.runs.events import read_events
 
     steps = [e["step"] for e in read_events(project.run) if e["kind"] in ("progress", "committed")]
     return max(steps, default=0)
@@ -129,8 +129,8 @@ def test_a_run_with_several_ranks_says_what_they_bring_by_history_or_by_the_exch
     warm, tmp_path
 ):
     from tasuki.actions.status import read_status
-    from tasuki.store.history import append_history, read_history
-    from tasuki.telemetry.events import read_events
+    from tasuki.runs.events import read_events
+    from tasuki.runs.history import append_history, read_history
 
     def train(folder, ranks: int) -> Project:
         project = make_project(folder, ranks=ranks)

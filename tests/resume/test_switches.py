@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from tests.harness.project import differences, make_project
 from tests.resume.test_ranks import wait_for_step
 
-from tasuki.telemetry.events import read_events
-from tasuki.telemetry.metrics import read_metrics
+from tasuki.runs.events import read_events
+from tasuki.runs.metrics import read_metrics
 
 DEEP = '''
 

@@ -11,11 +11,11 @@ from safetensors.torch import load_file
 from tests.harness.project import differences, make_project
 
 from tasuki.actions.status import ledger_of
-from tasuki.store.atomic import read_json
-from tasuki.store.jobs import read_outcome
-from tasuki.store.runs import RunFolder
-from tasuki.telemetry.events import read_events
-from tasuki.telemetry.metrics import read_metrics
+from tasuki.runs.atomic import read_json
+from tasuki.runs.events import read_events
+from tasuki.runs.jobs import read_outcome
+from tasuki.runs.metrics import read_metrics
+from tasuki.runs.runs import RunFolder
 
 THREE = [
     {"name": "a", "data": "d", "epochs": 2},

@@ -10,7 +10,7 @@ import pytest
 from torch.distributed import HashStore
 
 from tasuki.clock import SystemClock
-from tasuki.relay.values import Cause
+from tasuki.runs.values import Cause
 from tasuki.runtime.agreement import Decision, SoloAgreement, StoreAgreement
 from tasuki.runtime.watch import Watch
 

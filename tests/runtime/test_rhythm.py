@@ -7,9 +7,9 @@ import math
 import pytest
 
 from tasuki.estimate.intervals import SaveCost, choose_interval, next_multiple, period_in_steps
+from tasuki.runs.view import Losses
 from tasuki.runtime.rhythm import SaveRhythm
 from tasuki.spec.values import Every
-from tasuki.telemetry.view import Losses
 
 AUTO = Every(unit="auto", count=0.0)
 

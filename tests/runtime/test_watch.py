@@ -9,10 +9,10 @@ import threading
 
 import pytest
 
-from tasuki.relay.values import Cause
+from tasuki.runs.values import Cause
+from tasuki.runs.wire import Wire
 from tasuki.runtime.watch import Watch
 from tasuki.signals import SignalPipe
-from tasuki.telemetry.wire import Wire
 from tasuki.testing import FakeClock
 
 BEGIN = """
@@ -77,7 +77,7 @@ print(seen.wait(50))
 def test_a_signal_just_before_the_first_step_is_seen_there_without_the_thread():
     """Else a loop of quick steps would do some of them first."""
     code = """
-from tasuki.relay.values import Cause
+from tasuki.runs.values import Cause
 watch = Watch(None, SystemClock())
 watch.install_handlers()
 os.kill(os.getpid(), signal.SIGTERM)

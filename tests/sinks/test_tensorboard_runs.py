@@ -15,9 +15,9 @@ import time
 import psutil
 import pytest
 
-from tasuki.store.claims import highest_claim
-from tasuki.telemetry.events import read_events
-from tasuki.telemetry.metrics import read_metrics
+from tasuki.runs.claims import highest_claim
+from tasuki.runs.events import read_events
+from tasuki.runs.metrics import read_metrics
 from tests.harness.faulty import armed, finish
 from tests.harness.project import Project, make_project
 from tests.harness.tfevents import read_file, read_folder

@@ -7,9 +7,9 @@ import math
 
 import pytest
 
+from tasuki.runs.runs import RunFolder
 from tasuki.sinks.sink import SinkRow
 from tasuki.sinks.truth import News, Truth
-from tasuki.store.runs import RunFolder
 
 
 class Files:

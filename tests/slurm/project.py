@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tasuki.actions.compare import compare_runs
-from tasuki.store.runs import RunFolder
+from tasuki.runs.runs import RunFolder
 from tasuki.testing.slurm import Cluster
 from tests.harness.project import RECIPES
 from tests.harness.traced import CODE, Attempt, attempts

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from tasuki.clock import SystemClock
-from tasuki.relay.values import Cause
+from tasuki.runs.values import Cause
 from tasuki.scheduler.slurm.allocation import SlurmAllocation, cause_of
 from tasuki.scheduler.slurm.client import Answer, Slurm
 from tasuki.scheduler.slurm.text import parse_job

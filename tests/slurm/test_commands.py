@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tasuki.store.attempts import read_attempt_ends
+from tasuki.runs.attempts import read_attempt_ends
 from tests.harness.commands import SCRIPT
 from tests.slurm.project import SlurmProject, take_all_nodes
 

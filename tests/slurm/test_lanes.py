@@ -16,9 +16,9 @@ from tasuki.actions.status import read_status
 from tasuki.backends.slurm.script import SlurmJob
 from tasuki.backends.slurm.submit import submit_jobs, write_order
 from tasuki.clock import SystemClock
+from tasuki.runs.attempts import read_attempt_ends
 from tasuki.scheduler.slurm.client import Slurm
 from tasuki.scheduler.slurm.succession import smaller_options
-from tasuki.store.attempts import read_attempt_ends
 from tests.harness.packed import Packed, make_packed
 from tests.slurm.project import ROOT, take_all_nodes
 

@@ -10,8 +10,8 @@ import pytest
 
 from tasuki.actions.compare import compare_runs
 from tasuki.actions.why import tell_why
-from tasuki.store.runs import RunFolder
-from tasuki.telemetry.metrics import read_metrics
+from tasuki.runs.metrics import read_metrics
+from tasuki.runs.runs import RunFolder
 from tasuki.testing.slurm import Cluster
 from tests.integrations.test_ranks import ALIKE
 from tests.slurm.test_allocation import wait

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tasuki.store.jobs import JobFolder, job_folder
-from tasuki.store.runs import RunFolder
+from tasuki.runs.jobs import JobFolder, job_folder
+from tasuki.runs.runs import RunFolder
 
 
 @pytest.fixture

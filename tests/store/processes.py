@@ -17,8 +17,8 @@ _PACKAGES = str(Path(tasuki.__file__).parent.parent)
 _RACE = """
 import json, os, sys
 from pathlib import Path
-from tasuki.store.runs import RunFolder
-from tasuki.store.jobs import job_folder
+from tasuki.runs.runs import RunFolder
+from tasuki.runs.jobs import job_folder
 folder, number_of = Path(sys.argv[1]), int(sys.argv[2])
 gate, opener = os.pipe()
 results, teller = os.pipe()

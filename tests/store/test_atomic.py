@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tasuki.errors import NewerFormat, StoreError
-from tasuki.store.atomic import (
+from tasuki.runs.atomic import (
     FORMAT,
     create_exclusive,
     free_bytes,
@@ -55,7 +55,7 @@ def test_a_file_is_replaced_as_a_whole_and_leaves_nothing_beside_it(tmp_path: Pa
 KILLED = """
 import os, random, signal, sys
 from pathlib import Path
-from tasuki.store.atomic import write_bytes
+from tasuki.runs.atomic import write_bytes
 path, rounds = Path(sys.argv[1]), int(sys.argv[2])
 random.seed(7)
 contents = [b"%08d" % number * 250_000 for number in range(8)]
@@ -97,7 +97,7 @@ LIMITED = """
 import resource, sys
 from pathlib import Path
 from tasuki.errors import StoreError
-from tasuki.store.atomic import create_exclusive, write_bytes
+from tasuki.runs.atomic import create_exclusive, write_bytes
 folder = Path(sys.argv[1])
 write_bytes(folder / "a", b"old")
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
@@ -156,7 +156,7 @@ def test_free_space_is_that_of_the_nearest_folder_that_exists(tmp_path: Path) ->
 # -- the order of system calls ------------------------------------------------------------------
 
 CALLS = "openat,write,fsync,rename,renameat,renameat2,link,linkat,unlink"
-WRITE = "import sys, pathlib, tasuki.store.atomic as a; a.{act}(pathlib.Path(sys.argv[1]), b'new')"
+WRITE = "import sys, pathlib, tasuki.runs.atomic as a; a.{act}(pathlib.Path(sys.argv[1]), b'new')"
 
 
 def traced(folder: Path, act: str) -> list[str]:
@@ -201,7 +201,7 @@ FAULTY = """
 import sys
 from pathlib import Path
 from tasuki.errors import StoreError
-from tasuki.store.atomic import write_bytes
+from tasuki.runs.atomic import write_bytes
 try:
     write_bytes(Path(sys.argv[1]), b"new")
 except StoreError as error:
@@ -248,7 +248,7 @@ def test_the_second_to_create_a_file_is_told_so_and_changes_nothing(tmp_path: Pa
 
 def test_exactly_one_of_eight_processes_creates_each_file(tmp_path: Path) -> None:
     act = """
-from tasuki.store.atomic import create_exclusive
+from tasuki.runs.atomic import create_exclusive
 result = [create_exclusive(folder / str(n), b"%d" % racer * 9999) for n in range(40)]
 result = [n for n, won in enumerate(result) if won]
 result = [racer, result]"""

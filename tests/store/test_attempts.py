@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tasuki.store.attempts import (
+from tasuki.runs.attempts import (
     Holder,
     host_id,
     process_birth,
@@ -21,8 +21,8 @@ from tasuki.store.attempts import (
     write_attempt_end,
     write_holder,
 )
-from tasuki.store.claims import take_claim
-from tasuki.store.runs import RunFolder
+from tasuki.runs.claims import take_claim
+from tasuki.runs.runs import RunFolder
 
 
 @pytest.fixture

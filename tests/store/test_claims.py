@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tasuki.errors import ClaimLost, StoreError
-from tasuki.store.claims import (
+from tasuki.runs.claims import (
     claim_folder,
     ensure_claim_holds,
     highest_claim,
@@ -18,7 +18,7 @@ from tasuki.store.claims import (
     record_parent,
     take_claim,
 )
-from tasuki.store.runs import RunFolder
+from tasuki.runs.runs import RunFolder
 from tests.store.processes import NUM_RACERS, race
 
 
@@ -49,7 +49,7 @@ def test_foreign_names_among_the_claims_are_passed_over(run: RunFolder) -> None:
 
 def test_eight_processes_that_take_a_run_at_once_all_get_different_claims(tmp_path: Path) -> None:
     act = """
-from tasuki.store.claims import take_claim
+from tasuki.runs.claims import take_claim
 result = [take_claim(RunFolder(folder / "exp1")) for _ in range(5)]"""
     claims = [claim for taken in race(tmp_path, act.strip()) for claim in taken]
     assert sorted(claims) == list(range(1, 5 * NUM_RACERS + 1))

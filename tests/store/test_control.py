@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tasuki.errors import NewerFormat
-from tasuki.store.control import Said, Word, everything_said, last_said, say
-from tasuki.store.runs import RunFolder
+from tasuki.runs.control import Said, Word, everything_said, last_said, say
+from tasuki.runs.runs import RunFolder
 from tests.store.processes import NUM_RACERS, race
 
 
@@ -39,7 +39,7 @@ def test_more_than_nine_words_are_still_in_order(run: RunFolder) -> None:
 
 def test_eight_processes_that_speak_at_once_are_all_heard_once(tmp_path: Path) -> None:
     act = """
-from tasuki.store.control import Word, say
+from tasuki.runs.control import Word, say
 for n in range(3):
     say(RunFolder(folder / "exp1"), Word.CANCEL, reason=f"{racer}.{n}", claim=racer)
 result = racer"""

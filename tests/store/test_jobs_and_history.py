@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tasuki.errors import StoreError
-from tasuki.store.history import append_history, look_at_history, read_history
-from tasuki.store.jobs import (
+from tasuki.runs.history import append_history, look_at_history, read_history
+from tasuki.runs.jobs import (
     JobFolder,
     begin_start,
     job_folder,
@@ -19,7 +19,7 @@ from tasuki.store.jobs import (
     read_outcome,
     write_outcome,
 )
-from tasuki.store.runs import RunFolder
+from tasuki.runs.runs import RunFolder
 from tests.store.processes import NUM_RACERS, race
 
 # -- jobs ---------------------------------------------------------------------------------------
@@ -33,7 +33,7 @@ def test_starts_of_a_job_are_numbered_from_one(job: JobFolder) -> None:
 
 def test_starts_that_happen_at_once_all_get_different_numbers(tmp_path: Path) -> None:
     act = """
-from tasuki.store.jobs import begin_start
+from tasuki.runs.jobs import begin_start
 result = [begin_start(job_folder(folder, "plan-01")) for _ in range(5)]"""
     starts = [start for begun in race(tmp_path, act.strip()) for start in begun]
     assert sorted(starts) == list(range(1, 5 * NUM_RACERS + 1))

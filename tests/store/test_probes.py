@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from tasuki.store.probes import keep, read_kept
+from tasuki.runs.probes import keep, read_kept
 
 
 def test_what_is_kept_comes_back_and_is_private(tmp_path):

@@ -17,10 +17,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tasuki.actions.curves import CurveReader, read_curves
-from tasuki.store.runs import RunFolder
-from tasuki.telemetry.events import EventLog
-from tasuki.telemetry.metrics import MetricLog, read_metrics
-from tasuki.telemetry.series import Series
+from tasuki.runs.events import EventLog
+from tasuki.runs.metrics import MetricLog, read_metrics
+from tasuki.runs.runs import RunFolder
+from tasuki.runs.series import Series
 from tasuki.testing import FakeClock
 
 

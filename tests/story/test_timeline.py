@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from tasuki.actions.timeline import read_timeline
-from tasuki.store.attempts import write_attempt_end, write_holder
-from tasuki.store.claims import take_claim
-from tasuki.store.jobs import job_folder, plan_path
-from tasuki.store.runs import RunFolder
-from tasuki.telemetry.events import EventLog
+from tasuki.runs.attempts import write_attempt_end, write_holder
+from tasuki.runs.claims import take_claim
+from tasuki.runs.events import EventLog
+from tasuki.runs.jobs import job_folder, plan_path
+from tasuki.runs.runs import RunFolder
 from tasuki.testing import FakeClock
 from tests.story.test_curves import make_run
 

@@ -15,16 +15,16 @@ from tests.harness.project import Project, make_project
 from tests.supervisor.test_attempts import CRASHED, PREEMPTED, Said
 
 from tasuki.clock import SystemClock
-from tasuki.store.atomic import write_json
-from tasuki.store.control import Word, last_said, say
-from tasuki.store.jobs import last_start, read_outcome, write_outcome
+from tasuki.runs.atomic import write_json
+from tasuki.runs.control import Word, last_said, say
+from tasuki.runs.events import read_events
+from tasuki.runs.jobs import last_start, read_outcome, write_outcome
 from tasuki.supervisor import alerts as alerts_module
 from tasuki.supervisor.__main__ import main
 from tasuki.supervisor.after import settle_job
 from tasuki.supervisor.job import read_job
 from tasuki.supervisor.loop import Supervisor
 from tasuki.supervisor.place import Place
-from tasuki.telemetry.events import read_events
 
 TELL = """
 import json, os, sys
@@ -252,7 +252,7 @@ class Patient(Said):
 
 def supervise_slowly(project: Project, ends_when) -> int:
     """A rank whose steps take 10 s each, of which 100 are to be done."""
-    from tasuki.telemetry.events import EventLog
+    from tasuki.runs.events import EventLog
 
     def launch(order):
         rank = EventLog(project.run, claim=1, node=0, who="rank0", clock=SystemClock())

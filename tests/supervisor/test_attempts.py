@@ -10,9 +10,9 @@ import pytest
 from tests.harness.project import make_project
 
 from tasuki.clock import SystemClock
-from tasuki.store.attempts import read_attempt_ends
-from tasuki.store.claims import list_claims
-from tasuki.store.control import last_said
+from tasuki.runs.attempts import read_attempt_ends
+from tasuki.runs.claims import list_claims
+from tasuki.runs.control import last_said
 from tasuki.supervisor.job import read_job
 from tasuki.supervisor.loop import Supervisor
 

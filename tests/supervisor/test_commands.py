@@ -17,15 +17,15 @@ from tasuki.actions.status import describe_run
 from tasuki.backends.local import Preemption
 from tasuki.clock import SystemClock
 from tasuki.errors import EXIT_DONE, EXIT_FAILED
-from tasuki.store.atomic import read_json
-from tasuki.store.attempts import read_holder
-from tasuki.store.control import last_said
-from tasuki.store.jobs import JobFolder
+from tasuki.runs.atomic import read_json
+from tasuki.runs.attempts import read_holder
+from tasuki.runs.control import last_said
+from tasuki.runs.events import read_events
+from tasuki.runs.jobs import JobFolder
+from tasuki.runs.ledger import make_ledger
 from tasuki.supervisor.command import order_command, start_command
 from tasuki.supervisor.job import JobOrder
 from tasuki.supervisor.ranks import PhaseOrder
-from tasuki.telemetry.events import read_events
-from tasuki.telemetry.ledger import make_ledger
 
 pytestmark = pytest.mark.timeout(120)
 DONE, PREEMPTED, LIMIT = ("done", "none"), ("handed-over", "preempted"), ("handed-over", "limit")

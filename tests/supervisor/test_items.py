@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasuki.errors import StoreError
-from tasuki.relay.values import Cause, HandOver, Hold, Leave
-from tasuki.store.jobs import JobFolder
-from tasuki.store.runs import RunFolder
+from tasuki.runs.jobs import JobFolder
+from tasuki.runs.runs import RunFolder
+from tasuki.runs.values import Cause, HandOver, Hold, Leave
 from tasuki.supervisor.items import BLOCKED, Items, is_worth_it
 from tasuki.supervisor.job import JobOrder, LaneItem, LaneOrder
 

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from tasuki.relay.values import Cause, Ending
+from tasuki.runs.values import Cause, Ending
 from tasuki.supervisor.phase import Phase, Rank, make_wires
 from tasuki.supervisor.pulse import Pulse, awake_s, find_culprit, is_hung, state_of
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tasuki.telemetry.cost import Spent, add_up_spent, price_of
+from tasuki.runs.cost import Spent, add_up_spent, price_of
 
 
 def attempt(

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasuki.errors import StoreError
-from tasuki.store.runs import RunFolder
-from tasuki.telemetry.events import EventLog, read_events, read_recent_events
-from tasuki.telemetry.lines import LineWriter, parse_lines, read_last_lines, read_lines
+from tasuki.runs.events import EventLog, read_events, read_recent_events
+from tasuki.runs.lines import LineWriter, parse_lines, read_last_lines, read_lines
+from tasuki.runs.runs import RunFolder
 from tasuki.testing import FakeClock
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tasuki.store.runs import RunFolder
-from tasuki.telemetry.events import EventLog, read_events
-from tasuki.telemetry.follow import EventFollower
-from tasuki.telemetry.lines import LineReader
+from tasuki.runs.events import EventLog, read_events
+from tasuki.runs.follow import EventFollower
+from tasuki.runs.lines import LineReader
+from tasuki.runs.runs import RunFolder
 from tasuki.testing import FakeClock
 
 

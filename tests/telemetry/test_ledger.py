@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasuki.telemetry.ledger import PARTS, Ledger, make_ledger
+from tasuki.runs.ledger import PARTS, Ledger, make_ledger
 from tests.telemetry.streams import Story, garbled_stories, orderly_stories, wild_stories
 
 NOWS = st.none() | st.floats(0, 20_000)

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tasuki.telemetry.machine import (
+from tasuki.runs.machine import (
     NO_NVML,
     Gpu,
     GpuAnswer,

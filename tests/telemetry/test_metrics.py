@@ -7,8 +7,8 @@ import json
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasuki.store.runs import RunFolder
-from tasuki.telemetry.metrics import MetricLog, read_metrics, write_metrics_history
+from tasuki.runs.metrics import MetricLog, read_metrics, write_metrics_history
+from tasuki.runs.runs import RunFolder
 from tasuki.testing import FakeClock
 
 CLOCK = FakeClock()

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from tasuki.telemetry.ledger import PARTS, make_ledger
-from tasuki.telemetry.story import AttemptStory, Holding, span_stages, tell_attempts
+from tasuki.runs.ledger import PARTS, make_ledger
+from tasuki.runs.story import AttemptStory, Holding, span_stages, tell_attempts
 from tests.telemetry.streams import Story, garbled_stories, orderly_stories, wild_stories
 
 

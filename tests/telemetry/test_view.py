@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from tasuki.relay.decide import next_action
-from tasuki.relay.values import Cause, Ending, Hold, RunView, StageView, Started
-from tasuki.store.attempts import host_id, write_attempt_end, write_holder
-from tasuki.store.claims import claim_folder, take_claim
-from tasuki.store.control import Word, say
-from tasuki.store.runs import RunFolder
-from tasuki.telemetry.events import EventLog
-from tasuki.telemetry.view import SILENT_AFTER_S, live_holder, read_end, read_view
+from tasuki.runs.attempts import host_id, write_attempt_end, write_holder
+from tasuki.runs.claims import claim_folder, take_claim
+from tasuki.runs.control import Word, say
+from tasuki.runs.decide import next_action
+from tasuki.runs.events import EventLog
+from tasuki.runs.runs import RunFolder
+from tasuki.runs.values import Cause, Ending, Hold, RunView, StageView, Started
+from tasuki.runs.view import SILENT_AFTER_S, live_holder, read_end, read_view
 from tasuki.testing import FakeClock
 
 CRASH = {"ending": "failed", "cause": "none", "has_progressed": False, "has_stepped": True}

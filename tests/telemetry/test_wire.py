@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasuki.telemetry.wire import MAX_LINE, Wire
+from tasuki.runs.wire import MAX_LINE, Wire
 
 
 @pytest.fixture

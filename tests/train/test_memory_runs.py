@@ -8,7 +8,7 @@ from tests.harness.faulty import events, finish
 from tests.harness.project import make_project
 
 from tasuki.actions.status import describe_run
-from tasuki.telemetry.metrics import read_metrics
+from tasuki.runs.metrics import read_metrics
 
 PARTS = ("weights", "gradients", "optimizer", "activations", "batch", "other")
 

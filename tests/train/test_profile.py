@@ -17,11 +17,11 @@ from torch import nn
 import tasuki
 from tasuki.data.loader import MicroBatch
 from tasuki.data.split import Batch
+from tasuki.runs.events import read_events
+from tasuki.runs.profiles import read_profiles
+from tasuki.runs.runs import RunFolder
 from tasuki.runtime.stopwatch import Stopwatch
 from tasuki.spec.resolved import ResolvedStage
-from tasuki.store.runs import RunFolder
-from tasuki.telemetry.events import read_events
-from tasuki.telemetry.profiles import read_profiles
 from tasuki.testing.clock import FakeClock
 from tasuki.train.busy import busy_s
 from tasuki.train.engine import LossModule, StepEngine

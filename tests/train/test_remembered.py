@@ -7,8 +7,8 @@ from tests.harness.faulty import armed, events, finish
 from tests.harness.project import make_project
 
 from tasuki.estimate.past import read_pasts
-from tasuki.store.history import look_at_history
-from tasuki.telemetry.metrics import read_metrics
+from tasuki.runs.history import look_at_history
+from tasuki.runs.metrics import read_metrics
 
 SIZED = '''
 class Sized(Learner):

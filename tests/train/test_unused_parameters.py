@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 from tests.harness.project import Project, differences, make_project
 from tests.resume.test_ranks import wait_for_step
 
-from tasuki.store.control import last_said
-from tasuki.telemetry.events import read_events
+from tasuki.runs.control import last_said
+from tasuki.runs.events import read_events
 
 CODE = '''
 

@@ -10,7 +10,7 @@ from tasuki.actions.commands import refuse_commands
 from tasuki.actions.finished import open_run, stage_named
 from tasuki.answers import OnProgress, ask
 from tasuki.checkpoint.lineage import list_checkpoints
-from tasuki.store.atomic import FORMAT
+from tasuki.runs.atomic import FORMAT
 
 
 def audit_run(

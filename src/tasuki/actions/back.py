@@ -23,8 +23,7 @@ from tasuki.checkpoint.retention import quarantine
 from tasuki.checkpoint.verify import frozen_folder
 from tasuki.clock import Clock, utc
 from tasuki.errors import RunError
-from tasuki.relay.values import Cause, Ending
-from tasuki.store.atomic import (
+from tasuki.runs.atomic import (
     FILE_MODE,
     FORMAT,
     fsync_folder,
@@ -33,8 +32,8 @@ from tasuki.store.atomic import (
     translated,
     write_json,
 )
-from tasuki.store.attempts import write_attempt_end
-from tasuki.store.back import (
+from tasuki.runs.attempts import write_attempt_end
+from tasuki.runs.back import (
     Back,
     left_behind,
     put_results_aside,
@@ -44,13 +43,14 @@ from tasuki.store.back import (
     stages_aside,
     told_folder,
 )
-from tasuki.store.claims import claim_folder, highest_claim, take_claim
-from tasuki.store.find import stage_names
-from tasuki.store.runs import RunFolder
-from tasuki.telemetry.events import EventLog, read_events
-from tasuki.telemetry.lines import read_lines
-from tasuki.telemetry.metrics import Merged, MetricLog, metric_files
-from tasuki.telemetry.view import count_preemptions
+from tasuki.runs.claims import claim_folder, highest_claim, take_claim
+from tasuki.runs.events import EventLog, read_events
+from tasuki.runs.find import stage_names
+from tasuki.runs.lines import read_lines
+from tasuki.runs.metrics import Merged, MetricLog, metric_files
+from tasuki.runs.runs import RunFolder
+from tasuki.runs.values import Cause, Ending
+from tasuki.runs.view import count_preemptions
 
 COMPLETE = "complete"
 """The key of `--accept-change` with which a complete run is taken up again."""

@@ -14,10 +14,10 @@ from tasuki.checkpoint.manifest import MANIFEST_NAME, Manifest, Position, parse_
 from tasuki.checkpoint.records import check_file
 from tasuki.checkpoint.verify import check_files, frozen_folder, read_manifest, verify
 from tasuki.errors import CheckpointError, DamagedCheckpoint, RunError, UsageError
-from tasuki.store.atomic import read_json, read_json_or_none
-from tasuki.store.find import is_of_scripts, stage_names
-from tasuki.store.runs import RunFolder
-from tasuki.telemetry.events import read_events
+from tasuki.runs.atomic import read_json, read_json_or_none
+from tasuki.runs.events import read_events
+from tasuki.runs.find import is_of_scripts, stage_names
+from tasuki.runs.runs import RunFolder
 
 _STEP = re.compile(r"(?:step-)?(\d{1,18})", re.ASCII)
 _SHOWN = 6

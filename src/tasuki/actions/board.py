@@ -26,13 +26,13 @@ from tasuki.actions.told_spec import read_environment, read_told_spec
 from tasuki.actions.why import tell_story
 from tasuki.clock import Clock
 from tasuki.errors import StoreError, TasukiError, UsageError
+from tasuki.runs.atomic import open_plain
+from tasuki.runs.find import list_shown
+from tasuki.runs.follow import EventFollower
+from tasuki.runs.glimpse import glimpse
+from tasuki.runs.metrics import metric_files
+from tasuki.runs.runs import RunFolder
 from tasuki.spec.hiding import hide_in_text, hide_in_texts
-from tasuki.store.atomic import open_plain
-from tasuki.store.find import list_shown
-from tasuki.store.runs import RunFolder
-from tasuki.telemetry.follow import EventFollower
-from tasuki.telemetry.glimpse import glimpse
-from tasuki.telemetry.metrics import metric_files
 
 Values = dict[str, Any]
 _SLICE = 65_536

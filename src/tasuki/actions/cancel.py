@@ -13,16 +13,16 @@ from tasuki.actions.status import state_of
 from tasuki.backends.slurm.queue import forget_queue
 from tasuki.clock import Clock
 from tasuki.errors import RunError
-from tasuki.relay.values import Cause
+from tasuki.runs.atomic import FORMAT
+from tasuki.runs.attempts import Holder
+from tasuki.runs.claims import highest_claim
+from tasuki.runs.control import Word, say
+from tasuki.runs.jobs import job_folder
+from tasuki.runs.runs import RunFolder
+from tasuki.runs.values import Cause
+from tasuki.runs.view import live_holder
 from tasuki.scheduler.local import give_cause
 from tasuki.scheduler.slurm.client import Slurm, SlurmError, SlurmRefused
-from tasuki.store.atomic import FORMAT
-from tasuki.store.attempts import Holder
-from tasuki.store.claims import highest_claim
-from tasuki.store.control import Word, say
-from tasuki.store.jobs import job_folder
-from tasuki.store.runs import RunFolder
-from tasuki.telemetry.view import live_holder
 
 _LOOK_EVERY_S = 0.1
 _ASK_EVERY_S = 2.0

@@ -21,11 +21,11 @@ from tasuki.checkpoint.leftovers import Leftover, list_leftovers, measure
 from tasuki.checkpoint.lineage import lineage, list_checkpoints
 from tasuki.checkpoint.manifest import Manifest
 from tasuki.errors import CheckpointError, DamagedCheckpoint, StoreError
-from tasuki.store.atomic import FORMAT, read_json_or_none
-from tasuki.store.claims import highest_claim, list_claims, parent_of
-from tasuki.store.find import is_remains
-from tasuki.store.remains import what_is_gone
-from tasuki.store.runs import RunFolder
+from tasuki.runs.atomic import FORMAT, read_json_or_none
+from tasuki.runs.claims import highest_claim, list_claims, parent_of
+from tasuki.runs.find import is_remains
+from tasuki.runs.remains import what_is_gone
+from tasuki.runs.runs import RunFolder
 
 _GLOB = set("*?[")
 

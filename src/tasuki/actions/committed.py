@@ -14,10 +14,10 @@ from tasuki.checkpoint.manifest import MANIFEST_NAME, Manifest, ParsedName, pars
 from tasuki.checkpoint.retention import QUARANTINE
 from tasuki.checkpoint.verify import read_manifest
 from tasuki.errors import CheckpointError, RunError, StoreError, UsageError
-from tasuki.store.atomic import read_json, shaped
-from tasuki.store.find import list_runs, list_shown
-from tasuki.store.remains import refuse_remains
-from tasuki.store.runs import RunFolder
+from tasuki.runs.atomic import read_json, shaped
+from tasuki.runs.find import list_runs, list_shown
+from tasuki.runs.remains import refuse_remains
+from tasuki.runs.runs import RunFolder
 
 _FORMS = "name it as RUN, RUN/STAGE, RUN@STEP, RUN@latest, RUN@NAME, or give its folder"
 _SHOWN = 5

@@ -14,8 +14,8 @@ from typing import Any
 
 from tasuki.checkpoint.lineage import lineage
 from tasuki.checkpoint.verify import frozen_folder, read_manifest
-from tasuki.store.runs import RunFolder
-from tasuki.telemetry.metrics import TIMING_KEYS, read_metrics
+from tasuki.runs.metrics import TIMING_KEYS, read_metrics
+from tasuki.runs.runs import RunFolder
 
 
 @dataclass(frozen=True, slots=True)

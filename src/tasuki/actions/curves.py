@@ -16,11 +16,11 @@ from typing import Any
 import msgspec
 
 from tasuki.actions.why import read_stories
-from tasuki.store.atomic import FORMAT
-from tasuki.store.runs import RunFolder
-from tasuki.telemetry.follow import EventFollower, GrowingFolder
-from tasuki.telemetry.series import Series, as_number, spelled
-from tasuki.telemetry.story import AttemptStory, StageSpan, is_step
+from tasuki.runs.atomic import FORMAT
+from tasuki.runs.follow import EventFollower, GrowingFolder
+from tasuki.runs.runs import RunFolder
+from tasuki.runs.series import Series, as_number, spelled
+from tasuki.runs.story import AttemptStory, StageSpan, is_step
 
 POINTS = 2000
 _NOT_DRAWN = frozenset({"t", "attempt", "stage", "epoch", "step", "samples", "split", "format"})

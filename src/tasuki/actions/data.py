@@ -10,7 +10,7 @@ from typing import Any
 
 from tasuki.answers import OnProgress, ask
 from tasuki.errors import DataError
-from tasuki.store.nearby import look_beside
+from tasuki.runs.nearby import look_beside
 
 _SAMPLES = "tasuki.data.curate.work"
 _TOKENS = "tasuki.data.tokens.work"

@@ -27,12 +27,12 @@ from tasuki.clock import Clock
 from tasuki.errors import RunError, UsageError
 from tasuki.plan.cut import LEAD_S
 from tasuki.plan.values import Plan
+from tasuki.runs.atomic import FORMAT
+from tasuki.runs.attempts import read_attempt_ends, read_holder
+from tasuki.runs.metrics import read_metrics
+from tasuki.runs.runs import RunFolder
 from tasuki.spec.load import load_spec
 from tasuki.spec.resolved import ResolvedCluster, ResolvedSpec
-from tasuki.store.atomic import FORMAT
-from tasuki.store.attempts import read_attempt_ends, read_holder
-from tasuki.store.runs import RunFolder
-from tasuki.telemetry.metrics import read_metrics
 
 EXPERIMENT = "progressive"
 _FILES = ("tasuki.yaml", "recipe.py", "generate.py")

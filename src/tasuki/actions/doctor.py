@@ -31,6 +31,7 @@ from tasuki.actions.doctor_site import refuse_existing, render_site, write_site
 from tasuki.actions.doctor_wishes import check_wishes
 from tasuki.clock import Clock, utc
 from tasuki.errors import TasukiError, UsageError
+from tasuki.runs.atomic import FORMAT
 from tasuki.scheduler.slurm.client import NoSlurm, Slurm, SlurmError
 from tasuki.scheduler.slurm.text import (
     ShownNodes,
@@ -41,7 +42,6 @@ from tasuki.scheduler.slurm.text import (
 from tasuki.spec.load import cluster_of_site, load_spec
 from tasuki.spec.resolved import ResolvedCluster, ResolvedSpec
 from tasuki.spec.site import Site, load_site, users_file
-from tasuki.store.atomic import FORMAT
 
 _SHOWN = (
     *("ClusterName", "KillWait", "PreemptType", "PreemptMode", "PreemptParameters", "JobRequeue"),

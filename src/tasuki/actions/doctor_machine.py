@@ -13,7 +13,7 @@ from typing import Any
 
 from tasuki.actions.doctor_quota import find_quota
 from tasuki.actions.machine import look_around
-from tasuki.store.atomic import translated
+from tasuki.runs.atomic import translated
 
 _MOUNTS = Path("/proc/mounts")
 _SHM = Path("/dev/shm")

@@ -9,7 +9,7 @@ from typing import Any
 
 from tasuki.actions.doctor_rules import exact_seconds
 from tasuki.errors import UsageError
-from tasuki.store.atomic import create_exclusive, translated, write_bytes
+from tasuki.runs.atomic import create_exclusive, translated, write_bytes
 
 _READABLE = 0o644
 """A site file may be for everybody, and holds nothing that is private."""

@@ -29,12 +29,12 @@ from tasuki.actions.plan import PlanRequest
 from tasuki.actions.status import describe_run
 from tasuki.clock import Clock, utc
 from tasuki.errors import RunError, UsageError
+from tasuki.runs.atomic import FORMAT, read_json, write_json
+from tasuki.runs.claims import list_claims
+from tasuki.runs.events import read_events
+from tasuki.runs.metrics import TIMING_KEYS, read_metrics
+from tasuki.runs.runs import RunFolder
 from tasuki.spec.resolved import ResolvedExperiment, ResolvedStage
-from tasuki.store.atomic import FORMAT, read_json, write_json
-from tasuki.store.claims import list_claims
-from tasuki.store.runs import RunFolder
-from tasuki.telemetry.events import read_events
-from tasuki.telemetry.metrics import TIMING_KEYS, read_metrics
 
 TWIN = "twin"
 SECOND = "twin-2"

@@ -28,6 +28,9 @@ from tasuki.clock import Clock
 from tasuki.errors import EXIT_RESUME_ME, RunError, TasukiError
 from tasuki.failpoints import DRILL
 from tasuki.failpoints import VARIABLE as FAILPOINTS
+from tasuki.runs.atomic import make_folder
+from tasuki.runs.attempts import live_runner, write_runner
+from tasuki.runs.runs import RunFolder
 from tasuki.spec.resolved import (
     ResolvedExperiment,
     ResolvedSave,
@@ -36,9 +39,6 @@ from tasuki.spec.resolved import (
     start_of,
 )
 from tasuki.spec.values import Every, Length
-from tasuki.store.atomic import make_folder
-from tasuki.store.attempts import live_runner, write_runner
-from tasuki.store.runs import RunFolder
 
 FOLDER = ".drill"
 _GRACE_S = 60.0

@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tasuki.telemetry.lines import read_lines
+from tasuki.runs.lines import read_lines
 
 Entries = Mapping[str, str]
 """From what it is called to a text that is equal only where the value is."""

@@ -13,8 +13,8 @@ from tasuki.actions.machine import Machine, cpus_for
 from tasuki.actions.plan_request import choose_with_recipe
 from tasuki.answers import ChildFailed, ask
 from tasuki.errors import UsageError
+from tasuki.runs.atomic import FORMAT
 from tasuki.spec.resolved import ResolvedExperiment, ResolvedSpec, ResolvedStage, to_plain
-from tasuki.store.atomic import FORMAT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

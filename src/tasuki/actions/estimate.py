@@ -35,12 +35,12 @@ from tasuki.estimate.host import (
     to_ask_for,
 )
 from tasuki.estimate.times import StageTimes, estimate_stage
+from tasuki.runs.atomic import FORMAT
+from tasuki.runs.events import read_events
+from tasuki.runs.find import latest_run
+from tasuki.runs.history import look_at_history
 from tasuki.spec.resolved import ResolvedExperiment, ResolvedSpec, ResolvedStage
 from tasuki.spec.site import Site
-from tasuki.store.atomic import FORMAT
-from tasuki.store.find import latest_run
-from tasuki.store.history import look_at_history
-from tasuki.telemetry.events import read_events
 from tasuki.units import format_bytes, format_seconds
 
 _CPUS_PER_GPU = 4

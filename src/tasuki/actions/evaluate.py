@@ -14,6 +14,9 @@ from tasuki.actions.plan import choose_experiments
 from tasuki.answers import OnProgress, ask
 from tasuki.data.tempo import share_cpus
 from tasuki.errors import UsageError, WeightsError
+from tasuki.runs.atomic import FORMAT
+from tasuki.runs.nearby import look_beside
+from tasuki.runs.runs import RunFolder
 from tasuki.spec.resolved import (
     ResolvedCluster,
     ResolvedEvaluate,
@@ -23,9 +26,6 @@ from tasuki.spec.resolved import (
     to_plain,
 )
 from tasuki.spec.values import Sizes
-from tasuki.store.atomic import FORMAT
-from tasuki.store.nearby import look_beside
-from tasuki.store.runs import RunFolder
 from tasuki.train.allocator import choose_allocator
 
 

@@ -11,9 +11,9 @@ from tasuki.actions.commands import refuse_commands
 from tasuki.actions.finished import FrozenRun, finished_stage, open_run, stage_named
 from tasuki.answers import ask
 from tasuki.errors import UsageError
+from tasuki.runs.atomic import FORMAT
+from tasuki.runs.runs import RunFolder
 from tasuki.spec.export import FileFormat, format_of
-from tasuki.store.atomic import FORMAT
-from tasuki.store.runs import RunFolder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

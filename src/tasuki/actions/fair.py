@@ -23,10 +23,10 @@ from tasuki.plan.fairness import (
     refuse_alone,
     refuse_unknown,
 )
+from tasuki.runs.atomic import FORMAT, read_json, read_json_or_none
+from tasuki.runs.find import latest_run
+from tasuki.runs.runs import RunFolder
 from tasuki.spec.resolved import ResolvedExperiment, ResolvedSpec, fingerprint, to_plain
-from tasuki.store.atomic import FORMAT, read_json, read_json_or_none
-from tasuki.store.find import latest_run
-from tasuki.store.runs import RunFolder
 
 _OF_A_RUN = ("device", "torch", "numpy", "python", "world", "threads", "device_model")
 

@@ -10,15 +10,15 @@ import msgspec
 
 from tasuki.actions.runs import find_run, split_stage
 from tasuki.errors import RunError, UsageError
+from tasuki.runs.atomic import read_json, shaped
+from tasuki.runs.remains import what_is_gone
+from tasuki.runs.runs import RunFolder
 from tasuki.spec.resolved import (
     ResolvedCluster,
     ResolvedExperiment,
     ResolvedStage,
     experiment_from_plain,
 )
-from tasuki.store.atomic import read_json, shaped
-from tasuki.store.remains import what_is_gone
-from tasuki.store.runs import RunFolder
 
 
 @dataclass(frozen=True, slots=True)

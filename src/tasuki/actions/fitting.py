@@ -36,10 +36,10 @@ from tasuki.answers import ChildFailed
 from tasuki.errors import TasukiError
 from tasuki.estimate.fitted import Card
 from tasuki.plan.fit import Choice, Policy, choose
+from tasuki.runs.history import look_at_history
+from tasuki.runs.runs import RunFolder
 from tasuki.spec.resolved import ResolvedExperiment, ResolvedStage
 from tasuki.spec.site import load_site
-from tasuki.store.history import look_at_history
-from tasuki.store.runs import RunFolder
 
 Fit = dict[str, Any]
 """An entry of a plan's `fits`: {chosen, alternatives, gain, source, auto, gpu, capacity_bytes}."""

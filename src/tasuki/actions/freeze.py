@@ -17,6 +17,28 @@ import msgspec
 from tasuki.checkpoint.lineage import list_checkpoints
 from tasuki.clock import Clock, utc
 from tasuki.errors import RunError
+from tasuki.runs.accepted import CODE, DATA, write_accepted
+from tasuki.runs.atomic import (
+    FILE_MODE,
+    FORMAT,
+    make_folder,
+    read_json,
+    read_json_or_none,
+    translated,
+    write_json,
+)
+from tasuki.runs.attempts import process_birth
+from tasuki.runs.claims import highest_claim
+from tasuki.runs.events import EventLog
+from tasuki.runs.runs import RunFolder
+from tasuki.runs.sources import (
+    digest_sources,
+    edited_hint,
+    edited_words,
+    find_edits,
+    read_sources,
+    write_list,
+)
 from tasuki.spec.frozen import fitted, frozen_value, stage_summary
 from tasuki.spec.resolved import (
     Difference,
@@ -27,28 +49,6 @@ from tasuki.spec.resolved import (
     fingerprint,
     to_plain,
 )
-from tasuki.store.accepted import CODE, DATA, write_accepted
-from tasuki.store.atomic import (
-    FILE_MODE,
-    FORMAT,
-    make_folder,
-    read_json,
-    read_json_or_none,
-    translated,
-    write_json,
-)
-from tasuki.store.attempts import process_birth
-from tasuki.store.claims import highest_claim
-from tasuki.store.runs import RunFolder
-from tasuki.store.sources import (
-    digest_sources,
-    edited_hint,
-    edited_words,
-    find_edits,
-    read_sources,
-    write_list,
-)
-from tasuki.telemetry.events import EventLog
 from tasuki.units import format_bytes
 
 _SOURCES = {".py", ".pyi", ".yaml", ".yml", ".toml", ".json", ".cfg", ".ini", ".sh", ".txt", ".md"}

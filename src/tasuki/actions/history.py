@@ -17,8 +17,8 @@ from typing import Any
 from tasuki.clock import utc
 from tasuki.errors import UsageError
 from tasuki.estimate.past import EVALUATION, is_stage
-from tasuki.store.atomic import FORMAT
-from tasuki.store.history import look_at_history
+from tasuki.runs.atomic import FORMAT
+from tasuki.runs.history import look_at_history
 from tasuki.units import Duration
 
 _AS_THEY_ARE = (

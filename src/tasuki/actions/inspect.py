@@ -19,8 +19,8 @@ from tasuki.actions.inspect_batches import add_batches
 from tasuki.actions.plan import choose_experiments
 from tasuki.answers import ask
 from tasuki.errors import UsageError
+from tasuki.runs.atomic import FORMAT, read_json
 from tasuki.spec.resolved import ResolvedExperiment, ResolvedSpec, ResolvedStage
-from tasuki.store.atomic import FORMAT, read_json
 
 _NUM_LARGEST = 10
 

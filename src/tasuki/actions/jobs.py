@@ -16,12 +16,12 @@ from tasuki.actions.machine import device_for
 from tasuki.actions.plan import PlanRequest
 from tasuki.clock import Clock
 from tasuki.plan.values import Job, Piece, Plan
+from tasuki.runs.atomic import FORMAT, make_folder, write_json
+from tasuki.runs.claims import highest_claim
+from tasuki.runs.events import EventLog
+from tasuki.runs.jobs import JobFolder, job_folder, plan_path
+from tasuki.runs.runs import RunFolder
 from tasuki.spec.resolved import ResolvedCluster
-from tasuki.store.atomic import FORMAT, make_folder, write_json
-from tasuki.store.claims import highest_claim
-from tasuki.store.jobs import JobFolder, job_folder, plan_path
-from tasuki.store.runs import RunFolder
-from tasuki.telemetry.events import EventLog
 
 _IN_CONTAINER = "python3"
 

@@ -19,8 +19,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from tasuki.runs.probes import keep, read_kept
 from tasuki.spec.resolved import ResolvedStage
-from tasuki.store.probes import keep, read_kept
 
 _MOST_FILES = 5000
 """Of a stage's data that are looked at; beyond them a change may go unnoticed, if all of these are

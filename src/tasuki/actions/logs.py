@@ -11,12 +11,12 @@ from pathlib import Path
 from tasuki.actions.status import is_alone, state_of
 from tasuki.clock import Clock
 from tasuki.errors import StoreError, UsageError
-from tasuki.store.atomic import open_plain, translated
-from tasuki.store.attempts import live_runner, read_attempt_end
-from tasuki.store.claims import highest_claim, list_claims
-from tasuki.store.control import Word, last_said
-from tasuki.store.runs import RunFolder
-from tasuki.telemetry.events import read_events
+from tasuki.runs.atomic import open_plain, translated
+from tasuki.runs.attempts import live_runner, read_attempt_end
+from tasuki.runs.claims import highest_claim, list_claims
+from tasuki.runs.control import Word, last_said
+from tasuki.runs.events import read_events
+from tasuki.runs.runs import RunFolder
 
 _NAME = re.compile(r".+?\.(\d+)(?:\.(\d+))?\.(log|err)")
 _LOOK_EVERY_S = 0.3

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tasuki.errors import UsageError
-from tasuki.store.atomic import FORMAT
+from tasuki.runs.atomic import FORMAT
 
 RECIPE, GITIGNORE = "recipe.py", ".gitignore"
 _FILES = ("tasuki.yaml", RECIPE, GITIGNORE)

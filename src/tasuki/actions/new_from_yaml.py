@@ -19,10 +19,10 @@ from tasuki.actions.new import (
     refuse_taken,
 )
 from tasuki.errors import UsageError
+from tasuki.runs.atomic import FORMAT
 from tasuki.spec.positions import Mark, Node
 from tasuki.spec.source import Source, read_file
 from tasuki.spec.translated import Translation, translate_files
-from tasuki.store.atomic import FORMAT
 
 _KEYWORDS = "def __init__(self, width: int = 64, samples: int = 2048) -> None:"
 

@@ -16,9 +16,9 @@ from tasuki.actions.foreseen import Foresight
 from tasuki.actions.machine import Machine
 from tasuki.actions.outlook import Outlook, Prospect
 from tasuki.actions.plan_request import gpus_of
+from tasuki.runs.find import latest_run
 from tasuki.spec.resolved import ResolvedExperiment, ResolvedSpec, ResolvedStage
 from tasuki.spec.site import Site
-from tasuki.store.find import latest_run
 
 
 @dataclass(slots=True, kw_only=True)

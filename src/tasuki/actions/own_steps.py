@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 
 from tasuki.estimate.facts import stage_key
+from tasuki.runs.atomic import read_json
+from tasuki.runs.runs import RunFolder
 from tasuki.spec.resolved import ResolvedStage, stage_from_plain, to_plain
-from tasuki.store.atomic import read_json
-from tasuki.store.runs import RunFolder
 
 Event = dict[str, Any]
 

@@ -36,9 +36,9 @@ from tasuki.plan.layout import is_packed
 from tasuki.plan.packing.exact import refuse_without_solver
 from tasuki.plan.refusals import doubts_about, lay_out_or_refuse, refuse_beyond_partition
 from tasuki.plan.values import Job, Plan, StageWork
+from tasuki.runs.history import History, look_at_history
 from tasuki.spec.resolved import ResolvedExperiment, start_of
 from tasuki.spec.site import load_site
-from tasuki.store.history import History, look_at_history
 from tasuki.units import format_seconds
 
 __all__ = [

@@ -14,9 +14,9 @@ from tasuki.actions.machine import Machine, cpus_for, device_for, look_around
 from tasuki.actions.measure import Measurer
 from tasuki.clock import SystemClock
 from tasuki.errors import PlanError, UsageError
+from tasuki.runs.runs import RunFolder
 from tasuki.spec.resolved import ResolvedCluster, ResolvedExperiment, ResolvedSpec, ResolvedStage
 from tasuki.spec.values import parse_deadline
-from tasuki.store.runs import RunFolder
 
 if TYPE_CHECKING:
     from tasuki.actions.back import GoingBack

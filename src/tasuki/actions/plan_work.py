@@ -26,6 +26,11 @@ from tasuki.actions.recipes import check_stages, tell_absent, tell_misspelt
 from tasuki.errors import TasukiError, UsageError
 from tasuki.estimate.times import StageTimes, estimate_stage, needs_measuring
 from tasuki.plan.values import StageWork
+from tasuki.runs.atomic import read_json, read_json_or_none
+from tasuki.runs.events import read_events
+from tasuki.runs.find import latest_run
+from tasuki.runs.remains import refuse_remains
+from tasuki.runs.runs import RunFolder
 from tasuki.spec.resolved import (
     ResolvedExperiment,
     ResolvedStage,
@@ -33,11 +38,6 @@ from tasuki.spec.resolved import (
     start_of,
     to_plain,
 )
-from tasuki.store.atomic import read_json, read_json_or_none
-from tasuki.store.find import latest_run
-from tasuki.store.remains import refuse_remains
-from tasuki.store.runs import RunFolder
-from tasuki.telemetry.events import read_events
 
 History = Sequence[Mapping[str, Any]]
 """What past stages measured."""

@@ -27,12 +27,12 @@ from tasuki.checkpoint.manifest import Manifest
 from tasuki.checkpoint.retention import MIN_KEEP, choose_kept
 from tasuki.checkpoint.verify import read_manifest
 from tasuki.errors import CheckpointError, ClaimLost, RunError, UsageError
+from tasuki.runs.atomic import FORMAT, read_json, shaped
+from tasuki.runs.attempts import live_runner
+from tasuki.runs.claims import highest_claim, parent_of
+from tasuki.runs.runs import RunFolder
+from tasuki.runs.view import live_holder
 from tasuki.spec.resolved import experiment_from_plain
-from tasuki.store.atomic import FORMAT, read_json, shaped
-from tasuki.store.attempts import live_runner
-from tasuki.store.claims import highest_claim, parent_of
-from tasuki.store.runs import RunFolder
-from tasuki.telemetry.view import live_holder
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,13 +54,13 @@ from tasuki.actions.rehearse_rounds import (
 from tasuki.actions.status import describe_run
 from tasuki.answers import ChildFailed, ChildLate, OnProgress, ask, standing
 from tasuki.clock import Clock
+from tasuki.runs.atomic import FORMAT
+from tasuki.runs.attempts import read_attempt_end
+from tasuki.runs.events import read_events
+from tasuki.runs.find import latest_run
+from tasuki.runs.lines import read_lines
+from tasuki.runs.runs import RunFolder
 from tasuki.spec.resolved import ResolvedExperiment, ResolvedSpec, ResolvedStage, to_plain
-from tasuki.store.atomic import FORMAT
-from tasuki.store.attempts import read_attempt_end
-from tasuki.store.find import latest_run
-from tasuki.store.runs import RunFolder
-from tasuki.telemetry.events import read_events
-from tasuki.telemetry.lines import read_lines
 from tasuki.units import format_seconds
 
 DEFAULT_BUDGET = "60s"

@@ -27,10 +27,10 @@ from tasuki.actions.run import RunRequest, local_jobs
 from tasuki.backends.local import LocalBackend
 from tasuki.clock import Clock
 from tasuki.failpoints import DRILL
+from tasuki.runs.atomic import make_folder
+from tasuki.runs.attempts import live_runner, write_runner
+from tasuki.runs.runs import RunFolder
 from tasuki.spec.resolved import ResolvedExperiment, ResolvedSpec
-from tasuki.store.atomic import make_folder
-from tasuki.store.attempts import live_runner, write_runner
-from tasuki.store.runs import RunFolder
 
 FOLDER = ".rehearse"
 STEPS = 2

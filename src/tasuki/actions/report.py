@@ -18,12 +18,12 @@ from tasuki.actions.told_spec import read_environment, read_told_spec
 from tasuki.actions.why import tell_why
 from tasuki.clock import utc
 from tasuki.errors import StoreError
+from tasuki.runs.atomic import FORMAT, read_json_or_none
+from tasuki.runs.attempts import read_holder
+from tasuki.runs.claims import highest_claim
+from tasuki.runs.jobs import job_folder
+from tasuki.runs.runs import RunFolder
 from tasuki.spec.hiding import hide_in_texts
-from tasuki.store.atomic import FORMAT, read_json_or_none
-from tasuki.store.attempts import read_holder
-from tasuki.store.claims import highest_claim
-from tasuki.store.jobs import job_folder
-from tasuki.store.runs import RunFolder
 
 Values = dict[str, Any]
 _POINTS = 600

@@ -13,6 +13,14 @@ from tasuki.actions.freeze import log_change, snapshot_code
 from tasuki.actions.queued import is_packed, runs_of
 from tasuki.clock import Clock
 from tasuki.errors import RunError, TasukiError
+from tasuki.runs.atomic import read_json, shaped, write_json
+from tasuki.runs.claims import highest_claim
+from tasuki.runs.control import Word, last_said, say
+from tasuki.runs.find import is_of_scripts
+from tasuki.runs.jobs import JobFolder, last_start, list_jobs, read_outcome
+from tasuki.runs.runs import RunFolder
+from tasuki.runs.standing import number_in
+from tasuki.runs.view import live_holder
 from tasuki.spec.load import load_cluster
 from tasuki.spec.resolved import (
     ResolvedCluster,
@@ -20,14 +28,6 @@ from tasuki.spec.resolved import (
     ResolvedSpec,
     experiment_from_plain,
 )
-from tasuki.store.atomic import read_json, shaped, write_json
-from tasuki.store.claims import highest_claim
-from tasuki.store.control import Word, last_said, say
-from tasuki.store.find import is_of_scripts
-from tasuki.store.jobs import JobFolder, last_start, list_jobs, read_outcome
-from tasuki.store.runs import RunFolder
-from tasuki.telemetry.standing import number_in
-from tasuki.telemetry.view import live_holder
 
 
 def frozen_spec(

@@ -30,17 +30,17 @@ from tasuki.backends.local import LocalBackend, LocalJob, Preemption
 from tasuki.clock import Clock
 from tasuki.errors import EXIT_DONE, RunError, UsageError
 from tasuki.plan.values import Plan
+from tasuki.runs.accepted import CODE, DATA
+from tasuki.runs.atomic import FORMAT
+from tasuki.runs.attempts import Holder, forget_runner, live_runner, write_runner
+from tasuki.runs.claims import highest_claim
+from tasuki.runs.control import Word, last_said, say
+from tasuki.runs.find import latest_run, next_run
+from tasuki.runs.profiles import read_profiles
+from tasuki.runs.remains import refuse_remains
+from tasuki.runs.runs import RunFolder
+from tasuki.runs.view import live_holder
 from tasuki.spec.resolved import ResolvedExperiment
-from tasuki.store.accepted import CODE, DATA
-from tasuki.store.atomic import FORMAT
-from tasuki.store.attempts import Holder, forget_runner, live_runner, write_runner
-from tasuki.store.claims import highest_claim
-from tasuki.store.control import Word, last_said, say
-from tasuki.store.find import latest_run, next_run
-from tasuki.store.remains import refuse_remains
-from tasuki.store.runs import RunFolder
-from tasuki.telemetry.profiles import read_profiles
-from tasuki.telemetry.view import live_holder
 
 _LAST_WORD_S = 5.0
 """Of an allocation, kept for ourselves."""

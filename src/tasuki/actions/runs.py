@@ -10,9 +10,9 @@ import difflib
 from pathlib import Path
 
 from tasuki.errors import UsageError
-from tasuki.store.find import is_remains, is_run, latest_run, list_runs
-from tasuki.store.remains import refuse_remains
-from tasuki.store.runs import RunFolder
+from tasuki.runs.find import is_remains, is_run, latest_run, list_runs
+from tasuki.runs.remains import refuse_remains
+from tasuki.runs.runs import RunFolder
 
 
 def find_run(name: str, runs: Path, *, only_shows: bool = False) -> RunFolder:

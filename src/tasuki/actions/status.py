@@ -16,23 +16,23 @@ from tasuki.actions.queued import Known, RunsJob, is_gone
 from tasuki.clock import utc
 from tasuki.errors import StoreError
 from tasuki.plan.risk import Left, left_of_run, look_at_deadline
+from tasuki.runs.accounts import read_accounts
+from tasuki.runs.atomic import FORMAT, open_plain, read_json, read_json_or_none, shaped, translated
+from tasuki.runs.attempts import live_runner, read_attempt_end, read_holder
+from tasuki.runs.brief import read_last_of
+from tasuki.runs.claims import highest_claim, list_claims
+from tasuki.runs.control import Said, Word, last_said
+from tasuki.runs.cost import add_up_spent
+from tasuki.runs.events import read_events, read_recent_events
+from tasuki.runs.find import is_remains, stage_names
+from tasuki.runs.jobs import JobFolder, last_start, read_outcome
+from tasuki.runs.ledger import Ledger, make_ledger
+from tasuki.runs.remains import what_is_gone
+from tasuki.runs.runs import RunFolder
+from tasuki.runs.standing import PlanBook, Standing, number_in, read_standing
+from tasuki.runs.starts import what_keeps
+from tasuki.runs.view import live_holder, read_attempts_made
 from tasuki.spec.hiding import hide
-from tasuki.store.atomic import FORMAT, open_plain, read_json, read_json_or_none, shaped, translated
-from tasuki.store.attempts import live_runner, read_attempt_end, read_holder
-from tasuki.store.claims import highest_claim, list_claims
-from tasuki.store.control import Said, Word, last_said
-from tasuki.store.find import is_remains, stage_names
-from tasuki.store.jobs import JobFolder, last_start, read_outcome
-from tasuki.store.remains import what_is_gone
-from tasuki.store.runs import RunFolder
-from tasuki.store.starts import what_keeps
-from tasuki.telemetry.accounts import read_accounts
-from tasuki.telemetry.brief import read_last_of
-from tasuki.telemetry.cost import add_up_spent
-from tasuki.telemetry.events import read_events, read_recent_events
-from tasuki.telemetry.ledger import Ledger, make_ledger
-from tasuki.telemetry.standing import PlanBook, Standing, number_in, read_standing
-from tasuki.telemetry.view import live_holder, read_attempts_made
 from tasuki.units import format_seconds
 
 _CAUSES = {

@@ -32,15 +32,15 @@ from tasuki.backends.slurm.submit import Order, read_order, submit_jobs, write_o
 from tasuki.clock import Clock
 from tasuki.errors import RunError, UsageError
 from tasuki.plan.values import Job, Plan
+from tasuki.runs.atomic import FORMAT, write_bytes
+from tasuki.runs.attempts import Holder
+from tasuki.runs.find import latest_run, stage_names
+from tasuki.runs.jobs import job_folder, list_jobs, submit_lock
+from tasuki.runs.locks import locked
+from tasuki.runs.runs import RunFolder
 from tasuki.scheduler.slurm.client import Slurm, SlurmRefused
 from tasuki.spec.resolved import ResolvedCluster
 from tasuki.spec.site import Site, SiteGpu
-from tasuki.store.atomic import FORMAT, write_bytes
-from tasuki.store.attempts import Holder
-from tasuki.store.find import latest_run, stage_names
-from tasuki.store.jobs import job_folder, list_jobs, submit_lock
-from tasuki.store.locks import locked
-from tasuki.store.runs import RunFolder
 
 _CPUS_PER_GPU = 4
 _COMPLETES_WITHIN_S = 60.0

@@ -12,12 +12,12 @@ from typing import Any
 
 from tasuki.actions.status import state_of
 from tasuki.errors import StoreError
-from tasuki.store.atomic import FORMAT, read_json_or_none
-from tasuki.store.attempts import read_holder
-from tasuki.store.jobs import job_folder, plan_path
-from tasuki.store.runs import RunFolder
-from tasuki.telemetry.follow import EventFollower
-from tasuki.telemetry.series import as_number
+from tasuki.runs.atomic import FORMAT, read_json_or_none
+from tasuki.runs.attempts import read_holder
+from tasuki.runs.follow import EventFollower
+from tasuki.runs.jobs import job_folder, plan_path
+from tasuki.runs.runs import RunFolder
+from tasuki.runs.series import as_number
 
 
 def read_timeline(

@@ -14,10 +14,10 @@ from typing import Any
 
 import msgspec
 
+from tasuki.runs.atomic import read_json, read_json_or_none, shaped
+from tasuki.runs.runs import RunFolder
 from tasuki.spec.hiding import hide
 from tasuki.spec.resolved import ResolvedCluster, ResolvedStage
-from tasuki.store.atomic import read_json, read_json_or_none, shaped
-from tasuki.store.runs import RunFolder
 from tasuki.units import format_bytes, format_seconds
 
 _CLUSTER = ("backend", "time_limit_s", "grace_s", "nodes", "gpus", "gpu", "cpus", "memory_bytes",

@@ -24,9 +24,9 @@ from tasuki.answers import OnProgress, ask
 from tasuki.errors import SpecError, UsageError
 from tasuki.estimate.factor import TunedBucket
 from tasuki.estimate.tuning import SWITCHES, WORKERS, most_s, never_tried, nothing_to_try
+from tasuki.runs.atomic import FORMAT, write_bytes
 from tasuki.spec.edit import edit_stage, refuse_unwritten
 from tasuki.spec.resolved import ResolvedExperiment, ResolvedSpec, ResolvedStage, to_plain
-from tasuki.store.atomic import FORMAT, write_bytes
 from tasuki.train.kernels import keep_kernels
 from tasuki.units import format_seconds
 

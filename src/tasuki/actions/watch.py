@@ -17,16 +17,16 @@ from tasuki.actions.queued import Known, is_gone
 from tasuki.actions.status import at_work, describe_run, state_of
 from tasuki.clock import Clock
 from tasuki.errors import StoreError
-from tasuki.store.atomic import FORMAT
-from tasuki.store.find import list_shown
-from tasuki.store.remains import what_is_gone
-from tasuki.store.runs import RunFolder
-from tasuki.telemetry.follow import EventFollower
-from tasuki.telemetry.lines import read_last_lines
-from tasuki.telemetry.metrics import metric_files
-from tasuki.telemetry.series import as_number
-from tasuki.telemetry.story import is_step
-from tasuki.telemetry.words import event_words
+from tasuki.runs.atomic import FORMAT
+from tasuki.runs.find import list_shown
+from tasuki.runs.follow import EventFollower
+from tasuki.runs.lines import read_last_lines
+from tasuki.runs.metrics import metric_files
+from tasuki.runs.remains import what_is_gone
+from tasuki.runs.runs import RunFolder
+from tasuki.runs.series import as_number
+from tasuki.runs.story import is_step
+from tasuki.runs.words import event_words
 
 EVERY_S = 1.0
 _SELDOM_S = 5.0

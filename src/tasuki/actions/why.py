@@ -12,19 +12,19 @@ from typing import Any, TypeVar
 
 from tasuki.actions.status import hint_of_crashed, how_to_lift, state_of
 from tasuki.errors import StoreError
-from tasuki.store.atomic import FORMAT, read_json_or_none
-from tasuki.store.attempts import read_attempt_end, read_holder
-from tasuki.store.claims import list_claims
-from tasuki.store.control import last_said
-from tasuki.store.find import stage_names
-from tasuki.store.jobs import job_folder
-from tasuki.store.remains import what_is_gone
-from tasuki.store.runs import RunFolder
-from tasuki.telemetry.follow import EventFollower
-from tasuki.telemetry.ledger import Ledger, make_ledger, read_attempts
-from tasuki.telemetry.lines import read_last_lines
-from tasuki.telemetry.metrics import metric_files
-from tasuki.telemetry.story import AttemptStory, Holding, StageSpan, span_stages, tell_attempts
+from tasuki.runs.atomic import FORMAT, read_json_or_none
+from tasuki.runs.attempts import read_attempt_end, read_holder
+from tasuki.runs.claims import list_claims
+from tasuki.runs.control import last_said
+from tasuki.runs.find import stage_names
+from tasuki.runs.follow import EventFollower
+from tasuki.runs.jobs import job_folder
+from tasuki.runs.ledger import Ledger, make_ledger, read_attempts
+from tasuki.runs.lines import read_last_lines
+from tasuki.runs.metrics import metric_files
+from tasuki.runs.remains import what_is_gone
+from tasuki.runs.runs import RunFolder
+from tasuki.runs.story import AttemptStory, Holding, StageSpan, span_stages, tell_attempts
 
 _STOPPED = ("held", "failed", "cancelled")
 T = TypeVar("T")

@@ -15,9 +15,9 @@ from tasuki.actions.report import gather_report
 from tasuki.actions.runs import find_run
 from tasuki.api.inputs import CLOCK, read_spec
 from tasuki.errors import UsageError
+from tasuki.runs.atomic import write_bytes
+from tasuki.runs.find import list_shown
 from tasuki.spec.export import FileFormat
-from tasuki.store.atomic import write_bytes
-from tasuki.store.find import list_shown
 
 
 def evaluate(

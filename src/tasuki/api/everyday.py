@@ -31,9 +31,9 @@ from tasuki.actions.watch import snapshot
 from tasuki.actions.why import tell_why
 from tasuki.api.inputs import CLOCK, ask_slurm, make_request, read_command, read_spec
 from tasuki.errors import UsageError
+from tasuki.runs.atomic import FORMAT
+from tasuki.runs.find import list_shown
 from tasuki.spec.site import load_site
-from tasuki.store.atomic import FORMAT
-from tasuki.store.find import list_shown
 
 
 def new(

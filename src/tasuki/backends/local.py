@@ -20,15 +20,15 @@ from typing import Any
 
 from tasuki.clock import Clock
 from tasuki.errors import EXIT_FAILED, EXIT_RESUME_ME, RunError, StoreError
-from tasuki.relay.decide import MAX_FAILURES, after_stillbirth, stays_away
-from tasuki.relay.values import Cause, Hold, Verdict
+from tasuki.runs.atomic import FILE_MODE
+from tasuki.runs.attempts import Holder, read_attempt_end, read_holder
+from tasuki.runs.claims import highest_claim
+from tasuki.runs.control import Word, last_said, say
+from tasuki.runs.decide import MAX_FAILURES, after_stillbirth, stays_away
+from tasuki.runs.jobs import JobFolder, last_start, make_smaller, read_outcome
+from tasuki.runs.runs import RunFolder
+from tasuki.runs.values import Cause, Hold, Verdict
 from tasuki.scheduler.local import give_cause, read_deadline, set_deadline
-from tasuki.store.atomic import FILE_MODE
-from tasuki.store.attempts import Holder, read_attempt_end, read_holder
-from tasuki.store.claims import highest_claim
-from tasuki.store.control import Word, last_said, say
-from tasuki.store.jobs import JobFolder, last_start, make_smaller, read_outcome
-from tasuki.store.runs import RunFolder
 from tasuki.units import format_seconds
 
 _TICK_S = 0.1

@@ -29,7 +29,7 @@ from tasuki.checkpoint.verify import check_files
 from tasuki.clock import utc
 from tasuki.errors import CheckpointError
 from tasuki.failpoints import failpoint
-from tasuki.store.atomic import (
+from tasuki.runs.atomic import (
     FOLDER_MODE,
     fsync_folder,
     list_folder,
@@ -38,8 +38,8 @@ from tasuki.store.atomic import (
     remove_tree,
     translated,
 )
-from tasuki.store.claims import ensure_claim_holds
-from tasuki.store.runs import RunFolder
+from tasuki.runs.claims import ensure_claim_holds
+from tasuki.runs.runs import RunFolder
 
 _DRAFT = re.compile(r"\.draft-(.+)-[0-9a-f]{8}", re.ASCII)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tasuki.checkpoint.lineage import lineage
-from tasuki.store.runs import RunFolder
+from tasuki.runs.runs import RunFolder
 
 
 def damage_newest(run: RunFolder) -> str:

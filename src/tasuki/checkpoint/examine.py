@@ -23,7 +23,7 @@ from tasuki.checkpoint.records import FileRecord, check_size, forget, opened, re
 from tasuki.checkpoint.retention import QUARANTINE
 from tasuki.checkpoint.verify import frozen_folder, read_manifest
 from tasuki.errors import DamagedCheckpoint, NewerFormat, StoreError
-from tasuki.store.atomic import translated
+from tasuki.runs.atomic import translated
 
 _READ_BYTES = 16 * 2**20
 _SHOWN_STRETCHES = 3

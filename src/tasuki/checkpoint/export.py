@@ -24,9 +24,9 @@ from tasuki.checkpoint.weights import (
     to_safetensors,
 )
 from tasuki.errors import UsageError, WeightsError
+from tasuki.runs.atomic import make_folder, read_json, shaped, translated, write_bytes
+from tasuki.runs.runs import RunFolder
 from tasuki.spec.export import FileFormat
-from tasuki.store.atomic import make_folder, read_json, shaped, translated, write_bytes
-from tasuki.store.runs import RunFolder
 
 _FROM = "tasuki.run"
 """In the metadata of every file that was exported."""

@@ -23,9 +23,9 @@ from tasuki.checkpoint.tensorfile import lay_out, write_tensors
 from tasuki.checkpoint.verify import frozen_folder, read_manifest
 from tasuki.errors import CheckpointError, DamagedCheckpoint
 from tasuki.failpoints import failpoint
-from tasuki.store.atomic import fsync_folder, list_folder, make_folder, sweep, translated
-from tasuki.store.claims import ensure_claim_holds
-from tasuki.store.runs import RunFolder
+from tasuki.runs.atomic import fsync_folder, list_folder, make_folder, sweep, translated
+from tasuki.runs.claims import ensure_claim_holds
+from tasuki.runs.runs import RunFolder
 
 WORTH_BYTES = 64 * 1024
 """Less than this is not worth a file of its own."""

@@ -20,9 +20,9 @@ from pathlib import Path
 from tasuki.checkpoint.manifest import parse_name
 from tasuki.checkpoint.retention import QUARANTINE
 from tasuki.checkpoint.verify import frozen_folder
-from tasuki.store.atomic import translated
-from tasuki.store.claims import ensure_claim_holds
-from tasuki.store.runs import RunFolder
+from tasuki.runs.atomic import translated
+from tasuki.runs.claims import ensure_claim_holds
+from tasuki.runs.runs import RunFolder
 
 _TRASH = ".trash-"
 _KINDS = {".draft-": "draft", _TRASH: "trash", QUARANTINE: "quarantined"}

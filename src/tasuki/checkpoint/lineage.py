@@ -15,9 +15,9 @@ from tasuki.checkpoint.commit import Checkpoint
 from tasuki.checkpoint.manifest import Manifest, ParsedName, parse_name
 from tasuki.checkpoint.verify import read_manifest, verify
 from tasuki.errors import CheckpointError, DamagedCheckpoint, StoreError
-from tasuki.store.atomic import translated
-from tasuki.store.claims import list_claims, parent_of
-from tasuki.store.runs import RunFolder
+from tasuki.runs.atomic import translated
+from tasuki.runs.claims import list_claims, parent_of
+from tasuki.runs.runs import RunFolder
 
 OnDamaged = Callable[[str, DamagedCheckpoint], None]
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from tasuki.checkpoint.records import FileRecord
 from tasuki.errors import CheckpointError, DamagedCheckpoint, NewerFormat
-from tasuki.store.atomic import FORMAT
+from tasuki.runs.atomic import FORMAT
 
 MANIFEST_NAME = "manifest.json"
 MAX_MANIFEST_BYTES = 8 * 2**20

@@ -28,7 +28,7 @@ from tasuki.checkpoint.records import (
 from tasuki.checkpoint.tensorfile import read_tensors, write_tensors
 from tasuki.checkpoint.verify import frozen_folder
 from tasuki.errors import StateNotStorable
-from tasuki.store.atomic import FORMAT
+from tasuki.runs.atomic import FORMAT
 from tasuki.units import format_bytes
 
 MAX_TREE_BYTES = 32 * 2**20

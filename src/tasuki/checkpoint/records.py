@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tasuki.errors import DamagedCheckpoint
-from tasuki.store.atomic import FILE_MODE, reserve, translated, write_all
+from tasuki.runs.atomic import FILE_MODE, reserve, translated, write_all
 
 CHUNK_BYTES = 16 * 2**20
 PAGE_BYTES = 4096

@@ -16,7 +16,7 @@ from tasuki.checkpoint.manifest import parse_name
 from tasuki.checkpoint.verify import check_shape
 from tasuki.errors import DamagedCheckpoint, DiskFull
 from tasuki.failpoints import failpoint
-from tasuki.store.atomic import (
+from tasuki.runs.atomic import (
     free_bytes,
     fsync_folder,
     list_folder,
@@ -24,9 +24,9 @@ from tasuki.store.atomic import (
     remove_tree,
     translated,
 )
-from tasuki.store.back import left_behind
-from tasuki.store.claims import ensure_claim_holds, highest_claim, parent_of
-from tasuki.store.runs import RunFolder
+from tasuki.runs.back import left_behind
+from tasuki.runs.claims import ensure_claim_holds, highest_claim, parent_of
+from tasuki.runs.runs import RunFolder
 from tasuki.units import format_bytes
 
 MIN_KEEP = 2

@@ -17,7 +17,7 @@ from tasuki.checkpoint.manifest import (
 )
 from tasuki.checkpoint.records import check_file, check_size, damage, forget, read_file
 from tasuki.errors import DamagedCheckpoint, NewerFormat
-from tasuki.store.atomic import translated
+from tasuki.runs.atomic import translated
 
 
 def read_manifest(path: Path) -> Manifest:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from tasuki.checkpoint.torchfile import read_torch_file
 from tasuki.errors import WeightsError
-from tasuki.store.atomic import read_plain, write_bytes
+from tasuki.runs.atomic import read_plain, write_bytes
 
 ALIASES = "tasuki.aliases"
 _SHOWN = 4

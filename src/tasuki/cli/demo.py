@@ -23,7 +23,7 @@ def command(folder: Path, as_json: bool) -> int:
     from tasuki.actions.demo import EXPERIMENT, DemoWatchers, run_demo
     from tasuki.actions.status import brief_run
     from tasuki.clock import SystemClock
-    from tasuki.store.runs import RunFolder
+    from tasuki.runs.runs import RunFolder
     from tasuki.views.demo_report import show_report
     from tasuki.views.live import LiveView
     from tasuki.views.plan import show_plan

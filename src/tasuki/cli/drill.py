@@ -60,7 +60,7 @@ def command(
     from tasuki.actions.drill import DrillRequest, run_drill
     from tasuki.actions.drill_words import retell
     from tasuki.clock import SystemClock
-    from tasuki.store.atomic import write_bytes
+    from tasuki.runs.atomic import write_bytes
     from tasuki.views.drill import certificate_text, show_drill
 
     chosen = (experiment,) if experiment else ()

@@ -147,7 +147,7 @@ def _compare(
     from tasuki.actions.asking import Asking
     from tasuki.actions.fair import compare_experiments, compare_runs
     from tasuki.clock import SystemClock
-    from tasuki.store.runs import RunFolder
+    from tasuki.runs.runs import RunFolder
     from tasuki.views.waiting import Waiting
 
     keys = [word.strip() for word in (intended or "").split(",") if word.strip()]

@@ -33,7 +33,7 @@ def command(
         why_nothing,
     )
     from tasuki.clock import SystemClock
-    from tasuki.store.atomic import FORMAT
+    from tasuki.runs.atomic import FORMAT
     from tasuki.views.text import LogText
 
     (folder,) = choose_runs([run], runs, only_shows=True)

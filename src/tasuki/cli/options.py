@@ -14,9 +14,9 @@ import click
 if TYPE_CHECKING:
     from tasuki.actions.plan import PlanRequest
     from tasuki.actions.queued import Known
+    from tasuki.runs.runs import RunFolder
     from tasuki.scheduler.slurm.client import Slurm
     from tasuki.spec.resolved import ResolvedSpec
-    from tasuki.store.runs import RunFolder
 
 F = TypeVar("F", bound=Callable[..., Any])
 _CAP = "TASUKI_MEMORY_CAP"

@@ -26,7 +26,7 @@ def _is_page(path: Path) -> bool:
 
 
 def write_page(page: Path, text: str) -> None:
-    from tasuki.store.atomic import write_bytes
+    from tasuki.runs.atomic import write_bytes
 
     write_bytes(page, text.encode("utf-8"))
     click.echo(f"wrote {page}", err=True)

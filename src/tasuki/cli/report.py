@@ -41,7 +41,7 @@ def command(
     """
     from tasuki.actions.report import gather_report
     from tasuki.clock import SystemClock
-    from tasuki.store.find import list_shown
+    from tasuki.runs.find import list_shown
     from tasuki.views.report import num_drawn, render
 
     if is_md and is_csv:

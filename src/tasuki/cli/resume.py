@@ -15,8 +15,8 @@ from tasuki.cli.torchrun import enter_torchrun
 if TYPE_CHECKING:
     from tasuki.actions.back import GoingBack
     from tasuki.actions.plan import PlanRequest
+    from tasuki.runs.runs import RunFolder
     from tasuki.spec.resolved import ResolvedExperiment, ResolvedSpec
-    from tasuki.store.runs import RunFolder
 
 
 @click.command(epilog="Example:  tasuki resume sine --from step-1200")
@@ -161,7 +161,7 @@ class _How:
 
 
 def _show_job(run: str, job: str, *, as_json: bool) -> int:
-    from tasuki.store.atomic import FORMAT
+    from tasuki.runs.atomic import FORMAT
 
     if as_json:
         print_json({"format": FORMAT, "experiment": run, "job": job})

@@ -147,7 +147,7 @@ def run_and_show(
     from tasuki.actions.run import RunRequest, run_here
     from tasuki.actions.status import brief_run
     from tasuki.clock import SystemClock
-    from tasuki.store.find import latest_run
+    from tasuki.runs.find import latest_run
     from tasuki.views.live import LiveView
 
     def look() -> list[dict[str, Any]]:

@@ -29,7 +29,7 @@ def command(run: tuple[str, ...], runs: Path | None, as_json: bool) -> None:
     """
     from tasuki.actions.status import read_status
     from tasuki.clock import SystemClock
-    from tasuki.store.find import list_shown
+    from tasuki.runs.find import list_shown
 
     folder = runs_folder(runs)
     chosen = runs_in(folder, run, only_shows=True) or list_shown(folder)

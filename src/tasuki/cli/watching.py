@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tasuki.store.runs import RunFolder
+    from tasuki.runs.runs import RunFolder
     from tasuki.views.live import LiveView
 
 Values = dict[str, Any]

@@ -13,8 +13,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from tasuki.runs.view import Losses
 from tasuki.spec.values import Every
-from tasuki.telemetry.view import Losses
 from tasuki.units import format_seconds
 
 NEVER = math.inf

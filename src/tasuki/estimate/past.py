@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tasuki.estimate.gpus import may_mean_the_same
-from tasuki.store.history import wrong_in
+from tasuki.runs.history import wrong_in
 
 EVALUATION = "evaluation"
 """The `kind` of an evaluation's line; a stage's has none, or `stage`."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tasuki.estimate.facts import stage_key
+from tasuki.runs.history import wrong_in
 from tasuki.spec.resolved import ResolvedStage
-from tasuki.store.history import wrong_in
 
 _MOST_RANKS = 256
 EXCHANGE_BANDWIDTH = 10e9

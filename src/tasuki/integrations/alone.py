@@ -15,19 +15,19 @@ from tasuki.checkpoint.lineage import list_checkpoints
 from tasuki.clock import Clock, utc
 from tasuki.errors import RunError
 from tasuki.integrations.asked import Asked
-from tasuki.relay.values import Ending, PhaseEnded
+from tasuki.runs.atomic import FORMAT, make_folder, read_json, shaped, write_json
+from tasuki.runs.attempt import close_attempt
+from tasuki.runs.attempts import live_runner, write_holder
+from tasuki.runs.claims import highest_claim, take_claim
+from tasuki.runs.control import Word, last_said, say
+from tasuki.runs.remains import refuse_remains
+from tasuki.runs.runs import RunFolder
+from tasuki.runs.sources import digest_sources
+from tasuki.runs.values import Ending, PhaseEnded
+from tasuki.runs.view import live_holder
 from tasuki.runtime.worker import Worker
 from tasuki.spec.commands import name_of
 from tasuki.spec.frozen import frozen_value
-from tasuki.store.atomic import FORMAT, make_folder, read_json, shaped, write_json
-from tasuki.store.attempts import live_runner, write_holder
-from tasuki.store.claims import highest_claim, take_claim
-from tasuki.store.control import Word, last_said, say
-from tasuki.store.remains import refuse_remains
-from tasuki.store.runs import RunFolder
-from tasuki.store.sources import digest_sources
-from tasuki.telemetry.attempt import close_attempt
-from tasuki.telemetry.view import live_holder
 
 
 def open_alone(asked: Asked, *, clock: Clock) -> RunFolder:

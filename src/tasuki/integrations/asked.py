@@ -14,10 +14,10 @@ from pathlib import Path, PurePath
 import msgspec
 
 from tasuki.errors import UsageError
+from tasuki.runs.runs import RunFolder
 from tasuki.spec.load import load_command
 from tasuki.spec.names import check_name
 from tasuki.spec.resolved import ResolvedSpec
-from tasuki.store.runs import RunFolder
 
 PYTHON = "python"
 

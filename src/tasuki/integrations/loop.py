@@ -41,7 +41,11 @@ from tasuki.integrations.origin import Origin, find_origin
 from tasuki.integrations.replay import say_replaying
 from tasuki.integrations.rows import Rows
 from tasuki.integrations.several import note_completed
-from tasuki.relay.values import Cause, Ending, PhaseEnded
+from tasuki.runs.control import Word, last_said
+from tasuki.runs.finish import finish_run
+from tasuki.runs.runs import CommandFolder
+from tasuki.runs.values import Cause, Ending, PhaseEnded
+from tasuki.runs.view import count_preemptions
 from tasuki.runtime.agreement import Agreement, Decision
 from tasuki.runtime.best import Best
 from tasuki.runtime.ending import ending_of
@@ -62,10 +66,6 @@ from tasuki.runtime.starting import (
 from tasuki.runtime.state import State, restore_random
 from tasuki.runtime.watch import leave
 from tasuki.runtime.worker import Worker
-from tasuki.store.control import Word, last_said
-from tasuki.store.runs import CommandFolder
-from tasuki.telemetry.finish import finish_run
-from tasuki.telemetry.view import count_preemptions
 
 __all__ = ["Course", "HandedOver", "Holds", "Loop"]
 

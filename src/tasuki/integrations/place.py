@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tasuki.errors import RunError, UsageError
-from tasuki.store.runs import CommandFolder, RunFolder
+from tasuki.runs.runs import CommandFolder, RunFolder
 
 _OF_JOB = ("TASUKI_RUN", "TASUKI_ATTEMPT", "TASUKI_NOTICE", "TASUKI_STAGE_FOLDER")
 

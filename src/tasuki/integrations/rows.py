@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from tasuki.errors import UsageError
-from tasuki.telemetry.metrics import TIMING_KEYS
+from tasuki.runs.metrics import TIMING_KEYS
 
 Value = float | int | str | bool
 _OURS = frozenset({"stage", "epoch", "step", "samples", "split", "resume", *TIMING_KEYS})

@@ -28,7 +28,7 @@ from tasuki.integrations.rows import read
 from tasuki.integrations.several import PassedOver, leave_block
 from tasuki.integrations.tracked import Tracked
 from tasuki.integrations.watch import LoopWatch
-from tasuki.relay.values import Cause
+from tasuki.runs.values import Cause
 from tasuki.runtime.best import Best, is_better, keep_if_better
 from tasuki.runtime.room import when_there_is_room
 from tasuki.runtime.things import Things

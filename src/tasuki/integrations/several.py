@@ -15,8 +15,8 @@ from typing import NoReturn
 from tasuki.errors import EXIT_DONE, RunError
 from tasuki.integrations.asked import ask
 from tasuki.integrations.place import Place, find_place
-from tasuki.store.control import Word, say
-from tasuki.store.runs import RunFolder
+from tasuki.runs.control import Word, say
+from tasuki.runs.runs import RunFolder
 
 _opened: dict[Path, str | Path | None] = {}
 """By this process: as what, by their folders."""

@@ -14,11 +14,11 @@ from typing import Any
 
 from tasuki.clock import Clock
 from tasuki.integrations.place import Place
-from tasuki.relay.values import Cause
+from tasuki.runs.runs import CommandFolder
+from tasuki.runs.values import Cause
 from tasuki.runtime.watch import Watch
 from tasuki.scheduler.allocation import Allocation
 from tasuki.signals import NOTICES, SignalPipe
-from tasuki.store.runs import CommandFolder
 
 _LOOK_AT_FILES_S = 1.0
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tasuki.telemetry.standing import Planned, Standing, number_in
+from tasuki.runs.standing import Planned, Standing, number_in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from torch.distributed import DistStoreError, Store
 
-from tasuki.relay.values import Cause
+from tasuki.runs.values import Cause
 from tasuki.runtime.watch import Watch
 
 _WAIT = timedelta(seconds=1)

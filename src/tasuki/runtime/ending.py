@@ -10,7 +10,7 @@ from tasuki.errors import (
     StoreError,
     TasukiError,
 )
-from tasuki.relay.values import Ending
+from tasuki.runs.values import Ending
 
 
 def ending_of(error: BaseException) -> Ending:

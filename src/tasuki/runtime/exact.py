@@ -14,8 +14,8 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from tasuki.store.atomic import FORMAT, create_exclusive, read_json, to_json
-from tasuki.store.runs import RunFolder
+from tasuki.runs.atomic import FORMAT, create_exclusive, read_json, to_json
+from tasuki.runs.runs import RunFolder
 
 
 def apply_settings(*, threads: int, exact: bool) -> None:

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tasuki.clock import Clock
 from tasuki.errors import RunError
-from tasuki.store.atomic import FORMAT, read_json_or_none, write_json
+from tasuki.runs.atomic import FORMAT, read_json_or_none, write_json
 
 _MEET_WITHIN_S = 300.0
 _GOODBYE = timedelta(seconds=10)

@@ -46,8 +46,8 @@ from tasuki.errors import (
     TasukiError,
 )
 from tasuki.failpoints import failpoint
-from tasuki.store.atomic import translated
-from tasuki.store.runs import RunFolder
+from tasuki.runs.atomic import translated
+from tasuki.runs.runs import RunFolder
 
 _PARTS_WITHIN = timedelta(minutes=30)
 _GIVEN_UP_WITHIN = timedelta(seconds=5)

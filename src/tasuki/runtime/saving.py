@@ -21,7 +21,10 @@ from tasuki.data.used import Used
 from tasuki.errors import EXIT_RESUME_ME, NotFinite, StoreError
 from tasuki.estimate.intervals import Interval, SaveCost, choose_interval
 from tasuki.failpoints import failpoint
-from tasuki.relay.values import Cause, Ending
+from tasuki.runs.atomic import FORMAT, free_bytes, write_json
+from tasuki.runs.metrics import MetricLog
+from tasuki.runs.values import Cause, Ending
+from tasuki.runs.view import read_losses
 from tasuki.runtime.agreement import Agreement
 from tasuki.runtime.best import sweep_best, sweep_done_stages
 from tasuki.runtime.limits import time_for_saving_s
@@ -32,9 +35,6 @@ from tasuki.runtime.saver import Saved, Saver
 from tasuki.runtime.state import State
 from tasuki.runtime.watch import leave
 from tasuki.runtime.worker import Worker
-from tasuki.store.atomic import FORMAT, free_bytes, write_json
-from tasuki.telemetry.metrics import MetricLog
-from tasuki.telemetry.view import read_losses
 
 _FLIGHT_S = 300.0
 _FLIGHT_WITH_OTHERS_S = 3.0

@@ -12,6 +12,7 @@ from tasuki.checkpoint.verify import read_manifest
 from tasuki.data.used import NONE
 from tasuki.errors import StoreError
 from tasuki.estimate.intervals import SaveCost
+from tasuki.runs.view import last_save_s
 from tasuki.runtime.agreement import Agreement, SoloAgreement, StoreAgreement
 from tasuki.runtime.exact import what_differs
 from tasuki.runtime.latest import Loaded
@@ -19,7 +20,6 @@ from tasuki.runtime.room import when_there_is_room
 from tasuki.runtime.saver import Saver
 from tasuki.runtime.saving import Contents
 from tasuki.runtime.worker import Worker
-from tasuki.telemetry.view import last_save_s
 
 
 def cost_before(worker: Worker) -> SaveCost | None:

@@ -24,7 +24,8 @@ from typing import Any
 
 from tasuki.clock import Clock
 from tasuki.errors import EXIT_RESUME_ME
-from tasuki.relay.values import Cause, Ending
+from tasuki.runs.values import Cause, Ending
+from tasuki.runs.wire import Wire
 from tasuki.runtime.limits import (
     SILENCE_S,
     should_publish,
@@ -32,7 +33,6 @@ from tasuki.runtime.limits import (
     time_for_leaving_s,
 )
 from tasuki.signals import SignalPipe
-from tasuki.telemetry.wire import Wire
 
 _LOOK_EVERY_S = 0.1
 _KNOWN_STEPS = 512

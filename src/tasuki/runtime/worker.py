@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 from tasuki.clock import Clock
+from tasuki.runs.events import EventLog
+from tasuki.runs.runs import RunFolder
 from tasuki.runtime.ranks import Ranks
 from tasuki.runtime.stopwatch import Stopwatch
 from tasuki.runtime.watch import Watch
 from tasuki.spec.resolved import ResolvedStage
-from tasuki.store.runs import RunFolder
-from tasuki.telemetry.events import EventLog
 
 _WARNING = "WARNING: "
 _STDERR = 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from tasuki.relay.values import Cause
+from tasuki.runs.values import Cause
 
 
 class Allocation(Protocol):

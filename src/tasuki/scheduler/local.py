@@ -7,9 +7,9 @@ clock changes nothing.
 from __future__ import annotations
 
 from tasuki.clock import Clock
-from tasuki.relay.values import Cause
-from tasuki.store.atomic import FORMAT, read_json_or_none, write_json
-from tasuki.store.jobs import JobFolder
+from tasuki.runs.atomic import FORMAT, read_json_or_none, write_json
+from tasuki.runs.jobs import JobFolder
+from tasuki.runs.values import Cause
 
 _LOOK_EVERY_S = 2.0
 

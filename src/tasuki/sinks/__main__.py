@@ -20,14 +20,14 @@ from pathlib import Path
 
 from tasuki.clock import Clock, SystemClock
 from tasuki.errors import UsageError
+from tasuki.runs.atomic import read_json
+from tasuki.runs.events import EventLog
+from tasuki.runs.once import warn_once
+from tasuki.runs.runs import RunFolder
 from tasuki.sinks.feed import Feed, in_words
 from tasuki.sinks.sink import Sink, SinkRun
 from tasuki.sinks.truth import Truth
 from tasuki.spec.sinks import SinkOrder, parse_sinks
-from tasuki.store.atomic import read_json
-from tasuki.store.runs import RunFolder
-from tasuki.telemetry.events import EventLog
-from tasuki.telemetry.once import warn_once
 
 _LOOK_EVERY_S = 1.0
 _CLOSE_WITHIN_S = 90.0

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasuki.errors import EXIT_DONE, EXIT_RESUME_ME, EXIT_USAGE, TasukiError
+from tasuki.runs.claims import highest_claim, sweep_temps
+from tasuki.runs.jobs import begin_start, write_outcome
 from tasuki.signals import NOTICES
-from tasuki.store.claims import highest_claim, sweep_temps
-from tasuki.store.jobs import begin_start, write_outcome
 from tasuki.supervisor.job import JobOrder, read_job
 from tasuki.supervisor.place import Place, read_place
 

@@ -21,8 +21,14 @@ from typing import TYPE_CHECKING, Any
 
 from tasuki.clock import Clock
 from tasuki.errors import EXIT_DONE, EXIT_FAILED, EXIT_RESUME_ME, StoreError
-from tasuki.relay.decide import after_stillbirth, next_action
-from tasuki.relay.values import (
+from tasuki.runs.attempts import read_attempt_end, read_holder, write_attempt_end
+from tasuki.runs.claims import highest_claim
+from tasuki.runs.control import Word, is_wanted, say
+from tasuki.runs.decide import after_stillbirth, next_action
+from tasuki.runs.events import EventLog, read_recent_events
+from tasuki.runs.jobs import begin_start, find_start, last_start, read_outcome, write_outcome
+from tasuki.runs.runs import RunFolder
+from tasuki.runs.values import (
     Action,
     Cause,
     Ending,
@@ -36,18 +42,12 @@ from tasuki.relay.values import (
     Train,
     Verdict,
 )
+from tasuki.runs.view import read_view
 from tasuki.scheduler.local import told_cause
-from tasuki.store.attempts import read_attempt_end, read_holder, write_attempt_end
-from tasuki.store.claims import highest_claim
-from tasuki.store.control import Word, is_wanted, say
-from tasuki.store.jobs import begin_start, find_start, last_start, read_outcome, write_outcome
-from tasuki.store.runs import RunFolder
 from tasuki.supervisor.commanded import has_worked
 from tasuki.supervisor.job import JobOrder
 from tasuki.supervisor.place import Place
 from tasuki.supervisor.turn import remember_cancel
-from tasuki.telemetry.events import EventLog, read_recent_events
-from tasuki.telemetry.view import read_view
 
 if TYPE_CHECKING:
     from tasuki.scheduler.slurm.client import Slurm

@@ -24,8 +24,7 @@ from pathlib import Path
 
 from tasuki.clock import Clock
 from tasuki.errors import TasukiError
-from tasuki.signals import SignalPipe
-from tasuki.store.atomic import (
+from tasuki.runs.atomic import (
     FILE_MODE,
     create_exclusive,
     list_folder,
@@ -33,14 +32,15 @@ from tasuki.store.atomic import (
     read_json,
     to_json,
 )
-from tasuki.store.claims import highest_claim
-from tasuki.store.control import Word, is_wanted, last_said
-from tasuki.store.runs import RunFolder
+from tasuki.runs.claims import highest_claim
+from tasuki.runs.control import Word, is_wanted, last_said
+from tasuki.runs.events import EventLog
+from tasuki.runs.lines import spelled
+from tasuki.runs.runs import RunFolder
+from tasuki.runs.standing import PlanBook, number_in, read_standing
+from tasuki.signals import SignalPipe
 from tasuki.supervisor.job import JobOrder
 from tasuki.supervisor.payload import Happened, make_payload
-from tasuki.telemetry.events import EventLog
-from tasuki.telemetry.lines import spelled
-from tasuki.telemetry.standing import PlanBook, number_in, read_standing
 
 LIMIT_S = 30.0
 """How long a command may take."""

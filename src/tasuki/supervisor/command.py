@@ -20,9 +20,9 @@ from typing import Any
 from tasuki.checkpoint.lineage import list_checkpoints
 from tasuki.clock import Clock
 from tasuki.errors import EXIT_DONE, EXIT_RESUME_ME, StoreError, UsageError
-from tasuki.relay.values import Cause, Ending, PhaseEnded
-from tasuki.store.atomic import make_folder, read_json, write_bytes
-from tasuki.store.runs import CommandFolder
+from tasuki.runs.atomic import make_folder, read_json, write_bytes
+from tasuki.runs.runs import CommandFolder
+from tasuki.runs.values import Cause, Ending, PhaseEnded
 from tasuki.supervisor.commanded import LEAST_WORK_S, read_ranks
 from tasuki.supervisor.job import JobOrder
 from tasuki.supervisor.kin import end_leftovers, find_kin, send, tell_kin

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tasuki.store.atomic import read_json, read_json_or_none, shaped
-from tasuki.store.runs import RunFolder
+from tasuki.runs.atomic import read_json, read_json_or_none, shaped
+from tasuki.runs.runs import RunFolder
 
 LEAST_WORK_S = 60.0
 """An attempt that worked for so long before it was ended is believed to have saved something."""

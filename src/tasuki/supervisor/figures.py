@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tasuki.runs.events import EventLog
 from tasuki.supervisor.phase import Phase
-from tasuki.telemetry.events import EventLog
 
 if TYPE_CHECKING:  # the start of a supervisor is measured: the readers come with the first reading
-    from tasuki.telemetry.machine import GpuAnswer, ProcessReader, Reading
+    from tasuki.runs.machine import GpuAnswer, ProcessReader, Reading
 
 EVERY_S = 30.0
 _SHORTEST_WINDOW_S = 1.0
@@ -94,13 +94,13 @@ class Figures:
 
     def _asker(self) -> Callable[[], GpuAnswer]:
         if self._ask is None:
-            from tasuki.telemetry.machine import GpuReader
+            from tasuki.runs.machine import GpuReader
 
             self._ask = GpuReader(self._gpus).read
         return self._ask
 
     def _read(self, window: _Window, now: float) -> Reading:
-        from tasuki.telemetry.machine import GpuAnswer, ProcessReader, Reading, host_bytes
+        from tasuki.runs.machine import GpuAnswer, ProcessReader, Reading, host_bytes
 
         answer = GpuAnswer()
         if self._question is not None:

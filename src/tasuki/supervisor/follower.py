@@ -14,10 +14,10 @@ from dataclasses import asdict
 
 from tasuki.clock import Clock
 from tasuki.errors import EXIT_DONE, EXIT_RESUME_ME, StoreError
-from tasuki.relay.values import Cause
+from tasuki.runs.atomic import FORMAT, write_json
+from tasuki.runs.jobs import find_start, read_outcome
+from tasuki.runs.values import Cause
 from tasuki.signals import SignalPipe
-from tasuki.store.atomic import FORMAT, write_json
-from tasuki.store.jobs import find_start, read_outcome
 from tasuki.supervisor.job import JobOrder
 from tasuki.supervisor.phase import Launcher, Phase, Rank
 from tasuki.supervisor.place import Place

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from tasuki.errors import StoreError
-from tasuki.store.atomic import read_json
-from tasuki.store.jobs import JobFolder, count_gpus
-from tasuki.store.runs import RunFolder
+from tasuki.runs.atomic import read_json
+from tasuki.runs.jobs import JobFolder, count_gpus
+from tasuki.runs.runs import RunFolder
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasuki.store.runs import RunFolder
+from tasuki.runs.runs import RunFolder
 
 MARK = "TASUKI_NOTICE"
 _OF_FORKSERVERS = (b"multiprocessing.forkserver", b"multiprocessing.resource_tracker")

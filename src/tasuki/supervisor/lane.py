@@ -9,8 +9,18 @@ from typing import Any
 
 from tasuki.clock import Clock
 from tasuki.errors import TasukiError, UsageError
-from tasuki.relay.decide import next_action
-from tasuki.relay.values import (
+from tasuki.runs.accounts import keep_accounts
+from tasuki.runs.atomic import FORMAT, read_json, read_json_or_none, shaped, write_json
+from tasuki.runs.attempt import close_attempt, write_state
+from tasuki.runs.attempts import write_holder
+from tasuki.runs.back import settle_back
+from tasuki.runs.claims import take_claim
+from tasuki.runs.control import Word, say
+from tasuki.runs.decide import next_action
+from tasuki.runs.events import EventLog
+from tasuki.runs.finish import finish_run
+from tasuki.runs.runs import RunFolder
+from tasuki.runs.values import (
     Action,
     Cause,
     Ending,
@@ -27,12 +37,7 @@ from tasuki.relay.values import (
     Started,
     Train,
 )
-from tasuki.store.atomic import FORMAT, read_json, read_json_or_none, shaped, write_json
-from tasuki.store.attempts import write_holder
-from tasuki.store.back import settle_back
-from tasuki.store.claims import take_claim
-from tasuki.store.control import Word, say
-from tasuki.store.runs import RunFolder
+from tasuki.runs.view import read_end, read_view
 from tasuki.supervisor.commanded import begin_state, read_command, read_ranks
 from tasuki.supervisor.figures import Figures, lane_figures
 from tasuki.supervisor.job import JobOrder, LaneItem, LaneOrder, share_of_cpus
@@ -40,11 +45,6 @@ from tasuki.supervisor.phase import Launcher, Phase
 from tasuki.supervisor.place import Place
 from tasuki.supervisor.ranks import PhaseOrder, publish_order, start_ranks
 from tasuki.supervisor.sinks import AT_END_S, AT_HANDOVER_S, SinkProcesses
-from tasuki.telemetry.accounts import keep_accounts
-from tasuki.telemetry.attempt import close_attempt, write_state
-from tasuki.telemetry.events import EventLog
-from tasuki.telemetry.finish import finish_run
-from tasuki.telemetry.view import read_end, read_view
 
 _REPORTS_WITHIN_S = 3.0
 """How long the other nodes may take to say why their ranks failed, when ours only lost them."""

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 
 from tasuki.clock import Clock
 from tasuki.errors import RunError, StoreError, TasukiError, UsageError
-from tasuki.relay.decide import settle, stops_successors
-from tasuki.relay.values import Cause, HandOver, LaneEnd, Settlement, Verdict
+from tasuki.runs.atomic import create_exclusive
+from tasuki.runs.decide import settle, stops_successors
+from tasuki.runs.jobs import begin_start, write_outcome
+from tasuki.runs.values import Cause, HandOver, LaneEnd, Settlement, Verdict
 from tasuki.scheduler.allocation import Allocation
 from tasuki.scheduler.local import LocalAllocation
 from tasuki.signals import SignalPipe
-from tasuki.store.atomic import create_exclusive
-from tasuki.store.jobs import begin_start, write_outcome
 from tasuki.supervisor.alerts import AT_HANDOVER_S, LIMIT_S, Alerts
 from tasuki.supervisor.job import JobOrder, LaneOrder
 from tasuki.supervisor.lane import Lane

@@ -12,8 +12,11 @@ from collections.abc import Callable
 
 from tasuki.clock import Clock
 from tasuki.errors import TasukiError
-from tasuki.relay.decide import next_action
-from tasuki.relay.values import (
+from tasuki.runs.back import settle_back
+from tasuki.runs.control import Word, last_said
+from tasuki.runs.decide import next_action
+from tasuki.runs.runs import RunFolder
+from tasuki.runs.values import (
     Action,
     Cause,
     Fail,
@@ -24,13 +27,10 @@ from tasuki.relay.values import (
     Leave,
     Started,
 )
-from tasuki.store.back import settle_back
-from tasuki.store.control import Word, last_said
-from tasuki.store.runs import RunFolder
+from tasuki.runs.view import live_holder, read_view
 from tasuki.supervisor.items import BLOCKED, Gpus, Item, Items, is_worth_it
 from tasuki.supervisor.job import JobOrder, LaneOrder
 from tasuki.supervisor.lane import Lane
-from tasuki.telemetry.view import live_holder, read_view
 
 LISTEN_EVERY_S = 1.0
 _STOPPED = ("cancelled", "held", "failed")

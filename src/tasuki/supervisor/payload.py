@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from tasuki.clock import utc
 from tasuki.errors import StoreError
+from tasuki.runs.atomic import FORMAT, read_json, read_json_or_none
+from tasuki.runs.brief import read_last_of
+from tasuki.runs.claims import highest_claim
+from tasuki.runs.runs import RunFolder
+from tasuki.runs.standing import PlanBook, read_standing
+from tasuki.runs.view import count_preemptions
 from tasuki.spec.hiding import hide_in_text
-from tasuki.store.atomic import FORMAT, read_json, read_json_or_none
-from tasuki.store.claims import highest_claim
-from tasuki.store.runs import RunFolder
 from tasuki.supervisor.job import JobOrder
-from tasuki.telemetry.brief import read_last_of
-from tasuki.telemetry.standing import PlanBook, read_standing
-from tasuki.telemetry.view import count_preemptions
 from tasuki.units import format_seconds
 
 if TYPE_CHECKING:  # most jobs never tell anybody

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tasuki.runs.atomic import FILE_MODE, make_folder
+from tasuki.runs.runs import CommandFolder
 from tasuki.spec.hiding import hide
-from tasuki.store.atomic import FILE_MODE, make_folder
-from tasuki.store.runs import CommandFolder
 from tasuki.supervisor.figures import own_gpus
 from tasuki.supervisor.job import JobOrder
 from tasuki.supervisor.kin import MARK

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tasuki.store.atomic import FORMAT, read_json_or_none, shaped, write_json
-from tasuki.store.jobs import JobFolder
-from tasuki.store.runs import RunFolder
+from tasuki.runs.atomic import FORMAT, read_json_or_none, shaped, write_json
+from tasuki.runs.jobs import JobFolder
+from tasuki.runs.runs import RunFolder
 from tasuki.supervisor.job import JobOrder
 from tasuki.supervisor.phase import Launch, Launcher, Rank, make_wires
 from tasuki.supervisor.place import LOOPBACK

@@ -15,8 +15,7 @@ from tasuki.clock import Clock, utc
 from tasuki.errors import StoreError
 from tasuki.estimate.facts import family_key, stage_key
 from tasuki.estimate.past import EVALUATION
-from tasuki.spec.resolved import stage_from_plain
-from tasuki.store.atomic import (
+from tasuki.runs.atomic import (
     FORMAT,
     make_folder,
     read_json,
@@ -25,13 +24,14 @@ from tasuki.store.atomic import (
     shaped,
     write_json,
 )
-from tasuki.store.history import append_history
-from tasuki.store.runs import CommandFolder, RunFolder
+from tasuki.runs.events import EventLog, read_events
+from tasuki.runs.history import append_history
+from tasuki.runs.lines import spelled
+from tasuki.runs.runs import CommandFolder, RunFolder
+from tasuki.runs.spent import Worked, add_up_command
+from tasuki.spec.resolved import stage_from_plain
 from tasuki.supervisor.commanded import read_command
 from tasuki.supervisor.job import JobOrder
-from tasuki.telemetry.events import EventLog, read_events
-from tasuki.telemetry.lines import spelled
-from tasuki.telemetry.spent import Worked, add_up_command
 
 _MOST_BYTES = 1 << 20
 

@@ -21,9 +21,9 @@ import torch
 from tasuki.data.order import Order
 from tasuki.data.split import Batch
 from tasuki.errors import DataError, RecipeError, RunError, place_of
+from tasuki.runs.nearby import look_beside
 from tasuki.spec.allocator import GROWING_SEGMENTS
 from tasuki.spec.resolved import ResolvedStage
-from tasuki.store.nearby import look_beside
 from tasuki.train.allocator import VARIABLES
 from tasuki.units import format_bytes
 

@@ -17,9 +17,9 @@ from tasuki.data.order import Order
 from tasuki.data.plain import Gathered, PlainOrder
 from tasuki.data.recount import Epoch, Recount, recount
 from tasuki.errors import TasukiError
+from tasuki.runs.atomic import read_json_or_none, shaped
+from tasuki.runs.runs import RunFolder
 from tasuki.spec.resolved import ResolvedStage
-from tasuki.store.atomic import read_json_or_none, shaped
-from tasuki.store.runs import RunFolder
 from tasuki.train.commits import Commit, StageRecord, read_records
 from tasuki.train.data import prepare_data
 from tasuki.train.prepare import start_seed

@@ -16,10 +16,10 @@ from tasuki.checkpoint.manifest import ParsedName, parse_name
 from tasuki.checkpoint.verify import read_manifest
 from tasuki.data.used import Used
 from tasuki.errors import DamagedCheckpoint, DataError
-from tasuki.store.atomic import read_json_or_none, shaped
-from tasuki.store.claims import list_claims, parent_of
-from tasuki.store.runs import RunFolder
-from tasuki.telemetry.events import read_events
+from tasuki.runs.atomic import read_json_or_none, shaped
+from tasuki.runs.claims import list_claims, parent_of
+from tasuki.runs.events import read_events
+from tasuki.runs.runs import RunFolder
 
 Place = Literal["lineage", "rolled back", "late"]
 

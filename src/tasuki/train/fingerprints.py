@@ -22,10 +22,10 @@ from tasuki.data.fingerprint import (
     fingerprint_files,
 )
 from tasuki.errors import DataError, RecipeError
-from tasuki.store.accepted import DATA, is_accepted
-from tasuki.store.atomic import read_json, shaped
-from tasuki.store.runs import RunFolder
-from tasuki.store.sources import edited_hint, edited_words, find_edits
+from tasuki.runs.accepted import DATA, is_accepted
+from tasuki.runs.atomic import read_json, shaped
+from tasuki.runs.runs import RunFolder
+from tasuki.runs.sources import edited_hint, edited_words, find_edits
 from tasuki.train.prepare import Setup
 from tasuki.train.task import Task
 

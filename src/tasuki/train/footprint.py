@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from tasuki.data.loader import MicroBatch
-from tasuki.telemetry.machine import ProcessReader, host_bytes
+from tasuki.runs.machine import ProcessReader, host_bytes
 from tasuki.units import format_bytes
 
 _UNLIMITED = 1 << 60

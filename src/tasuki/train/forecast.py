@@ -10,8 +10,8 @@ import math
 
 from tasuki.errors import StoreError
 from tasuki.estimate.forecast import Ahead, look_ahead, planned_s
-from tasuki.store.atomic import read_json, shaped
-from tasuki.store.jobs import plan_path
+from tasuki.runs.atomic import read_json, shaped
+from tasuki.runs.jobs import plan_path
 from tasuki.train.prepare import Setup
 from tasuki.train.task import Task
 from tasuki.units import format_seconds

@@ -14,8 +14,8 @@ from tasuki.data.fetch import Fetcher
 from tasuki.data.foreign import ForeignLoader
 from tasuki.data.loader import Loader
 from tasuki.data.tempo import GONE, LoaderSettings, Tempo, Verdict, Window
+from tasuki.runs.events import read_events
 from tasuki.spec.resolved import ResolvedLoader
-from tasuki.telemetry.events import read_events
 from tasuki.train.guidance import Loading
 from tasuki.train.task import Task
 

@@ -25,7 +25,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from tasuki.clock import utc
 from tasuki.data.loader import MicroBatch
 from tasuki.errors import TasukiError
-from tasuki.store.atomic import FORMAT, make_folder, write_bytes, write_json
+from tasuki.runs.atomic import FORMAT, make_folder, write_bytes, write_json
 from tasuki.train.busy import busy_s
 from tasuki.train.engine import StepEngine
 from tasuki.train.guidance import Figures, Loading, Losses, advise

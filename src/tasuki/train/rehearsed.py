@@ -21,8 +21,8 @@ from torch.utils.data import Dataset
 
 from tasuki.data.foreign import is_loader
 from tasuki.errors import RecipeError, RunError, TasukiError, place_of
-from tasuki.store.atomic import FILE_MODE, make_folder
-from tasuki.telemetry.lines import LineWriter
+from tasuki.runs.atomic import FILE_MODE, make_folder
+from tasuki.runs.lines import LineWriter
 from tasuki.train.drilled import drill_order, fewer_batches, rehearsal
 from tasuki.train.orders import Orders
 

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import torch
 
+from tasuki.runs.events import read_events
 from tasuki.spec.resolved import ResolvedStage
-from tasuki.telemetry.events import read_events
 from tasuki.train.advice import asked_for, explain_memory, let_go
 from tasuki.train.task import Task
 

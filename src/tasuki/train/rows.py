@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tasuki.errors import RecipeError
-from tasuki.telemetry.metrics import TIMING_KEYS
+from tasuki.runs.metrics import TIMING_KEYS
 
 _ROW = {
     *("stage", "epoch", "step", "samples", "split", "lr", "loss_scale", "overflows"),

@@ -22,6 +22,8 @@ from tasuki.data.used import NONE, Used, UsedSamples
 from tasuki.errors import CheckpointError
 from tasuki.estimate.intervals import SaveCost
 from tasuki.failpoints import failpoint
+from tasuki.runs.atomic import free_bytes, read_json
+from tasuki.runs.view import count_preemptions
 from tasuki.runtime.exact import describe, freeze
 from tasuki.runtime.latest import Loaded, agree_on_checkpoint
 from tasuki.runtime.ranks import wrap_module
@@ -29,8 +31,6 @@ from tasuki.runtime.room import when_there_is_room
 from tasuki.runtime.saver import Saved, Saver
 from tasuki.runtime.starting import cost_before, say_differences, say_resuming
 from tasuki.runtime.state import State
-from tasuki.store.atomic import free_bytes, read_json
-from tasuki.telemetry.view import count_preemptions
 from tasuki.train.drilled import rehearsal
 from tasuki.train.engine import StepEngine
 from tasuki.train.exchange import measure_exchange

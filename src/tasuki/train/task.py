@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 
 from tasuki.errors import UsageError
+from tasuki.runs.atomic import read_json
+from tasuki.runs.jobs import JobFolder
+from tasuki.runs.runs import RunFolder
 from tasuki.runtime.worker import Worker
 from tasuki.spec.resolved import ResolvedExperiment, experiment_from_plain
-from tasuki.store.atomic import read_json
-from tasuki.store.jobs import JobFolder
-from tasuki.store.runs import RunFolder
 from tasuki.train.orders import Orders
 
 

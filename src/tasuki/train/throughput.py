@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from tasuki.errors import RecipeError
-from tasuki.telemetry.machine import GIB
+from tasuki.runs.machine import GIB
 from tasuki.train.footprint import rank_rss_bytes
 
 BY_WEIGHT = "weight"

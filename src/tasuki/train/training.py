@@ -17,7 +17,8 @@ from tasuki.data.loader import Loader, MicroBatch
 from tasuki.errors import EXIT_RESUME_ME, NotFinite, RunError, StoreError
 from tasuki.estimate.intervals import next_multiple, period_in_steps
 from tasuki.failpoints import failpoint
-from tasuki.relay.values import Cause, Ending
+from tasuki.runs.metrics import MetricLog
+from tasuki.runs.values import Cause, Ending
 from tasuki.runtime.agreement import Agreement, Decision
 from tasuki.runtime.room import when_there_is_room
 from tasuki.runtime.saver import Saver
@@ -25,7 +26,6 @@ from tasuki.runtime.saving import NAN_HINT, Saving, finishing_saves
 from tasuki.runtime.spoken import Spoken
 from tasuki.runtime.starting import make_agreement, make_saver
 from tasuki.runtime.watch import leave
-from tasuki.telemetry.metrics import MetricLog
 from tasuki.train.advice import memory_advice
 from tasuki.train.back import restore_again, roll_back
 from tasuki.train.data import make_loader

@@ -21,9 +21,9 @@ from tasuki.errors import TasukiError
 from tasuki.estimate.conformal import is_ratio, ratios_in
 from tasuki.estimate.factor import Tuned, TunedBucket
 from tasuki.failpoints import failpoint
+from tasuki.runs.events import read_events
+from tasuki.runs.history import read_history
 from tasuki.spec.resolved import ResolvedStage, to_plain
-from tasuki.store.history import read_history
-from tasuki.telemetry.events import read_events
 from tasuki.train.gauge import open_gauge
 from tasuki.train.task import Task
 from tasuki.units import format_bytes

@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tasuki.errors import RunError
-from tasuki.telemetry.events import read_events
+from tasuki.runs.events import read_events
 
 if TYPE_CHECKING:
     from tasuki.train.task import Task

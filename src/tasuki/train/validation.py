@@ -20,7 +20,7 @@ from tasuki.data.foreign import is_loader
 from tasuki.errors import RecipeError
 from tasuki.estimate.intervals import period_in_steps
 from tasuki.failpoints import failpoint
-from tasuki.relay.values import Cause
+from tasuki.runs.values import Cause
 from tasuki.runtime.best import keep_if_better
 from tasuki.runtime.room import when_there_is_room
 from tasuki.runtime.saving import Saving

@@ -21,17 +21,17 @@ from tasuki.errors import (
     place_of,
 )
 from tasuki.failpoints import arm, failpoint
-from tasuki.relay.values import Ending
+from tasuki.runs.atomic import read_json
+from tasuki.runs.events import EventLog
+from tasuki.runs.jobs import JobFolder
+from tasuki.runs.runs import RunFolder
+from tasuki.runs.values import Ending
+from tasuki.runs.wire import Wire
 from tasuki.runtime.ending import ending_of
 from tasuki.runtime.limits import SILENCE_S
 from tasuki.runtime.stopwatch import Stopwatch, process_age_s
 from tasuki.runtime.watch import Watch, leave
 from tasuki.signals import STACKS
-from tasuki.store.atomic import read_json
-from tasuki.store.jobs import JobFolder
-from tasuki.store.runs import RunFolder
-from tasuki.telemetry.events import EventLog
-from tasuki.telemetry.wire import Wire
 from tasuki.train.importing import importing
 from tasuki.train.orders import Orders
 

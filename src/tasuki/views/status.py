@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
-from tasuki.telemetry.standing import number_in
+from tasuki.runs.standing import number_in
 from tasuki.units import format_seconds
 from tasuki.views.text import STATE_COLOURS, count, line_of, money, number, plain_number, say, warn
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.text import Text
 
-from tasuki.telemetry.series import as_number
+from tasuki.runs.series import as_number
 from tasuki.units import format_bytes, format_seconds
 from tasuki.views.blocks import bar, sparkline
 from tasuki.views.text import STATE_COLOURS, in_ascii, local_time, neutral, wrap

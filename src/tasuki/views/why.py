@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from tasuki.telemetry.ledger import PARTS
+from tasuki.runs.ledger import PARTS
 from tasuki.units import format_seconds
 from tasuki.views.blocks import span
 from tasuki.views.text import (

@@ -246,7 +246,7 @@ def test_an_interrupted_merge_of_files_that_changed_starts_over_aloud(tmp_path):
 
 
 def test_two_at_a_time_do_not_write_one_output(tmp_path, monkeypatch):
-    monkeypatch.setattr("tasuki.store.locks._LOCK_WITHIN_S", 0.0)
+    monkeypatch.setattr("tasuki.runs.locks._LOCK_WITHIN_S", 0.0)
     a = write_rows(tmp_path / "a.h5", make_samples(50))
     seen = []
 

@@ -25,9 +25,9 @@ from tests.faults.storage.driver import load
 from tasuki.checkpoint.lineage import find_latest
 from tasuki.checkpoint.weights import read_weights
 from tasuki.errors import TasukiError
+from tasuki.runs.control import last_said
+from tasuki.runs.runs import RunFolder
 from tasuki.spec.load import load_spec
-from tasuki.store.control import last_said
-from tasuki.store.runs import RunFolder
 
 MB = 10**6
 _CPU_S, _WAIT_S = 10, 60

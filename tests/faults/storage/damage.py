@@ -21,8 +21,8 @@ from tasuki.checkpoint.lineage import find_latest
 from tasuki.checkpoint.parts import read_part
 from tasuki.checkpoint.verify import read_manifest, verify
 from tasuki.errors import DamagedCheckpoint
-from tasuki.store.claims import record_parent, take_claim
-from tasuki.store.runs import RunFolder
+from tasuki.runs.claims import record_parent, take_claim
+from tasuki.runs.runs import RunFolder
 
 Damage = Callable[[random.Random], str]
 """Does it, and says what it did."""

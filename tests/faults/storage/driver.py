@@ -26,12 +26,12 @@ from tasuki.checkpoint.retention import make_room, prune, quarantine
 from tasuki.checkpoint.verify import read_manifest, verify_from_disk
 from tasuki.clock import SystemClock
 from tasuki.errors import StoreError, TasukiError
-from tasuki.store.atomic import FORMAT, make_folder, write_bytes, write_json
-from tasuki.store.attempts import write_attempt_end, write_holder
-from tasuki.store.claims import highest_claim, record_parent, sweep_temps, take_claim
-from tasuki.store.control import Word, say
-from tasuki.store.runs import RunFolder
-from tasuki.telemetry.finish import finish_run
+from tasuki.runs.atomic import FORMAT, make_folder, write_bytes, write_json
+from tasuki.runs.attempts import write_attempt_end, write_holder
+from tasuki.runs.claims import highest_claim, record_parent, sweep_temps, take_claim
+from tasuki.runs.control import Word, say
+from tasuki.runs.finish import finish_run
+from tasuki.runs.runs import RunFolder
 
 KEEP = 2
 torch.set_num_threads(1)  # a forked child would wait for ever for its parent's threads

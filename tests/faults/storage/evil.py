@@ -20,7 +20,7 @@ from tests.harness.audit import Guard
 from tasuki.checkpoint.lineage import find_latest
 from tasuki.checkpoint.weights import read_weights
 from tasuki.errors import TasukiError
-from tasuki.store.runs import RunFolder
+from tasuki.runs.runs import RunFolder
 
 _TREES: dict[str, Any] = {
     "tag that imports": {"$import": "os"},

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from tasuki.store.runs import RunFolder
+from tasuki.runs.runs import RunFolder
 
 TREE, TENSORS, MANIFEST = "part-00000.json", "part-00000.safetensors", "manifest.json"
 Evil = Callable[[RunFolder, Path], None]

@@ -33,16 +33,16 @@ from tasuki.estimate.facts import family_key, stage_key
 from tasuki.estimate.learnt import learn_calibration, learn_margin
 from tasuki.estimate.scale import Shape
 from tasuki.estimate.times import estimate_stage
+from tasuki.runs.attempts import live_runner, read_attempt_ends, read_holder
+from tasuki.runs.control import everything_said
+from tasuki.runs.history import look_at_history
+from tasuki.runs.jobs import JobFolder, read_outcome
+from tasuki.runs.lines import parse_lines
+from tasuki.runs.runs import RunFolder
+from tasuki.runs.view import read_losses, read_view
 from tasuki.spec.load import load_spec
 from tasuki.spec.resolved import ResolvedStage
-from tasuki.store.attempts import live_runner, read_attempt_ends, read_holder
-from tasuki.store.control import everything_said
-from tasuki.store.history import look_at_history
-from tasuki.store.jobs import JobFolder, read_outcome
-from tasuki.store.runs import RunFolder
 from tasuki.supervisor.job import read_job
-from tasuki.telemetry.lines import parse_lines
-from tasuki.telemetry.view import read_losses, read_view
 
 _WORDS = [
     "", "$tensor", "$int", "$dict", "$tuple", "$ordered", "dtype", "shape", "stride", "offset",

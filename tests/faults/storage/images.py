@@ -22,7 +22,7 @@ from tests.faults.storage.driver import live
 from tests.faults.storage.pessimist import find_problems, tell
 from tests.harness.syscalls import Call, fork_watched
 
-from tasuki.store.runs import RunFolder
+from tasuki.runs.runs import RunFolder
 
 _SIZE = 12 * 2**20
 _READS = (

@@ -20,11 +20,11 @@ from tasuki.checkpoint.retention import prune
 from tasuki.checkpoint.verify import verify
 from tasuki.clock import SystemClock
 from tasuki.errors import TasukiError
-from tasuki.store.atomic import read_json
-from tasuki.store.claims import highest_claim, list_claims
-from tasuki.store.control import everything_said
-from tasuki.store.runs import RunFolder
-from tasuki.telemetry.finish import finish_run
+from tasuki.runs.atomic import read_json
+from tasuki.runs.claims import highest_claim, list_claims
+from tasuki.runs.control import everything_said
+from tasuki.runs.finish import finish_run
+from tasuki.runs.runs import RunFolder
 
 _ALL = ["step-000000005.c1", "step-000000010.c1", "step-000000015.c2", "step-000000020.c2"]
 _NEWER = ["step-000000020.c2", "step-000000025.c3", "step-000000030.c3"]

@@ -24,7 +24,7 @@ from tests.harness.syscalls import fork_watched
 
 from tasuki.checkpoint.lineage import find_latest
 from tasuki.errors import TasukiError
-from tasuki.store.runs import RunFolder
+from tasuki.runs.runs import RunFolder
 
 Listing = dict[str, int]
 """Name → inode."""

@@ -27,7 +27,7 @@ from tests.faults.storage.invariants import Outcome, find_violations
 from tests.harness.syscalls import LATE, SHORTENED, Call, Child, fork_watched
 
 from tasuki.errors import TasukiError
-from tasuki.store.runs import RunFolder
+from tasuki.runs.runs import RunFolder
 
 _RANDOM = re.compile(
     r"-[0-9a-f]{8}(?=/|$)|\.\d+-[0-9a-f]{8}(?=\.tmp)|(?<=\.c\d)-[0-9a-f]{4}(?=/|$)"

@@ -27,10 +27,10 @@ from tasuki.checkpoint.manifest import parse_name
 from tasuki.checkpoint.retention import prune
 from tasuki.clock import SystemClock
 from tasuki.errors import ClaimLost, TasukiError
-from tasuki.store.atomic import FORMAT, read_json, write_json
-from tasuki.store.claims import highest_claim, parent_of
-from tasuki.store.runs import RunFolder
-from tasuki.telemetry.finish import finish_run
+from tasuki.runs.atomic import FORMAT, read_json, write_json
+from tasuki.runs.claims import highest_claim, parent_of
+from tasuki.runs.finish import finish_run
+from tasuki.runs.runs import RunFolder
 
 _WRITERS = 4
 _SAVES = 2

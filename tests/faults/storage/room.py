@@ -18,7 +18,7 @@ from tasuki.checkpoint.commit import Checkpoint
 from tasuki.checkpoint.lineage import lineage
 from tasuki.checkpoint.retention import prune
 from tasuki.checkpoint.verify import verify
-from tasuki.store.runs import RunFolder
+from tasuki.runs.runs import RunFolder
 
 _SLACK = 64 * 1024
 """For manifests and claims."""

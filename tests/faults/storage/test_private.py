@@ -14,8 +14,8 @@ from tests.harness.project import RECIPES
 
 from tasuki.checkpoint.lineage import find_latest
 from tasuki.errors import TasukiError
-from tasuki.store.claims import take_claim
-from tasuki.store.runs import RunFolder
+from tasuki.runs.claims import take_claim
+from tasuki.runs.runs import RunFolder
 
 pytestmark = pytest.mark.timeout(600)  # a busy machine is no failure
 SPEC = {

@@ -11,7 +11,7 @@ from tests.faults.storage.driver import PHASES, make_run
 from tests.harness.strace import calls_on
 from tests.harness.syscalls import fork_watched
 
-from tasuki.store.runs import RunFolder
+from tasuki.runs.runs import RunFolder
 
 
 def compare() -> dict[str, list[dict[str, int]]]:

@@ -22,9 +22,7 @@ from tasuki.backends.slurm.script import (
     submit_arguments,
 )
 from tasuki.clock import Clock
-from tasuki.scheduler.slurm.client import Slurm, SlurmError, SlurmSilent
-from tasuki.scheduler.slurm.succession import COMMENT
-from tasuki.store.atomic import (
+from tasuki.runs.atomic import (
     FORMAT,
     read_json,
     read_json_or_none,
@@ -32,7 +30,9 @@ from tasuki.store.atomic import (
     write_bytes,
     write_json,
 )
-from tasuki.store.jobs import JobFolder
+from tasuki.runs.jobs import JobFolder
+from tasuki.scheduler.slurm.client import Slurm, SlurmError, SlurmSilent
+from tasuki.scheduler.slurm.succession import COMMENT
 
 _LOOK_FOR_S = 30.0
 _LOOK_EVERY_S = 5.0

@@ -32,7 +32,7 @@ from tasuki.data.curate.writer import (
     refuse_sources,
 )
 from tasuki.errors import DataError, UsageError
-from tasuki.store.atomic import FORMAT
+from tasuki.runs.atomic import FORMAT
 
 _CLEAN = ".clean"
 

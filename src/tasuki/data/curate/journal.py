@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from tasuki.data.curate.contents import Stamp
 from tasuki.data.curate.findings import Findings, no_findings
-from tasuki.store.atomic import fsync_folder, translated, write_all, write_bytes
-from tasuki.store.unfinished import Say, WorkFolder
+from tasuki.runs.atomic import fsync_folder, translated, write_all, write_bytes
+from tasuki.runs.unfinished import Say, WorkFolder
 
 
 class Work(WorkFolder):

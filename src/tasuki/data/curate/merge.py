@@ -30,7 +30,7 @@ from tasuki.data.curate.writer import (
     write,
 )
 from tasuki.data.hdf5.reader import Ints
-from tasuki.store.atomic import FORMAT
+from tasuki.runs.atomic import FORMAT
 
 
 def merge(order: dict[str, Any], talk: Talk) -> dict[str, Any]:

@@ -36,7 +36,7 @@ from tasuki.data.curate.writer import (
 )
 from tasuki.data.permutation import mix_words
 from tasuki.errors import UsageError
-from tasuki.store.atomic import FORMAT
+from tasuki.runs.atomic import FORMAT
 
 PARTS = ("train", "val", "test")
 _SHOWN = 6

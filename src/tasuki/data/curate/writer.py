@@ -26,7 +26,7 @@ from tasuki.data.curate.journal import Work
 from tasuki.data.curate.outputs import Picks, Target, lay_out, total_bytes
 from tasuki.data.curate.talk import OnProgress, Talk
 from tasuki.errors import DataError, StoreError
-from tasuki.store.atomic import free_bytes, fsync_folder, translated
+from tasuki.runs.atomic import free_bytes, fsync_folder, translated
 from tasuki.units import format_bytes
 
 Parts = NDArray[np.int8]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tasuki.errors import DataError
-from tasuki.store.nearby import look_beside
+from tasuki.runs.nearby import look_beside
 
 SUFFIXES = (".h5", ".hdf5", ".hdf")
 

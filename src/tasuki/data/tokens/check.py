@@ -9,7 +9,7 @@ from typing import Any
 from tasuki.data.curate.talk import Talk
 from tasuki.data.tokens.index import TOKENIZER, Index, Shard, read_index, wrong_size
 from tasuki.errors import DataError, StoreError, UsageError
-from tasuki.store.atomic import FORMAT
+from tasuki.runs.atomic import FORMAT
 
 _READ = 4 << 20
 

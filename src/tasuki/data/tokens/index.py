@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from tasuki.errors import DataError
-from tasuki.store.atomic import FORMAT, read_json, shaped
-from tasuki.store.nearby import look_beside
+from tasuki.runs.atomic import FORMAT, read_json, shaped
+from tasuki.runs.nearby import look_beside
 
 INDEX = "index.json"
 TOKENIZER = "tokenizer.json"

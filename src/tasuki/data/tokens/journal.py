@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from tasuki.data.tokens.sources import Source
-from tasuki.store.atomic import FORMAT, fsync_folder, remove_tree, translated
-from tasuki.store.unfinished import WorkFolder
+from tasuki.runs.atomic import FORMAT, fsync_folder, remove_tree, translated
+from tasuki.runs.unfinished import WorkFolder
 
 Counts = dict[str, Any]
 """Of one source: `documents`, `tokens`, `empty`, `skipped`."""

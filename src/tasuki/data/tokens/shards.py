@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 
 from tasuki.data.tokens.index import shard_name
-from tasuki.store.atomic import fsync_folder, translated, write_all
+from tasuki.runs.atomic import fsync_folder, translated, write_all
 
 _READ = 1 << 20
 MODE = 0o666

@@ -9,7 +9,7 @@ from typing import Any
 
 from tasuki.data.hdf5.files import missing
 from tasuki.errors import DataError, UsageError
-from tasuki.store.nearby import look_beside
+from tasuki.runs.nearby import look_beside
 
 KINDS = {
     ".txt": "txt",

@@ -42,7 +42,7 @@ from tasuki.data.tokens.vocabulary import (
     train_vocabulary,
 )
 from tasuki.errors import DataError, StoreError, UsageError
-from tasuki.store.atomic import fsync_folder, to_json, translated, write_all, write_bytes
+from tasuki.runs.atomic import fsync_folder, to_json, translated, write_all, write_bytes
 from tasuki.units import format_bytes, parse_bytes
 
 _WRITER = 1

@@ -110,7 +110,7 @@ class Encoder:
 
 def load_vocabulary(path: Path, *, end: str | None, takes_special: bool) -> Vocabulary:
     """Of a file that `tokenizers` wrote."""
-    from tasuki.store.atomic import read_plain
+    from tasuki.runs.atomic import read_plain
 
     content = read_plain(path, limit=_LARGEST_FILE)
     tokenizer = _parse(content, name=str(path))

@@ -7,7 +7,7 @@ and a `scancel` all come as TERM, and only a cancel must not be undone by a requ
 from __future__ import annotations
 
 from tasuki.clock import Clock
-from tasuki.relay.values import Cause
+from tasuki.runs.values import Cause
 from tasuki.scheduler.slurm.client import Slurm, SlurmError
 from tasuki.scheduler.slurm.text import ShownJob
 

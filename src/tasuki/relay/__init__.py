@@ -1,1 +1,0 @@
-"""The only place that decides retry, handover, finish and hold. Pure: values in, values out."""
