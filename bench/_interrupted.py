@@ -270,7 +270,7 @@ class DisturbedRun:
 
     def kill(self, kind: str) -> None:
         """SIGKILL, as from a guard of the node's memory."""
-        modules = ["tasuki.train"] if kind == KILLED_RANK else ["tasuki.supervisor", "tasuki.train"]
+        modules = ["tasuki.train"] if kind == KILLED_RANK else ["tasuki.jobs", "tasuki.train"]
         for module in modules:
             pids = _find(module, self.project.folder)
             if not pids:

@@ -122,7 +122,7 @@ class Ours:
         log = self.project.job.path / "bench.log"
         with log.open("ab") as file:
             return subprocess.Popen(
-                [sys.executable, "-m", "tasuki.supervisor", str(self.project.job.path)],
+                [sys.executable, "-m", "tasuki.jobs", str(self.project.job.path)],
                 env=environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=file,

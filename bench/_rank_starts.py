@@ -1,6 +1,6 @@
 """From the start of a supervisor to the start of its rank, as a job of Slurm sees it.
 
-The supervisor is the real one (`python -P -m tasuki.supervisor JOB`), in the environment of a job
+The supervisor is the real one (`python -P -m tasuki.jobs JOB`), in the environment of a job
 that runs on the private cluster. It takes the run, writes that down, and starts the rank: a shell
 script that notes the time and leaves. What the shell itself takes until then is measured beside it,
 and subtracted. Every round begins with a fresh copy of the job and its run. Used by slurm.py.
@@ -70,7 +70,7 @@ def _copy(runs: Path, rank: Path, *, backend: str) -> Path:
 
 
 def _supervise(job: Path) -> list[str]:
-    return [sys.executable, "-P", "-m", "tasuki.supervisor", str(job)]
+    return [sys.executable, "-P", "-m", "tasuki.jobs", str(job)]
 
 
 def _start(command: list[str], environment: Mapping[str, str]) -> float:

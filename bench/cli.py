@@ -46,7 +46,7 @@ except SystemExit:
 sys.stderr.write("\\n" + " ".join(sys.modules))
 """
 _CLI = "from tasuki.cli import main; main()"
-_SUPERVISOR = "import runpy; runpy.run_module('tasuki.supervisor', run_name='__main__')"
+_SUPERVISOR = "import runpy; runpy.run_module('tasuki.jobs', run_name='__main__')"
 
 
 class Case(NamedTuple):
@@ -117,7 +117,7 @@ def _cases(project: Path) -> dict[str, Case]:
         "tasuki status": verb("status"),
         "tasuki status --runs": verb("status", "--runs", "runs"),
         "supervisor, finished run": Case(
-            [python, "-m", "tasuki.supervisor", str(job)], _SUPERVISOR, ["supervisor", str(job)]
+            [python, "-m", "tasuki.jobs", str(job)], _SUPERVISOR, ["supervisor", str(job)]
         ),
     }
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 import psutil
 import pytest
 
-from tasuki.backends.local import _is_alive
+from tasuki.jobs.local import _is_alive
 from tests.cli.person import until
 
 

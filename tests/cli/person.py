@@ -182,7 +182,7 @@ class Project:
         """The command that `tasuki plan` prints, for the last job."""
         newest = max(self.jobs(), key=lambda job: job.lanes.stat().st_mtime_ns)
         done = subprocess.run(
-            [sys.executable, "-m", "tasuki.supervisor", str(newest.path)],
+            [sys.executable, "-m", "tasuki.jobs", str(newest.path)],
             cwd=self.folder,
             env=self.environment,
             capture_output=True,

@@ -15,10 +15,10 @@ import pytest
 from tasuki.actions.compare import compare_runs
 from tasuki.actions.logs import follow_logs
 from tasuki.clock import SystemClock
+from tasuki.jobs.phase import Phase, Rank, make_wires
 from tasuki.runs.attempts import read_attempt_ends, read_holder, write_attempt_end
 from tasuki.runs.claims import list_claims, take_claim
 from tasuki.runs.runs import RunFolder
-from tasuki.supervisor.phase import Phase, Rank, make_wires
 from tests.cli.person import Project, finish, make_project, processes_about, until
 
 STAGES = [{"name": "one", "data": "d", "epochs": 8}]  # 48 steps

@@ -165,8 +165,8 @@ def test_cancel_imports_no_torch(real_project, here):
 
 def test_a_supervisor_of_a_finished_run_ends_at_once_without_torch(finished):
     before = finished.run().marker.read_bytes()
-    imported = modules_of(finished, "tasuki.supervisor", str(finished.jobs()[0].path))
-    assert "tasuki.supervisor" in imported
+    imported = modules_of(finished, "tasuki.jobs", str(finished.jobs()[0].path))
+    assert "tasuki.jobs" in imported
     assert not {"torch", "numpy", "safetensors", "msgspec", "ruamel", "rich"} & imported
     assert finished.run().marker.read_bytes() == before
 

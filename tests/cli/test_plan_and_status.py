@@ -100,7 +100,7 @@ def test_expect_and_a_limit_cut_a_plan_into_jobs_that_fit(here, tmp_path):
 
 def test_the_commands_of_a_plan_are_those_that_run_starts(here, finished):
     said = here(finished.folder, "plan", "--new")
-    (line,) = [line for line in said.out.splitlines() if "tasuki.supervisor" in line]
+    (line,) = [line for line in said.out.splitlines() if "tasuki.jobs" in line]
     assert line.split()[-1].startswith(f"{finished.runs}/.jobs/t-")
 
 

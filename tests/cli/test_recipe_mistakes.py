@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tasuki.actions.recipes import defines
+from tasuki.jobs.after import _has_committed
 from tasuki.runs.claims import list_claims
 from tasuki.runs.control import last_said
-from tasuki.supervisor.after import _has_committed
 from tests.cli.person import Project, Said
 
 

@@ -130,7 +130,7 @@ def test_no_color_takes_the_colours_of_errors_away(finished):
 def test_nothing_is_wider_than_a_window_of_40_columns(finished, words):
     said = finished.type(*words, COLUMNS="40")
     assert said.code == 0, said
-    table = [line for line in said.out.splitlines() if "tasuki.supervisor" not in line]
+    table = [line for line in said.out.splitlines() if "tasuki.jobs" not in line]
     assert max(len(line) for line in table) <= 40, said
 
 

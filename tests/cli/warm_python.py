@@ -1,6 +1,6 @@
 """A `cluster.python` that has torch imported already.
 
-`tasuki run` starts `PYTHON -m tasuki.supervisor JOB --leash FD`. This stand-in asks the warm server
+`tasuki run` starts `PYTHON -m tasuki.jobs JOB --leash FD`. This stand-in asks the warm server
 (tests/harness) to fork that supervisor, hands every signal on to it, gives notice when the leash
 breaks, and ends as it ends. Everything else is real: command line, backend, supervisor, worker.
 A KILL of the stand-in does not reach the supervisor: tests about KILL use the real interpreter.
@@ -14,7 +14,7 @@ from pathlib import Path
 SCRIPT = """#!{python} -IS
 import json, os, select, signal, socket, sys
 
-module = sys.argv.index("tasuki.supervisor")  # after `-m`, and whatever stands before it
+module = sys.argv.index("tasuki.jobs")  # after `-m`, and whatever stands before it
 job, leash = sys.argv[module + 1], int(sys.argv[module + 3])
 reader, writer = os.pipe2(os.O_NONBLOCK)
 signal.set_wakeup_fd(writer)

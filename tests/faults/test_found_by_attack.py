@@ -15,12 +15,12 @@ from torch import nn
 from tasuki.actions.freeze import find_changes
 from tasuki.data.loader import MicroBatch
 from tasuki.errors import RecipeError, RunError
+from tasuki.jobs.phase import Phase, Rank, make_wires
 from tasuki.runs.attempts import read_attempt_ends
 from tasuki.runs.claims import list_claims
 from tasuki.runs.control import Word, last_said, say
 from tasuki.runs.values import Cause, Ending
 from tasuki.spec.load import load_spec
-from tasuki.supervisor.phase import Phase, Rank, make_wires
 from tasuki.train.engine import LossModule, StepEngine
 from tasuki.train.rows import named
 

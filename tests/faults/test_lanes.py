@@ -15,15 +15,15 @@ from tests.harness.packed import Packed, make_packed
 
 from tasuki.actions.cancel import cancel_run
 from tasuki.actions.status import state_of
-from tasuki.backends.local import LocalBackend, LocalJob, Preemption
 from tasuki.clock import SystemClock
+from tasuki.jobs.job import read_job
+from tasuki.jobs.local import LocalBackend, LocalJob, Preemption
+from tasuki.jobs.local_allocation import give_cause
 from tasuki.runs.attempts import read_attempt_end, write_attempt_end
 from tasuki.runs.claims import list_claims, take_claim
 from tasuki.runs.control import last_said
 from tasuki.runs.jobs import make_smaller, write_outcome
 from tasuki.runs.values import Cause
-from tasuki.scheduler.local import give_cause
-from tasuki.supervisor.job import read_job
 
 CLOCK = SystemClock()
 LONG = [{"name": "one", "data": "d", "epochs": 100}]
@@ -288,7 +288,7 @@ def test_a_supervisor_that_is_killed_brings_back_what_was_not_done_and_blames_no
     packed.wait(lambda: packed.steps("a") > 3, "in lane a")
     started.kill(signal.SIGKILL)
     started.wait()
-    after = [sys.executable, "-m", "tasuki.supervisor", str(packed.job.path), "--after"]
+    after = [sys.executable, "-m", "tasuki.jobs", str(packed.job.path), "--after"]
     assert subprocess.run(after, timeout=60, check=False).returncode == 75
     assert packed.outcome()["verdict"] == "requeue"
     end = read_attempt_end(packed.runs["a"], 1)
@@ -318,7 +318,7 @@ def test_a_killed_supervisor_brings_back_what_waits_however_the_lanes_are_ordere
     packed.wait(lambda: read_attempt_end(packed.runs["a"], 1) and packed.attempts("b"), "waiting")
     started.kill(signal.SIGKILL)
     started.wait()
-    after = [sys.executable, "-m", "tasuki.supervisor", str(packed.job.path), "--after"]
+    after = [sys.executable, "-m", "tasuki.jobs", str(packed.job.path), "--after"]
     assert subprocess.run(after, timeout=60, check=False).returncode == 75
     assert packed.outcome()["verdict"] == "requeue"
     said = [last_said(packed.runs[name]) for name in "bc"]

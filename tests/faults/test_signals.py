@@ -332,7 +332,7 @@ def cold_attempts(tmp_path, delays: list[float]) -> None:
     project = make_traced(tmp_path / "p")
     for number, delay in enumerate(delays):
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "tasuki.supervisor", str(project.job.path)],
+            [sys.executable, "-P", "-m", "tasuki.jobs", str(project.job.path)],
             stdin=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,

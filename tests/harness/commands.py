@@ -9,8 +9,8 @@ from typing import Any
 
 from tasuki.actions.plan import PlanRequest, make_plan
 from tasuki.actions.run import RunRequest, RunResult, run_here
-from tasuki.backends.local import Preemption
 from tasuki.clock import SystemClock
+from tasuki.jobs.local import Preemption
 from tasuki.plan.values import Plan
 from tasuki.runs.attempts import read_attempt_ends
 from tasuki.runs.runs import RunFolder

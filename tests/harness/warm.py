@@ -84,8 +84,8 @@ def serve(path: str, modules: list[str]) -> None:
     import torch._dynamo  # torch's optimizers import it when the first one is made: 1.4 s
     import torch._inductor.config  # noqa: F401
 
-    import tasuki.supervisor.__main__
-    import tasuki.supervisor.loop
+    import tasuki.jobs.__main__
+    import tasuki.jobs.loop
     import tasuki.train.evaluate
     import tasuki.train.training
     import tasuki.train.worker  # noqa: F401
@@ -152,7 +152,7 @@ def _answer(connection: socket.socket, listener: socket.socket) -> None:
 def _supervise(job: str) -> int:
     # The fork happened in a thread, which is the main thread here as far as the kernel goes;
     # Python must agree before signal handlers can be set.
-    from tasuki.supervisor.__main__ import main
+    from tasuki.jobs.__main__ import main
 
     return main([job], launch=fork_rank, clock=_clock())
 

@@ -14,11 +14,11 @@ from tests.harness.commands import make_commands
 from tests.integrations.subjects import SUBJECTS, make_script
 
 from tasuki.actions.status import describe_run
-from tasuki.backends.local import Preemption
 from tasuki.checkpoint.lineage import list_checkpoints
 from tasuki.clock import SystemClock
 from tasuki.errors import EXIT_DONE, EXIT_RESUME_ME
 from tasuki.integrations.place import find_place
+from tasuki.jobs.local import Preemption
 from tasuki.runs.atomic import read_json
 from tasuki.runs.attempts import read_attempt_ends
 from tasuki.runs.events import read_events

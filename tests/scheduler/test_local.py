@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tasuki.jobs.local_allocation import LocalAllocation, give_cause, set_deadline
 from tasuki.runs.jobs import JobFolder, job_folder
 from tasuki.runs.values import Cause
 from tasuki.scheduler.allocation import Allocation
-from tasuki.scheduler.local import LocalAllocation, give_cause, set_deadline
 from tasuki.testing import FakeClock
 
 

@@ -42,7 +42,7 @@ def slurm_of(cluster) -> Slurm:
 
 
 def submit(cluster, packed: Packed, **wanted: object) -> str:
-    command = (sys.executable, "-P", "-m", "tasuki.supervisor", str(packed.job.path))
+    command = (sys.executable, "-P", "-m", "tasuki.jobs", str(packed.job.path))
     job = SlurmJob(
         name=packed.job.name,
         folder=packed.job.path,

@@ -245,7 +245,7 @@ def supervisors(project) -> dict[int, int]:
         except (OSError, ValueError):
             continue
         is_ours = any(str(project.folder).encode() in word for word in words)
-        if b"tasuki.supervisor" in words and is_ours and b"srun" not in words[0]:
+        if b"tasuki.jobs" in words and is_ours and b"srun" not in words[0]:
             node = next((t for t in told if t.startswith(b"SLURM_NODEID=")), b"=0")
             if any(t.startswith(b"SLURM_PROCID=") for t in told):
                 found[int(node.partition(b"=")[2])] = int(folder.name)

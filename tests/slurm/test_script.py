@@ -23,7 +23,7 @@ from tasuki.scheduler.slurm.text import QUEUE_FORMAT, parse_job, parse_queue
 JOB = SlurmJob(
     name="demo-01",
     folder=Path("/project/runs/.jobs/p-01"),
-    command=("/env/bin/python", "-P", "-m", "tasuki.supervisor", "/project/runs/.jobs/p-01"),
+    command=("/env/bin/python", "-P", "-m", "tasuki.jobs", "/project/runs/.jobs/p-01"),
     limit_s=8 * 3600.0,
     gres="gpu:a100:2",
     cpus=8,

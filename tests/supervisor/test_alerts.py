@@ -15,16 +15,16 @@ from tests.harness.project import Project, make_project
 from tests.supervisor.test_attempts import CRASHED, PREEMPTED, Said
 
 from tasuki.clock import SystemClock
+from tasuki.jobs import alerts as alerts_module
+from tasuki.jobs.__main__ import main
+from tasuki.jobs.after import settle_job
+from tasuki.jobs.job import read_job
+from tasuki.jobs.loop import Supervisor
+from tasuki.jobs.place import Place
 from tasuki.runs.atomic import write_json
 from tasuki.runs.control import Word, last_said, say
 from tasuki.runs.events import read_events
 from tasuki.runs.jobs import last_start, read_outcome, write_outcome
-from tasuki.supervisor import alerts as alerts_module
-from tasuki.supervisor.__main__ import main
-from tasuki.supervisor.after import settle_job
-from tasuki.supervisor.job import read_job
-from tasuki.supervisor.loop import Supervisor
-from tasuki.supervisor.place import Place
 
 TELL = """
 import json, os, sys

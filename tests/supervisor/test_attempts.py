@@ -10,11 +10,11 @@ import pytest
 from tests.harness.project import make_project
 
 from tasuki.clock import SystemClock
+from tasuki.jobs.job import read_job
+from tasuki.jobs.loop import Supervisor
 from tasuki.runs.attempts import read_attempt_ends
 from tasuki.runs.claims import list_claims
 from tasuki.runs.control import last_said
-from tasuki.supervisor.job import read_job
-from tasuki.supervisor.loop import Supervisor
 
 PREEMPTED = [
     {"kind": "step", "step": 1, "total": 9},

@@ -14,18 +14,18 @@ from tests.harness.commands import Commands, is_alive, make_commands
 from tasuki.actions.extend import extend_run
 from tasuki.actions.freeze import freeze_run
 from tasuki.actions.status import describe_run
-from tasuki.backends.local import Preemption
 from tasuki.clock import SystemClock
 from tasuki.errors import EXIT_DONE, EXIT_FAILED
+from tasuki.jobs.command import order_command, start_command
+from tasuki.jobs.job import JobOrder
+from tasuki.jobs.local import Preemption
+from tasuki.jobs.ranks import PhaseOrder
 from tasuki.runs.atomic import read_json
 from tasuki.runs.attempts import read_holder
 from tasuki.runs.control import last_said
 from tasuki.runs.events import read_events
 from tasuki.runs.jobs import JobFolder
 from tasuki.runs.ledger import make_ledger
-from tasuki.supervisor.command import order_command, start_command
-from tasuki.supervisor.job import JobOrder
-from tasuki.supervisor.ranks import PhaseOrder
 
 pytestmark = pytest.mark.timeout(120)
 DONE, PREEMPTED, LIMIT = ("done", "none"), ("handed-over", "preempted"), ("handed-over", "limit")

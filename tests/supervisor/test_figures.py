@@ -19,13 +19,13 @@ from tests.harness.project import make_project
 from tests.telemetry.fake_nvml import Card, FakeNvml
 
 from tasuki.clock import SystemClock
+from tasuki.jobs.figures import EVERY_S, Figures, lane_figures, own_gpus
+from tasuki.jobs.job import read_job
+from tasuki.jobs.loop import Supervisor
+from tasuki.jobs.phase import Launch, Phase, Rank, make_wires
 from tasuki.runs.events import EventLog, read_events
 from tasuki.runs.machine import Gpu, GpuAnswer
 from tasuki.runs.runs import RunFolder
-from tasuki.supervisor.figures import EVERY_S, Figures, lane_figures, own_gpus
-from tasuki.supervisor.job import read_job
-from tasuki.supervisor.loop import Supervisor
-from tasuki.supervisor.phase import Launch, Phase, Rank, make_wires
 from tasuki.testing import FakeClock
 
 GIB = 1 << 30
@@ -279,7 +279,7 @@ def test_an_interval_that_means_nothing_is_the_usual_one(text):
 
 
 def test_the_readers_are_not_imported_by_the_start_of_a_supervisor():
-    code = "import sys, tasuki.supervisor.loop; print(sorted(sys.modules))"
+    code = "import sys, tasuki.jobs.loop; print(sorted(sys.modules))"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     for late in ("psutil", "pynvml", "tasuki.runs.machine"):
         assert f"'{late}'" not in told.stdout

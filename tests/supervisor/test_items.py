@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasuki.errors import StoreError
+from tasuki.jobs.items import BLOCKED, Items, is_worth_it
+from tasuki.jobs.job import JobOrder, LaneItem, LaneOrder
 from tasuki.runs.jobs import JobFolder
 from tasuki.runs.runs import RunFolder
 from tasuki.runs.values import Cause, HandOver, Hold, Leave
-from tasuki.supervisor.items import BLOCKED, Items, is_worth_it
-from tasuki.supervisor.job import JobOrder, LaneItem, LaneOrder
 
 DONE, HELD = Leave("done"), Hold("reason", "hint")
 AGAIN = HandOver(Cause.PREEMPTED, is_resumed=True)
@@ -189,9 +189,9 @@ def test_however_items_end_none_shares_a_gpu_or_comes_too_early_and_none_is_forg
 
 def test_a_job_of_one_lane_starts_without_the_plan_and_no_job_needs_numpy():
     code = (
-        "import sys, tasuki.supervisor.__main__, tasuki.supervisor.loop\n"
+        "import sys, tasuki.jobs.__main__, tasuki.jobs.loop\n"
         "assert not [m for m in sys.modules if m.startswith('tasuki.plan')]\n"
-        "import tasuki.supervisor.packed, tasuki.plan.packing.repack\n"
+        "import tasuki.jobs.packed, tasuki.plan.packing.repack\n"
         "assert not {'numpy', 'torch'} & set(sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], timeout=60, check=False)

@@ -7,9 +7,9 @@ import subprocess
 
 import pytest
 
+from tasuki.jobs.phase import Phase, Rank, make_wires
+from tasuki.jobs.pulse import Pulse, awake_s, find_culprit, is_hung, state_of
 from tasuki.runs.values import Cause, Ending
-from tasuki.supervisor.phase import Phase, Rank, make_wires
-from tasuki.supervisor.pulse import Pulse, awake_s, find_culprit, is_hung, state_of
 
 
 def pulse(rank: int = 0, *, silent_s: float, limit_s: float | None = 600.0, state="S") -> Pulse:

@@ -13,6 +13,7 @@ from tasuki.actions.status import state_of
 from tasuki.backends.slurm.queue import forget_queue
 from tasuki.clock import Clock
 from tasuki.errors import RunError
+from tasuki.jobs.local_allocation import give_cause
 from tasuki.runs.atomic import FORMAT
 from tasuki.runs.attempts import Holder
 from tasuki.runs.claims import highest_claim
@@ -21,7 +22,6 @@ from tasuki.runs.jobs import job_folder
 from tasuki.runs.runs import RunFolder
 from tasuki.runs.values import Cause
 from tasuki.runs.view import live_holder
-from tasuki.scheduler.local import give_cause
 from tasuki.scheduler.slurm.client import Slurm, SlurmError, SlurmRefused
 
 _LOOK_EVERY_S = 0.1

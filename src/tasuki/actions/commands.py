@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 from tasuki.errors import UsageError
 from tasuki.estimate.times import StageTimes
+from tasuki.jobs.programs import PYTHON, find_program
 from tasuki.runs.events import read_events
 from tasuki.runs.runs import RunFolder
 from tasuki.runs.spent import add_up_command
 from tasuki.spec.alerts import DEADLINE_RISK
 from tasuki.spec.resolved import ResolvedExperiment, ResolvedStage
-from tasuki.supervisor.programs import PYTHON, find_program
 
 if TYPE_CHECKING:
     from tasuki.actions.plan_request import PlanRequest

@@ -22,9 +22,9 @@ from tasuki.actions.measure import Bench, measure_stages
 from tasuki.actions.plan import PlanRequest, request_plan
 from tasuki.actions.run import RunRequest, run_here
 from tasuki.actions.status import brief_run, ledger_of, read_status
-from tasuki.backends.local import Preemption
 from tasuki.clock import Clock
 from tasuki.errors import RunError, UsageError
+from tasuki.jobs.local import Preemption
 from tasuki.plan.cut import LEAD_S
 from tasuki.plan.values import Plan
 from tasuki.runs.atomic import FORMAT

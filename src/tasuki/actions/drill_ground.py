@@ -22,12 +22,12 @@ from tasuki.actions.machine import cpus_for, device_for
 from tasuki.actions.plan import PlanRequest, make_plan
 from tasuki.actions.run import RunRequest, local_jobs
 from tasuki.answers import ask
-from tasuki.backends.local import LocalBackend
 from tasuki.checkpoint.damage import damage_newest
 from tasuki.clock import Clock
 from tasuki.errors import EXIT_RESUME_ME, RunError, TasukiError
 from tasuki.failpoints import DRILL
 from tasuki.failpoints import VARIABLE as FAILPOINTS
+from tasuki.jobs.local import LocalBackend
 from tasuki.runs.atomic import make_folder
 from tasuki.runs.attempts import live_runner, write_runner
 from tasuki.runs.runs import RunFolder

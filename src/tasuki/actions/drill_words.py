@@ -7,7 +7,7 @@ from typing import Any
 
 from tasuki.actions.drill_scenarios import planned_kills
 from tasuki.actions.drill_trace import Entries
-from tasuki.supervisor.phase import SILENTLY_KILLED
+from tasuki.jobs.phase import SILENTLY_KILLED
 
 _GENERATORS = (
     "torch.Generator",

@@ -12,11 +12,11 @@ from tasuki.actions.cancel import Controller
 from tasuki.actions.queued import look, uses_slurm
 from tasuki.clock import Clock
 from tasuki.errors import RunError, UsageError
+from tasuki.jobs.local_allocation import read_deadline, set_deadline
 from tasuki.runs.atomic import FORMAT
 from tasuki.runs.jobs import job_folder
 from tasuki.runs.runs import RunFolder
 from tasuki.runs.view import live_holder
-from tasuki.scheduler.local import read_deadline, set_deadline
 from tasuki.scheduler.slurm.client import SlurmRefused
 from tasuki.units import Duration, format_seconds
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 from tasuki.errors import StoreError
+from tasuki.jobs.phase import SILENTLY_KILLED
 from tasuki.runs.atomic import read_json_or_none
 from tasuki.runs.attempts import read_attempt_ends, read_holder
 from tasuki.runs.jobs import plan_path
 from tasuki.runs.runs import RunFolder
 from tasuki.runs.values import Ending
-from tasuki.supervisor.phase import SILENTLY_KILLED
 
 _KILLED = SILENTLY_KILLED.format("SIGKILL")
 

@@ -24,9 +24,9 @@ from tasuki.actions.freeze import freeze_run
 from tasuki.actions.machine import device_for
 from tasuki.actions.plan import PlanRequest, make_plan
 from tasuki.actions.run import RunRequest, local_jobs
-from tasuki.backends.local import LocalBackend
 from tasuki.clock import Clock
 from tasuki.failpoints import DRILL
+from tasuki.jobs.local import LocalBackend
 from tasuki.runs.atomic import make_folder
 from tasuki.runs.attempts import live_runner, write_runner
 from tasuki.runs.runs import RunFolder

@@ -26,9 +26,9 @@ from tasuki.actions.plan import PlanRequest, make_plan, slots_here
 from tasuki.actions.resume import take_current_code
 from tasuki.actions.sinks import check_sinks
 from tasuki.actions.status import how_to_lift, read_status
-from tasuki.backends.local import LocalBackend, LocalJob, Preemption
 from tasuki.clock import Clock
 from tasuki.errors import EXIT_DONE, RunError, UsageError
+from tasuki.jobs.local import LocalBackend, LocalJob, Preemption
 from tasuki.plan.values import Plan
 from tasuki.runs.accepted import CODE, DATA
 from tasuki.runs.atomic import FORMAT

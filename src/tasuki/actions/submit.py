@@ -297,7 +297,7 @@ def _slurm_job(job: Job, plan: Plan, request: SubmitRequest) -> SlurmJob:
     return SlurmJob(
         name=job.name,
         folder=folder.path,
-        command=(python, "-P", "-m", "tasuki.supervisor", str(folder.path)),
+        command=(python, "-P", "-m", "tasuki.jobs", str(folder.path)),
         limit_s=job.limit_s,
         nodes=cluster.nodes,
         gres=f"{wanted.gres or 'gpu'}:{job.gpus}" if gpus else None,

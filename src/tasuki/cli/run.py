@@ -26,7 +26,7 @@ from tasuki.errors import StoreError
 
 if TYPE_CHECKING:
     from tasuki.actions.plan import PlanRequest
-    from tasuki.backends.local import Preemption
+    from tasuki.jobs.local import Preemption
     from tasuki.spec.resolved import ResolvedSpec
 
 
@@ -124,7 +124,7 @@ def refuse_login_node(spec: ResolvedSpec) -> None:
 
 
 def preemption_of(every: str | None, at: str | None) -> Preemption:
-    from tasuki.backends.local import Preemption
+    from tasuki.jobs.local import Preemption
     from tasuki.units import Duration
 
     return Preemption(

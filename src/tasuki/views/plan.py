@@ -148,7 +148,7 @@ def _print_commands(plan: dict[str, Any], python: str, runs: str, console: Conso
     console.print("commands (`tasuki run` makes the folders):")
     for job in plan["jobs"]:
         after = f"  # after {', '.join(job['after'])}" if job["after"] else ""
-        words = [python, "-m", "tasuki.supervisor", f"{runs}/.jobs/{job['name']}"]
+        words = [python, "-m", "tasuki.jobs", f"{runs}/.jobs/{job['name']}"]
         console.print(f"  {_plain(shlex.join(words))}{after}", highlight=False, soft_wrap=True)
 
 

@@ -33,6 +33,7 @@ from tasuki.estimate.facts import family_key, stage_key
 from tasuki.estimate.learnt import learn_calibration, learn_margin
 from tasuki.estimate.scale import Shape
 from tasuki.estimate.times import estimate_stage
+from tasuki.jobs.job import read_job
 from tasuki.runs.attempts import live_runner, read_attempt_ends, read_holder
 from tasuki.runs.control import everything_said
 from tasuki.runs.history import look_at_history
@@ -42,7 +43,6 @@ from tasuki.runs.runs import RunFolder
 from tasuki.runs.view import read_losses, read_view
 from tasuki.spec.load import load_spec
 from tasuki.spec.resolved import ResolvedStage
-from tasuki.supervisor.job import read_job
 
 _WORDS = [
     "", "$tensor", "$int", "$dict", "$tuple", "$ordered", "dtype", "shape", "stride", "offset",

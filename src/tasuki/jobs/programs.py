@@ -16,17 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tasuki.jobs.figures import own_gpus
+from tasuki.jobs.job import JobOrder
+from tasuki.jobs.kin import MARK
+from tasuki.jobs.place import LOOPBACK
+from tasuki.jobs.ranks import NEVER_PASSED
 from tasuki.runs.atomic import FILE_MODE, make_folder
 from tasuki.runs.runs import CommandFolder
 from tasuki.spec.hiding import hide
-from tasuki.supervisor.figures import own_gpus
-from tasuki.supervisor.job import JobOrder
-from tasuki.supervisor.kin import MARK
-from tasuki.supervisor.place import LOOPBACK
-from tasuki.supervisor.ranks import NEVER_PASSED
 
 if TYPE_CHECKING:
-    from tasuki.supervisor.command import CommandOrder
+    from tasuki.jobs.command import CommandOrder
 
 PYTHON = "python"
 """As a command's first word: the interpreter that ranks would have."""

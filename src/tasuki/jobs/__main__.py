@@ -1,4 +1,4 @@
-"""`python -m tasuki.supervisor JOB_DIR [--leash FD]`: run one start of a job, on this node.
+"""`python -m tasuki.jobs JOB_DIR [--leash FD]`: run one start of a job, on this node.
 With `--after` instead: a start is over; write down how, and have the job come back if it is to."""
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasuki.errors import EXIT_DONE, EXIT_RESUME_ME, EXIT_USAGE, TasukiError
+from tasuki.jobs.job import JobOrder, read_job
+from tasuki.jobs.place import Place, read_place
 from tasuki.runs.claims import highest_claim, sweep_temps
 from tasuki.runs.jobs import begin_start, write_outcome
 from tasuki.signals import NOTICES
-from tasuki.supervisor.job import JobOrder, read_job
-from tasuki.supervisor.place import Place, read_place
 
 if TYPE_CHECKING:
     from tasuki.clock import Clock
-    from tasuki.supervisor.phase import Launcher
+    from tasuki.jobs.phase import Launcher
 
 
 def main(arguments: list[str], launch: Launcher | None = None, clock: Clock | None = None) -> int:
     if not arguments or arguments[0].startswith("-"):
-        sys.stderr.write("usage: python -m tasuki.supervisor JOB_DIR [--leash FD | --after]\n")
+        sys.stderr.write("usage: python -m tasuki.jobs JOB_DIR [--leash FD | --after]\n")
         return EXIT_USAGE
     # Held back until the loop can take them: a notice during the imports must not kill us.
     signal.pthread_sigmask(signal.SIG_BLOCK, NOTICES)
@@ -63,14 +63,14 @@ def _end_at_once(job: JobOrder, place: Place) -> int:
 
 def _tell_all(job: JobOrder) -> None:
     from tasuki.clock import SystemClock
-    from tasuki.supervisor.alerts import tell_all
+    from tasuki.jobs.alerts import tell_all
 
     tell_all(job, clock=SystemClock(), environment=os.environ)
 
 
 def _is_unwanted(job: JobOrder, place: Place) -> bool:
     from tasuki.clock import SystemClock
-    from tasuki.supervisor.turn import is_unwanted
+    from tasuki.jobs.turn import is_unwanted
 
     return is_unwanted(job, place, clock=SystemClock(), environment=os.environ)
 
@@ -86,7 +86,7 @@ def _end_unwanted(job: JobOrder, place: Place) -> int:
 
 def _settle(job: JobOrder, place: Place) -> int:
     from tasuki.clock import SystemClock
-    from tasuki.supervisor.after import settle_job
+    from tasuki.jobs.after import settle_job
 
     return settle_job(job, place, clock=SystemClock(), environment=os.environ)
 
@@ -99,10 +99,10 @@ def _supervise(
     clock: Clock | None,
 ) -> int:
     from tasuki.clock import SystemClock
-    from tasuki.supervisor.phase import start_process
+    from tasuki.jobs.phase import start_process
 
     if place.node:
-        from tasuki.supervisor.follower import Follower
+        from tasuki.jobs.follower import Follower
 
         follower = Follower(
             job,
@@ -112,7 +112,7 @@ def _supervise(
             environment=dict(os.environ),
         )
         return follower.run()
-    from tasuki.supervisor.loop import Supervisor
+    from tasuki.jobs.loop import Supervisor
 
     supervisor = Supervisor(
         job,

@@ -24,6 +24,8 @@ from pathlib import Path
 
 from tasuki.clock import Clock
 from tasuki.errors import TasukiError
+from tasuki.jobs.job import JobOrder
+from tasuki.jobs.payload import Happened, make_payload
 from tasuki.runs.atomic import (
     FILE_MODE,
     create_exclusive,
@@ -39,8 +41,6 @@ from tasuki.runs.lines import spelled
 from tasuki.runs.runs import RunFolder
 from tasuki.runs.standing import PlanBook, number_in, read_standing
 from tasuki.signals import SignalPipe
-from tasuki.supervisor.job import JobOrder
-from tasuki.supervisor.payload import Happened, make_payload
 
 LIMIT_S = 30.0
 """How long a command may take."""
@@ -158,7 +158,7 @@ class Alerts:
 
     def _program(self, words: list[str]) -> list[str]:
         """As of a stage's command, but outside of any container: mail and curl are on the node."""
-        from tasuki.supervisor.programs import PYTHON, find_program
+        from tasuki.jobs.programs import PYTHON, find_program
 
         if words[0] == PYTHON:
             return [sys.executable if self.job.container else self.job.python, *words[1:]]
@@ -166,7 +166,7 @@ class Alerts:
         return [found or words[0], *words[1:]]
 
     def _environment(self, run: RunFolder, outcome: str) -> dict[str, str]:
-        from tasuki.supervisor.ranks import NEVER_PASSED
+        from tasuki.jobs.ranks import NEVER_PASSED
 
         own = {key: value for key, value in self.environment.items() if key not in NEVER_PASSED}
         told = {"TASUKI_RUN": str(run.path), "TASUKI_OUTCOME": outcome}

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tasuki.jobs.job import JobOrder
+from tasuki.jobs.phase import Launch, Launcher, Rank, make_wires
+from tasuki.jobs.place import LOOPBACK
 from tasuki.runs.atomic import FORMAT, read_json_or_none, shaped, write_json
 from tasuki.runs.jobs import JobFolder
 from tasuki.runs.runs import RunFolder
-from tasuki.supervisor.job import JobOrder
-from tasuki.supervisor.phase import Launch, Launcher, Rank, make_wires
-from tasuki.supervisor.place import LOOPBACK
 
 NEVER_PASSED = ("TASUKI_SET", "TASUKI_STAGE", "TASUKI_NAME")
 """Frozen in the run's spec at its first start: a later change of them must have no effect."""

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tasuki.jobs.phase import Phase
 from tasuki.runs.events import EventLog
-from tasuki.supervisor.phase import Phase
 
 if TYPE_CHECKING:  # the start of a supervisor is measured: the readers come with the first reading
     from tasuki.runs.machine import GpuAnswer, ProcessReader, Reading

@@ -13,8 +13,8 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from tasuki.errors import StoreError
+from tasuki.jobs.job import JobOrder, LaneItem, share_of_cpus
 from tasuki.runs.values import Action, HandOver, LaneEnd, Leave
-from tasuki.supervisor.job import JobOrder, LaneItem, share_of_cpus
 
 if TYPE_CHECKING:  # only jobs of several lanes need it, and a supervisor's start is measured
     from tasuki.plan.packing.values import ItemId, Placement, Schedule

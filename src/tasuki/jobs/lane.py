@@ -9,6 +9,13 @@ from typing import Any
 
 from tasuki.clock import Clock
 from tasuki.errors import TasukiError, UsageError
+from tasuki.jobs.commanded import begin_state, read_command, read_ranks
+from tasuki.jobs.figures import Figures, lane_figures
+from tasuki.jobs.job import JobOrder, LaneItem, LaneOrder, share_of_cpus
+from tasuki.jobs.phase import Launcher, Phase
+from tasuki.jobs.place import Place
+from tasuki.jobs.ranks import PhaseOrder, publish_order, start_ranks
+from tasuki.jobs.sinks import AT_END_S, AT_HANDOVER_S, SinkProcesses
 from tasuki.runs.accounts import keep_accounts
 from tasuki.runs.atomic import FORMAT, read_json, read_json_or_none, shaped, write_json
 from tasuki.runs.attempt import close_attempt, write_state
@@ -38,13 +45,6 @@ from tasuki.runs.values import (
     Train,
 )
 from tasuki.runs.view import read_end, read_view
-from tasuki.supervisor.commanded import begin_state, read_command, read_ranks
-from tasuki.supervisor.figures import Figures, lane_figures
-from tasuki.supervisor.job import JobOrder, LaneItem, LaneOrder, share_of_cpus
-from tasuki.supervisor.phase import Launcher, Phase
-from tasuki.supervisor.place import Place
-from tasuki.supervisor.ranks import PhaseOrder, publish_order, start_ranks
-from tasuki.supervisor.sinks import AT_END_S, AT_HANDOVER_S, SinkProcesses
 
 _REPORTS_WITHIN_S = 3.0
 """How long the other nodes may take to say why their ranks failed, when ours only lost them."""
@@ -242,7 +242,7 @@ class Lane:
 
     def _start_command(self, kind: str, stage: str, words: tuple[str, ...]) -> None:
         """It is told of its deadline by a file: that must be right from its first line on."""
-        from tasuki.supervisor.command import order_command, start_command
+        from tasuki.jobs.command import order_command, start_command
 
         attempt = self.attempt
         assert attempt is not None
@@ -297,7 +297,7 @@ class Lane:
         self.attempt.events.add("worker-ended", phase=kind, stage=stage, **facts)
 
     def _keep_result(self, phase: Phase) -> None:
-        from tasuki.supervisor.result import Done, keep_result
+        from tasuki.jobs.result import Done, keep_result
 
         assert self.attempt is not None
         done = Done(

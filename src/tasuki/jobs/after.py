@@ -1,4 +1,4 @@
-"""`python -m tasuki.supervisor JOB_DIR --after`: the job's processes are gone; what becomes of it?
+"""`python -m tasuki.jobs JOB_DIR --after`: the job's processes are gone; what becomes of it?
 
 Run by the job's script behind srun, and by the local backend where a supervisor left no outcome.
 A supervisor that could say how it ended has written the outcome; for one that was killed it is
@@ -21,6 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 from tasuki.clock import Clock
 from tasuki.errors import EXIT_DONE, EXIT_FAILED, EXIT_RESUME_ME, StoreError
+from tasuki.jobs.commanded import has_worked
+from tasuki.jobs.job import JobOrder
+from tasuki.jobs.local_allocation import told_cause
+from tasuki.jobs.place import Place
+from tasuki.jobs.turn import remember_cancel
 from tasuki.runs.attempts import read_attempt_end, read_holder, write_attempt_end
 from tasuki.runs.claims import highest_claim
 from tasuki.runs.control import Word, is_wanted, say
@@ -43,11 +48,6 @@ from tasuki.runs.values import (
     Verdict,
 )
 from tasuki.runs.view import read_view
-from tasuki.scheduler.local import told_cause
-from tasuki.supervisor.commanded import has_worked
-from tasuki.supervisor.job import JobOrder
-from tasuki.supervisor.place import Place
-from tasuki.supervisor.turn import remember_cancel
 
 if TYPE_CHECKING:
     from tasuki.scheduler.slurm.client import Slurm
@@ -87,7 +87,7 @@ def settle_job(job: JobOrder, place: Place, *, clock: Clock, environment: Mappin
 
 def _end(job: JobOrder, code: int, clock: Clock, environment: Mapping[str, str]) -> int:
     """The job does not come back: whoever is to be told of its runs is told now, if not before."""
-    from tasuki.supervisor.alerts import tell_all
+    from tasuki.jobs.alerts import tell_all
 
     tell_all(job, clock=clock, environment=environment)
     return code
@@ -276,7 +276,7 @@ def _bury_attempt(
         return next_action(view, Started(end.cause))  # not in work when the supervisor died
     told = read_recent_events(run, claim)
     if run.commands.is_dir():
-        from tasuki.supervisor.kin import end_leftovers
+        from tasuki.jobs.kin import end_leftovers
 
         end_leftovers(run, sleep=clock.sleep)
     own = replace(

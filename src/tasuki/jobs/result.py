@@ -15,6 +15,8 @@ from tasuki.clock import Clock, utc
 from tasuki.errors import StoreError
 from tasuki.estimate.facts import family_key, stage_key
 from tasuki.estimate.past import EVALUATION
+from tasuki.jobs.commanded import read_command
+from tasuki.jobs.job import JobOrder
 from tasuki.runs.atomic import (
     FORMAT,
     make_folder,
@@ -30,8 +32,6 @@ from tasuki.runs.lines import spelled
 from tasuki.runs.runs import CommandFolder, RunFolder
 from tasuki.runs.spent import Worked, add_up_command
 from tasuki.spec.resolved import stage_from_plain
-from tasuki.supervisor.commanded import read_command
-from tasuki.supervisor.job import JobOrder
 
 _MOST_BYTES = 1 << 20
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tasuki.clock import Clock
+from tasuki.jobs.job import JobOrder
+from tasuki.jobs.place import Place
 from tasuki.runs.atomic import read_json_or_none
 from tasuki.runs.claims import highest_claim
 from tasuki.runs.control import Word, is_wanted, last_said, say
 from tasuki.runs.decide import stays_away
 from tasuki.runs.jobs import JobFolder, last_start, read_outcome
-from tasuki.supervisor.job import JobOrder
-from tasuki.supervisor.place import Place
 
 
 def is_unwanted(

@@ -15,21 +15,21 @@ from typing import TYPE_CHECKING
 
 from tasuki.clock import Clock
 from tasuki.errors import RunError, StoreError, TasukiError, UsageError
+from tasuki.jobs.alerts import AT_HANDOVER_S, LIMIT_S, Alerts
+from tasuki.jobs.job import JobOrder, LaneOrder
+from tasuki.jobs.lane import Lane
+from tasuki.jobs.local_allocation import LocalAllocation
+from tasuki.jobs.phase import Launcher, Phase, Rank
+from tasuki.jobs.place import Place
 from tasuki.runs.atomic import create_exclusive
 from tasuki.runs.decide import settle, stops_successors
 from tasuki.runs.jobs import begin_start, write_outcome
 from tasuki.runs.values import Cause, HandOver, LaneEnd, Settlement, Verdict
 from tasuki.scheduler.allocation import Allocation
-from tasuki.scheduler.local import LocalAllocation
 from tasuki.signals import SignalPipe
-from tasuki.supervisor.alerts import AT_HANDOVER_S, LIMIT_S, Alerts
-from tasuki.supervisor.job import JobOrder, LaneOrder
-from tasuki.supervisor.lane import Lane
-from tasuki.supervisor.phase import Launcher, Phase, Rank
-from tasuki.supervisor.place import Place
 
 if TYPE_CHECKING:  # for packed jobs only
-    from tasuki.supervisor.packed import PackedLanes
+    from tasuki.jobs.packed import PackedLanes
 
 _TICK_S = 0.25
 _ANSWERS_WITHIN_S = 3.0
@@ -91,7 +91,7 @@ class Supervisor:
 
     def _begin(self) -> None:
         if self._job.is_packed:
-            from tasuki.supervisor.packed import PackedLanes
+            from tasuki.jobs.packed import PackedLanes
 
             self._packed = PackedLanes(self._job, self._make_lane, self._clock)
             self._take_up()
@@ -206,7 +206,7 @@ class Supervisor:
         self._notice = cause
         if cause is Cause.CANCELLED and self._job.is_slurm:
             with contextlib.suppress(StoreError):
-                from tasuki.supervisor.turn import remember_cancel
+                from tasuki.jobs.turn import remember_cancel
 
                 remember_cancel(self._job)
         until = now + self._job.notice_s(is_preempted=cause is Cause.PREEMPTED)

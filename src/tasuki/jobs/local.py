@@ -20,6 +20,7 @@ from typing import Any
 
 from tasuki.clock import Clock
 from tasuki.errors import EXIT_FAILED, EXIT_RESUME_ME, RunError, StoreError
+from tasuki.jobs.local_allocation import give_cause, read_deadline, set_deadline
 from tasuki.runs.atomic import FILE_MODE
 from tasuki.runs.attempts import Holder, read_attempt_end, read_holder
 from tasuki.runs.claims import highest_claim
@@ -28,7 +29,6 @@ from tasuki.runs.decide import MAX_FAILURES, after_stillbirth, stays_away
 from tasuki.runs.jobs import JobFolder, last_start, make_smaller, read_outcome
 from tasuki.runs.runs import RunFolder
 from tasuki.runs.values import Cause, Hold, Verdict
-from tasuki.scheduler.local import give_cause, read_deadline, set_deadline
 from tasuki.units import format_seconds
 
 _TICK_S = 0.1
@@ -113,7 +113,7 @@ class LocalBackend:
         on_event: Callable[[str, str], None] = lambda _kind, _text: None,
     ) -> None:
         self._clock = clock
-        self._command = (python, "-P", "-m", "tasuki.supervisor")
+        self._command = (python, "-P", "-m", "tasuki.jobs")
         self._slots = slots
         self._preemption = preemption or Preemption()
         self._environment = environment

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasuki.clock import utc
 from tasuki.errors import StoreError
+from tasuki.jobs.job import JobOrder
 from tasuki.runs.atomic import FORMAT, read_json, read_json_or_none
 from tasuki.runs.brief import read_last_of
 from tasuki.runs.claims import highest_claim
@@ -18,7 +19,6 @@ from tasuki.runs.runs import RunFolder
 from tasuki.runs.standing import PlanBook, read_standing
 from tasuki.runs.view import count_preemptions
 from tasuki.spec.hiding import hide_in_text
-from tasuki.supervisor.job import JobOrder
 from tasuki.units import format_seconds
 
 if TYPE_CHECKING:  # most jobs never tell anybody

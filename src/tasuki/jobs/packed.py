@@ -12,6 +12,9 @@ from collections.abc import Callable
 
 from tasuki.clock import Clock
 from tasuki.errors import TasukiError
+from tasuki.jobs.items import BLOCKED, Gpus, Item, Items, is_worth_it
+from tasuki.jobs.job import JobOrder, LaneOrder
+from tasuki.jobs.lane import Lane
 from tasuki.runs.back import settle_back
 from tasuki.runs.control import Word, last_said
 from tasuki.runs.decide import next_action
@@ -28,9 +31,6 @@ from tasuki.runs.values import (
     Started,
 )
 from tasuki.runs.view import live_holder, read_view
-from tasuki.supervisor.items import BLOCKED, Gpus, Item, Items, is_worth_it
-from tasuki.supervisor.job import JobOrder, LaneOrder
-from tasuki.supervisor.lane import Lane
 
 LISTEN_EVERY_S = 1.0
 _STOPPED = ("cancelled", "held", "failed")

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tasuki.errors import EXIT_DONE, EXIT_RESUME_ME
+from tasuki.jobs.pulse import Pulse, awake_s, find_culprit, is_hung, state_of
 from tasuki.runs.atomic import FILE_MODE, make_folder
 from tasuki.runs.values import Cause, Ending, PhaseEnded
 from tasuki.runs.wire import Wire
 from tasuki.signals import STACKS, deaf
-from tasuki.supervisor.pulse import Pulse, awake_s, find_culprit, is_hung, state_of
 
 PEERS_LEAVE_S = 4.0
 """How long the other ranks may take to notice that one is gone (gloo: 0.34 s) before they are

@@ -15,12 +15,12 @@ from pathlib import Path
 
 from tasuki.clock import Clock
 from tasuki.errors import StoreError
+from tasuki.jobs.job import JobOrder
 from tasuki.runs.atomic import FILE_MODE, make_folder, read_json
 from tasuki.runs.events import EventLog
 from tasuki.runs.once import warn_once
 from tasuki.runs.runs import RunFolder
 from tasuki.signals import deaf
-from tasuki.supervisor.job import JobOrder
 
 AT_HANDOVER_S = 3.0
 """How long it may take to close its sinks when the next attempt gives them everything again."""

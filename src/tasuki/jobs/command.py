@@ -20,13 +20,10 @@ from typing import Any
 from tasuki.checkpoint.lineage import list_checkpoints
 from tasuki.clock import Clock
 from tasuki.errors import EXIT_DONE, EXIT_RESUME_ME, StoreError, UsageError
-from tasuki.runs.atomic import make_folder, read_json, write_bytes
-from tasuki.runs.runs import CommandFolder
-from tasuki.runs.values import Cause, Ending, PhaseEnded
-from tasuki.supervisor.commanded import LEAST_WORK_S, read_ranks
-from tasuki.supervisor.job import JobOrder
-from tasuki.supervisor.kin import end_leftovers, find_kin, send, tell_kin
-from tasuki.supervisor.phase import (
+from tasuki.jobs.commanded import LEAST_WORK_S, read_ranks
+from tasuki.jobs.job import JobOrder
+from tasuki.jobs.kin import end_leftovers, find_kin, send, tell_kin
+from tasuki.jobs.phase import (
     PEERS_LEAVE_S,
     SILENTLY_KILLED,
     Phase,
@@ -34,7 +31,7 @@ from tasuki.supervisor.phase import (
     make_wires,
     signal_name,
 )
-from tasuki.supervisor.programs import (
+from tasuki.jobs.programs import (
     Started,
     environment_of,
     find_words,
@@ -42,7 +39,10 @@ from tasuki.supervisor.programs import (
     of_ranks,
     start_one,
 )
-from tasuki.supervisor.ranks import PhaseOrder
+from tasuki.jobs.ranks import PhaseOrder
+from tasuki.runs.atomic import make_folder, read_json, write_bytes
+from tasuki.runs.runs import CommandFolder
+from tasuki.runs.values import Cause, Ending, PhaseEnded
 from tasuki.units import format_seconds
 
 _LAST_WORDS_S = 1.0

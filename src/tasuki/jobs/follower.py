@@ -14,14 +14,14 @@ from dataclasses import asdict
 
 from tasuki.clock import Clock
 from tasuki.errors import EXIT_DONE, EXIT_RESUME_ME, StoreError
+from tasuki.jobs.job import JobOrder
+from tasuki.jobs.phase import Launcher, Phase, Rank
+from tasuki.jobs.place import Place
+from tasuki.jobs.ranks import read_order, start_ranks
 from tasuki.runs.atomic import FORMAT, write_json
 from tasuki.runs.jobs import find_start, read_outcome
 from tasuki.runs.values import Cause
 from tasuki.signals import SignalPipe
-from tasuki.supervisor.job import JobOrder
-from tasuki.supervisor.phase import Launcher, Phase, Rank
-from tasuki.supervisor.place import Place
-from tasuki.supervisor.ranks import read_order, start_ranks
 
 _TICK_S = 0.2
 """Also how soon a new phase is seen."""
