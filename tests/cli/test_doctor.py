@@ -24,7 +24,7 @@ from tasuki.actions.doctor_rules import (
 )
 from tasuki.actions.doctor_site import render_site
 from tasuki.actions.doctor_wishes import check_wishes
-from tasuki.scheduler.slurm.text import (
+from tasuki.slurm.text import (
     ShownNodes,
     ShownPartition,
     UnknownWords,

@@ -11,7 +11,7 @@ from tasuki.actions.queued import Known, RunsJob
 from tasuki.actions.status import describe_run
 from tasuki.actions.watch import Watch, Watched
 from tasuki.runs.jobs import job_folder
-from tasuki.scheduler.slurm.text import QueuedJob
+from tasuki.slurm.text import QueuedJob
 from tasuki.testing import FakeClock
 from tasuki.views.watch import Window, draw_page
 from tests.harness.written import WrittenRun

@@ -10,7 +10,7 @@ import pytest
 from tasuki.jobs.local_allocation import LocalAllocation, give_cause, set_deadline
 from tasuki.runs.jobs import JobFolder, job_folder
 from tasuki.runs.values import Cause
-from tasuki.scheduler.allocation import Allocation
+from tasuki.slurm.allocation import Allocation
 from tasuki.testing import FakeClock
 
 

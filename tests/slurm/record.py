@@ -19,8 +19,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tasuki.scheduler.slurm.client import plain_environment
-from tasuki.scheduler.slurm.text import QUEUE_FORMAT, parse_version
+from tasuki.slurm.client import plain_environment
+from tasuki.slurm.text import QUEUE_FORMAT, parse_version
 from tasuki.testing.slurm import Cluster, Shape
 from tasuki.testing.slurm.cluster import CONTROLLER, MUNGE
 

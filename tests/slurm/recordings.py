@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tasuki.scheduler.slurm.client import Answer
+from tasuki.slurm.client import Answer
 
 _FOLDER = Path(__file__).parent / "recorded"
 VERSIONS = sorted(folder.name for folder in _FOLDER.iterdir() if folder.is_dir())

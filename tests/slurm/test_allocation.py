@@ -8,9 +8,9 @@ import pytest
 
 from tasuki.clock import SystemClock
 from tasuki.runs.values import Cause
-from tasuki.scheduler.slurm.allocation import SlurmAllocation, cause_of
-from tasuki.scheduler.slurm.client import Answer, Slurm
-from tasuki.scheduler.slurm.text import parse_job
+from tasuki.slurm.allocation import SlurmAllocation, cause_of
+from tasuki.slurm.client import Answer, Slurm
+from tasuki.slurm.text import parse_job
 from tasuki.testing import FakeClock
 from tasuki.testing.slurm.tick import preload_for_a_quick_tick
 from tests.slurm.recordings import VERSIONS, recorded

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from tasuki.clock import SystemClock
-from tasuki.scheduler.slurm.client import (
+from tasuki.slurm.client import (
     Answer,
     NoSlurm,
     Slurm,

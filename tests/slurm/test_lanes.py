@@ -13,12 +13,12 @@ import pytest
 from tasuki.actions.cancel import Controller, cancel_run
 from tasuki.actions.queued import look
 from tasuki.actions.status import read_status
-from tasuki.backends.slurm.script import SlurmJob
-from tasuki.backends.slurm.submit import submit_jobs, write_order
 from tasuki.clock import SystemClock
 from tasuki.runs.attempts import read_attempt_ends
-from tasuki.scheduler.slurm.client import Slurm
-from tasuki.scheduler.slurm.succession import smaller_options
+from tasuki.slurm.client import Slurm
+from tasuki.slurm.script import SlurmJob
+from tasuki.slurm.submit import submit_jobs, write_order
+from tasuki.slurm.succession import smaller_options
 from tests.harness.packed import Packed, make_packed
 from tests.slurm.project import ROOT, take_all_nodes
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tasuki.backends.slurm.queue import forget_queue, read_queue
-from tasuki.scheduler.slurm.client import Answer, Slurm, SlurmSilent
+from tasuki.slurm.client import Answer, Slurm, SlurmSilent
+from tasuki.slurm.queue import forget_queue, read_queue
 from tasuki.testing import FakeClock
 
 LINE = "17|PENDING|Priority|low|N/A|N/A|tasuki p-01\n"

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from tasuki.backends.slurm.script import (
+from tasuki.errors import UsageError
+from tasuki.slurm.script import (
     SlurmJob,
     render_script,
     render_submit,
     sbatch_options,
     submit_arguments,
 )
-from tasuki.errors import UsageError
-from tasuki.scheduler.slurm.text import QUEUE_FORMAT, parse_job, parse_queue
+from tasuki.slurm.text import QUEUE_FORMAT, parse_job, parse_queue
 
 JOB = SlurmJob(
     name="demo-01",

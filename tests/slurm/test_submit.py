@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tasuki.backends.slurm.script import SlurmJob
-from tasuki.backends.slurm.submit import Order, submit_jobs, write_order
 from tasuki.clock import SystemClock
-from tasuki.scheduler.slurm.client import Answer, Slurm, SlurmSilent
+from tasuki.slurm.client import Answer, Slurm, SlurmSilent
+from tasuki.slurm.script import SlurmJob
+from tasuki.slurm.submit import Order, submit_jobs, write_order
 from tasuki.testing import FakeClock
 
 USER = str(os.getuid())

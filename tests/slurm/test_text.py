@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasuki.scheduler.slurm.text import (
+from tasuki.slurm.text import (
     QUEUE_FORMAT,
     UnknownWords,
     parse_duration,

@@ -10,7 +10,6 @@ from typing import Any
 
 from tasuki.actions.queued import NOTHING, Known, is_packed, is_shared, look, uses_slurm
 from tasuki.actions.status import state_of
-from tasuki.backends.slurm.queue import forget_queue
 from tasuki.clock import Clock
 from tasuki.errors import RunError
 from tasuki.jobs.local_allocation import give_cause
@@ -22,7 +21,8 @@ from tasuki.runs.jobs import job_folder
 from tasuki.runs.runs import RunFolder
 from tasuki.runs.values import Cause
 from tasuki.runs.view import live_holder
-from tasuki.scheduler.slurm.client import Slurm, SlurmError, SlurmRefused
+from tasuki.slurm.client import Slurm, SlurmError, SlurmRefused
+from tasuki.slurm.queue import forget_queue
 
 _LOOK_EVERY_S = 0.1
 _ASK_EVERY_S = 2.0

@@ -32,8 +32,8 @@ from tasuki.actions.doctor_wishes import check_wishes
 from tasuki.clock import Clock, utc
 from tasuki.errors import TasukiError, UsageError
 from tasuki.runs.atomic import FORMAT
-from tasuki.scheduler.slurm.client import NoSlurm, Slurm, SlurmError
-from tasuki.scheduler.slurm.text import (
+from tasuki.slurm.client import NoSlurm, Slurm, SlurmError
+from tasuki.slurm.text import (
     ShownNodes,
     ShownPartition,
     UnknownWords,

@@ -16,12 +16,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from tasuki.backends.slurm.script import SCRIPT, SETUP, SlurmJob, sbatch_options
 from tasuki.clock import Clock
 from tasuki.errors import UsageError
 from tasuki.runs.atomic import make_folder, read_plain, remove_tree, write_bytes, write_json
-from tasuki.scheduler.slurm.client import Slurm, SlurmError, SlurmSilent
-from tasuki.scheduler.slurm.text import ShownJob
+from tasuki.slurm.client import Slurm, SlurmError, SlurmSilent
+from tasuki.slurm.script import SCRIPT, SETUP, SlurmJob, sbatch_options
+from tasuki.slurm.text import ShownJob
 from tasuki.spec.resolved import ResolvedCluster
 from tasuki.units import format_seconds
 

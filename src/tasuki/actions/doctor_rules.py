@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tasuki.scheduler.slurm.text import ShownPartition
+from tasuki.slurm.text import ShownPartition
 from tasuki.spec.check import nearest
 from tasuki.spec.resolved import ResolvedCluster
 from tasuki.units import format_bytes, format_seconds

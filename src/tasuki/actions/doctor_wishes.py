@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tasuki.actions.doctor_rules import Finding, listed
-from tasuki.scheduler.slurm.text import ShownNodes, ShownPartition, most_gpus
+from tasuki.slurm.text import ShownNodes, ShownPartition, most_gpus
 from tasuki.spec.resolved import ResolvedCluster
 from tasuki.units import format_bytes
 

@@ -17,7 +17,7 @@ from tasuki.runs.atomic import FORMAT
 from tasuki.runs.jobs import job_folder
 from tasuki.runs.runs import RunFolder
 from tasuki.runs.view import live_holder
-from tasuki.scheduler.slurm.client import SlurmRefused
+from tasuki.slurm.client import SlurmRefused
 from tasuki.units import Duration, format_seconds
 
 

@@ -16,8 +16,8 @@ from typing import Any
 from tasuki.actions.new import GITIGNORE, make_files, name_project, read_template, refuse_taken
 from tasuki.errors import UsageError
 from tasuki.runs.atomic import FORMAT
-from tasuki.scheduler.slurm.batch_script import Option, read_batch_script
-from tasuki.scheduler.slurm.text import parse_duration
+from tasuki.slurm.batch_script import Option, read_batch_script
+from tasuki.slurm.text import parse_duration
 from tasuki.spec.spelling import spell, spell_text
 from tasuki.units import Duration, format_seconds
 

@@ -10,16 +10,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tasuki.backends.slurm.queue import FRESH_S, Queue, read_queue
-from tasuki.backends.slurm.submit import known_number
 from tasuki.clock import Clock
 from tasuki.runs.atomic import read_json
 from tasuki.runs.control import is_wanted
 from tasuki.runs.jobs import JobFolder, job_folder, list_jobs
 from tasuki.runs.runs import RunFolder
-from tasuki.scheduler.slurm.client import Slurm, SlurmError
-from tasuki.scheduler.slurm.succession import COMMENT
-from tasuki.scheduler.slurm.text import QueuedJob, UnknownWords
+from tasuki.slurm.client import Slurm, SlurmError
+from tasuki.slurm.queue import FRESH_S, Queue, read_queue
+from tasuki.slurm.submit import known_number
+from tasuki.slurm.succession import COMMENT
+from tasuki.slurm.text import QueuedJob, UnknownWords
 
 _SETTLED_S = 5.0
 """Clocks of hosts differ a little, and a number is written after the job is in the queue."""

@@ -142,8 +142,8 @@ def _end_of_allocation(request: RunRequest) -> float | None:
     job = request.plan.environment.get("SLURM_JOB_ID")
     if job is None:
         return None
-    from tasuki.scheduler.slurm.allocation import SlurmAllocation
-    from tasuki.scheduler.slurm.client import Slurm
+    from tasuki.slurm.allocation import SlurmAllocation
+    from tasuki.slurm.client import Slurm
 
     slurm = Slurm(environment=request.plan.environment, clock=request.clock, tries=1, within_s=5.0)
     remaining = SlurmAllocation(slurm, job, limit_s=None, clock=request.clock).remaining_s()

@@ -18,17 +18,6 @@ from tasuki.actions.queued import Known, join, last_stage
 from tasuki.actions.recipes import check_recipes
 from tasuki.actions.run import RunRequest, carry_out, nothing_to_profile, open_runs, take_up
 from tasuki.actions.status import read_status
-from tasuki.backends.slurm.fit import check_partition, choose_partition, grace_s, kill_wait_s
-from tasuki.backends.slurm.queue import Queue, forget_queue
-from tasuki.backends.slurm.script import (
-    SETUP,
-    SlurmJob,
-    minutes_for,
-    render_script,
-    render_submit,
-    sbatch_options,
-)
-from tasuki.backends.slurm.submit import Order, read_order, submit_jobs, write_order
 from tasuki.clock import Clock
 from tasuki.errors import RunError, UsageError
 from tasuki.plan.values import Job, Plan
@@ -38,7 +27,18 @@ from tasuki.runs.find import latest_run, stage_names
 from tasuki.runs.jobs import job_folder, list_jobs, submit_lock
 from tasuki.runs.locks import locked
 from tasuki.runs.runs import RunFolder
-from tasuki.scheduler.slurm.client import Slurm, SlurmRefused
+from tasuki.slurm.client import Slurm, SlurmRefused
+from tasuki.slurm.fit import check_partition, choose_partition, grace_s, kill_wait_s
+from tasuki.slurm.queue import Queue, forget_queue
+from tasuki.slurm.script import (
+    SETUP,
+    SlurmJob,
+    minutes_for,
+    render_script,
+    render_submit,
+    sbatch_options,
+)
+from tasuki.slurm.submit import Order, read_order, submit_jobs, write_order
 from tasuki.spec.resolved import ResolvedCluster
 from tasuki.spec.site import Site, SiteGpu
 

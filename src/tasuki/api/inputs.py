@@ -11,7 +11,7 @@ from tasuki.actions.cancel import Controller
 from tasuki.actions.discover import look_with
 from tasuki.actions.plan import PlanRequest, request_plan
 from tasuki.clock import SystemClock
-from tasuki.scheduler.slurm.client import Slurm
+from tasuki.slurm.client import Slurm
 from tasuki.spec.load import load_command, load_spec
 from tasuki.spec.resolved import ResolvedSpec
 from tasuki.units import Duration

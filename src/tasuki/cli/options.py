@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tasuki.actions.plan import PlanRequest
     from tasuki.actions.queued import Known
     from tasuki.runs.runs import RunFolder
-    from tasuki.scheduler.slurm.client import Slurm
+    from tasuki.slurm.client import Slurm
     from tasuki.spec.resolved import ResolvedSpec
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -302,7 +302,7 @@ def say_which(names: Iterable[str | None], folder: Path) -> None:
 def make_slurm(*, is_patient: bool = True) -> Slurm:
     """A patient one asks again while the controller is busy."""
     from tasuki.clock import SystemClock
-    from tasuki.scheduler.slurm.client import Slurm
+    from tasuki.slurm.client import Slurm
 
     return Slurm(
         environment=os.environ,

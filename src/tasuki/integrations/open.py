@@ -264,8 +264,8 @@ def _begin_alone(worker: Worker, watch: LoopWatch, place: Place, *, began_at: fl
     worker.event("attempt-started", t=t, job="", start=0, gpus=world, price_per_gpu_hour=None)
     worker.event("worker-started", t=t, phase="train", stage=stage, ranks=world, is_command=True)
     if worker.is_first and place.slurm_job is not None:
-        from tasuki.scheduler.slurm.allocation import SlurmAllocation
-        from tasuki.scheduler.slurm.client import Slurm
+        from tasuki.slurm.allocation import SlurmAllocation
+        from tasuki.slurm.client import Slurm
 
         slurm = Slurm(environment=dict(os.environ), clock=worker.clock, tries=1, within_s=5.0)
         watch.allocation = SlurmAllocation(slurm, place.slurm_job, limit_s=None, clock=worker.clock)

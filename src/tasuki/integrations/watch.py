@@ -17,8 +17,8 @@ from tasuki.integrations.place import Place
 from tasuki.runs.runs import CommandFolder
 from tasuki.runs.values import Cause
 from tasuki.runtime.watch import Watch
-from tasuki.scheduler.allocation import Allocation
 from tasuki.signals import NOTICES, SignalPipe
+from tasuki.slurm.allocation import Allocation
 
 _LOOK_AT_FILES_S = 1.0
 

@@ -50,8 +50,8 @@ from tasuki.runs.values import (
 from tasuki.runs.view import read_view
 
 if TYPE_CHECKING:
-    from tasuki.scheduler.slurm.client import Slurm
-    from tasuki.scheduler.slurm.text import ShownJob
+    from tasuki.slurm.client import Slurm
+    from tasuki.slurm.text import ShownJob
 
 _TRIES = 30
 """To reach a busy controller: without it the job cannot come back. About a quarter of an hour."""
@@ -63,7 +63,7 @@ def settle_job(job: JobOrder, place: Place, *, clock: Clock, environment: Mappin
         start = last_start(job.folder)
         verdict, code = _outcome(job, place, start, told_cause(job.folder, start), clock)
         return _end(job, code, clock, environment) if verdict is Verdict.END else code
-    from tasuki.scheduler.slurm.client import Slurm
+    from tasuki.slurm.client import Slurm
 
     slurm = Slurm(environment=environment, clock=clock, tries=_TRIES)
     shown = _show(slurm, place)
@@ -95,7 +95,7 @@ def _end(job: JobOrder, code: int, clock: Clock, environment: Mapping[str, str])
 
 def _cause(shown: ShownJob | None, job: JobOrder) -> Cause:
     """Why a supervisor died without a word: Slurm's doing, or nobody's."""
-    from tasuki.scheduler.slurm.allocation import cause_of
+    from tasuki.slurm.allocation import cause_of
 
     grace_s = job.partition_grace_s
     cause = Cause.NONE if shown is None else cause_of(shown, grace_s=grace_s)
@@ -103,7 +103,7 @@ def _cause(shown: ShownJob | None, job: JobOrder) -> Cause:
 
 
 def _show(slurm: Slurm, place: Place) -> ShownJob | None:
-    from tasuki.scheduler.slurm.client import NoSlurm
+    from tasuki.slurm.client import NoSlurm
 
     try:
         return slurm.show(place.number or "")
@@ -113,8 +113,8 @@ def _show(slurm: Slurm, place: Place) -> ShownJob | None:
 
 def _come_back(slurm: Slurm, job: JobOrder, place: Place, shown: ShownJob | None) -> int:
     """By Slurm itself, by a requeue, or as a successor."""
-    from tasuki.scheduler.slurm.allocation import is_coming_back
-    from tasuki.scheduler.slurm.client import NoSlurm, SlurmRefused, SlurmSilent
+    from tasuki.slurm.allocation import is_coming_back
+    from tasuki.slurm.client import NoSlurm, SlurmRefused, SlurmSilent
 
     assert place.number is not None
     while shown is None or not is_coming_back(shown):
@@ -141,9 +141,9 @@ def _is_succeeded(
     slurm: Slurm, job: JobOrder, place: Place, start: int, shown: ShownJob | None
 ) -> bool:
     """By a smaller job; where Slurm brings this one back by itself, or refuses, as it is."""
-    from tasuki.scheduler.slurm.allocation import is_coming_back
-    from tasuki.scheduler.slurm.client import SlurmError
-    from tasuki.scheduler.slurm.succession import submit_smaller
+    from tasuki.slurm.allocation import is_coming_back
+    from tasuki.slurm.client import SlurmError
+    from tasuki.slurm.succession import submit_smaller
 
     told = read_outcome(job.folder, start) or {}
     if told.get("gpus") is None or (shown is not None and is_coming_back(shown)):
@@ -161,7 +161,7 @@ def _is_succeeded(
 
 
 def _submit_successor(slurm: Slurm, job: JobOrder, place: Place) -> int:
-    from tasuki.scheduler.slurm.succession import submit_successor
+    from tasuki.slurm.succession import submit_successor
 
     user = str(os.getuid())
     number = submit_successor(slurm, job.folder, after=str(place.number), user=user)

@@ -25,11 +25,11 @@ from tasuki.runs.atomic import create_exclusive
 from tasuki.runs.decide import settle, stops_successors
 from tasuki.runs.jobs import begin_start, write_outcome
 from tasuki.runs.values import Cause, HandOver, LaneEnd, Settlement, Verdict
-from tasuki.scheduler.allocation import Allocation
 from tasuki.signals import SignalPipe
 
-if TYPE_CHECKING:  # for packed jobs only
-    from tasuki.jobs.packed import PackedLanes
+if TYPE_CHECKING:
+    from tasuki.jobs.packed import PackedLanes  # for packed jobs only
+    from tasuki.slurm.allocation import Allocation  # a job of this machine does without Slurm
 
 _TICK_S = 0.25
 _ANSWERS_WITHIN_S = 3.0
@@ -298,8 +298,8 @@ def _allocation(
 ) -> Allocation:
     if place.number is None:
         return LocalAllocation(job.folder, start=start, limit_s=job.limit_s, clock=clock)
-    from tasuki.scheduler.slurm.allocation import SlurmAllocation
-    from tasuki.scheduler.slurm.client import Slurm
+    from tasuki.slurm.allocation import SlurmAllocation
+    from tasuki.slurm.client import Slurm
 
     # Asked between the words of ranks: who waits for a busy controller hears none of them.
     slurm = Slurm(environment=environment, clock=clock, tries=1, within_s=_ANSWERS_WITHIN_S)

@@ -56,7 +56,7 @@ def _was_cancelled(folder: JobFolder, clock: Clock, environment: Mapping[str, st
     number = (read_json_or_none(folder.submitted) or {}).get("number")
     if told.get("verdict") == "end" or number is None:
         return False
-    from tasuki.scheduler.slurm.client import Slurm, SlurmError
+    from tasuki.slurm.client import Slurm, SlurmError
 
     try:
         shown = Slurm(environment=environment, clock=clock, tries=2).show(str(number))

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tasuki.errors import UsageError
-from tasuki.scheduler.slurm.succession import COMMENT
+from tasuki.slurm.succession import COMMENT
 
 SCRIPT = "job.sh"
 SUBMIT = "submit.sh"

@@ -11,16 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tasuki.backends.slurm.script import (
-    SCRIPT,
-    SUBMIT,
-    SlurmJob,
-    dependency,
-    render_script,
-    render_submit,
-    sbatch_options,
-    submit_arguments,
-)
 from tasuki.clock import Clock
 from tasuki.runs.atomic import (
     FORMAT,
@@ -31,8 +21,18 @@ from tasuki.runs.atomic import (
     write_json,
 )
 from tasuki.runs.jobs import JobFolder
-from tasuki.scheduler.slurm.client import Slurm, SlurmError, SlurmSilent
-from tasuki.scheduler.slurm.succession import COMMENT
+from tasuki.slurm.client import Slurm, SlurmError, SlurmSilent
+from tasuki.slurm.script import (
+    SCRIPT,
+    SUBMIT,
+    SlurmJob,
+    dependency,
+    render_script,
+    render_submit,
+    sbatch_options,
+    submit_arguments,
+)
+from tasuki.slurm.succession import COMMENT
 
 _LOOK_FOR_S = 30.0
 _LOOK_EVERY_S = 5.0

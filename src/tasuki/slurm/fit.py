@@ -9,7 +9,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 
 from tasuki.errors import UsageError
-from tasuki.scheduler.slurm.text import ShownPartition, parse_seconds
+from tasuki.slurm.text import ShownPartition, parse_seconds
 from tasuki.spec.resolved import ResolvedCluster
 from tasuki.units import format_seconds
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from tasuki.errors import StoreError
 from tasuki.runs.atomic import FORMAT, read_json, read_json_or_none, shaped, write_json
 from tasuki.runs.jobs import JobFolder, count_gpus, list_jobs, make_smaller
-from tasuki.scheduler.slurm.client import Slurm, SlurmError, SlurmSilent
+from tasuki.slurm.client import Slurm, SlurmError, SlurmSilent
 
 COMMENT = "tasuki "
 """Begins the comment of every job of ours; the name of its folder follows."""

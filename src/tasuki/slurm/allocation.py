@@ -6,16 +6,39 @@ and a `scancel` all come as TERM, and only a cancel must not be undone by a requ
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from tasuki.clock import Clock
 from tasuki.runs.values import Cause
-from tasuki.scheduler.slurm.client import Slurm, SlurmError
-from tasuki.scheduler.slurm.text import ShownJob
+from tasuki.slurm.client import Slurm, SlurmError
+from tasuki.slurm.text import ShownJob
 
 _AT_ITS_END_S = 2.0
 """Slurm counts whole seconds."""
 _SELDOM_S, _OFTEN_S = 300.0, 15.0
 """A controller serves thousands of jobs; near the end an extension must be seen in time."""
 _RUNNING = ("RUNNING", "CONFIGURING", "SUSPENDED")
+
+
+class Allocation(Protocol):
+    """One start of a job, as its scheduler sees it."""
+
+    def remaining_s(self) -> float | None:
+        """Seconds until the scheduler ends this start; None: no limit."""
+        ...
+
+    def patience_s(self, remaining_s: float | None) -> float:
+        """How long to wait before it is asked again whether the end has moved."""
+        ...
+
+    @property
+    def comes_back(self) -> bool:
+        """Did it say, when it was last asked for a cause, that it starts this job again itself?"""
+        ...
+
+    def cause_of_notice(self) -> Cause:
+        """Why a signal came."""
+        ...
 
 
 def cause_of(job: ShownJob, *, grace_s: float = 0.0) -> Cause:

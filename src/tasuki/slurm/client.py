@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from tasuki.clock import Clock
 from tasuki.errors import TasukiError
-from tasuki.scheduler.slurm.text import (
+from tasuki.slurm.text import (
     NODES_FORMAT,
     QUEUE_FORMAT,
     QueuedJob,

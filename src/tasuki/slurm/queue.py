@@ -16,8 +16,8 @@ from tasuki.errors import StoreError
 from tasuki.runs.atomic import FORMAT, read_json_or_none, shaped, write_json
 from tasuki.runs.jobs import queue_path
 from tasuki.runs.locks import locked
-from tasuki.scheduler.slurm.client import Slurm, SlurmError
-from tasuki.scheduler.slurm.text import QueuedJob
+from tasuki.slurm.client import Slurm, SlurmError
+from tasuki.slurm.text import QueuedJob
 
 FRESH_S = 15.0
 """How old an answer may be before the controller is asked again."""

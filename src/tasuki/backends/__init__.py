@@ -1,1 +1,0 @@
-"""Submit, poll, cancel: one port. So far one backend, `local`, which starts supervisors here."""

@@ -1,1 +1,0 @@
-"""Slurm as a backend: scripts that people can read, and jobs that are submitted once."""
