@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from tasuki.integrations.open import open_run
     from tasuki.integrations.run import Run
     from tasuki.integrations.several import is_complete
-    from tasuki.sinks.sink import Sink, SinkRow, SinkRun
+    from tasuki.loggers.sink import Sink, SinkRow, SinkRun
     from tasuki.spec.written import (
         Cluster,
         Evaluate,
@@ -158,9 +158,9 @@ _VERBS = (
 _HOMES = {
     "Hdf5Dataset": "tasuki.data.hdf5.dataset",
     "Run": "tasuki.integrations.run",
-    "Sink": "tasuki.sinks.sink",
-    "SinkRow": "tasuki.sinks.sink",
-    "SinkRun": "tasuki.sinks.sink",
+    "Sink": "tasuki.loggers.sink",
+    "SinkRow": "tasuki.loggers.sink",
+    "SinkRun": "tasuki.loggers.sink",
     "TasukiError": "tasuki.errors",
     "TokenDataset": "tasuki.data.tokens.reader",
     "is_complete": "tasuki.integrations.several",

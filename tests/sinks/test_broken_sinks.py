@@ -172,7 +172,7 @@ def test_a_killed_supervisor_leaves_no_process_behind(warm, tmp_path):
     started = warm.start(project.job.path)
     wait_for_file(project.run.path / "notes")
     children = psutil.Process(started.pid).children()
-    beside = next(child for child in children if "tasuki.sinks" in child.cmdline())
+    beside = next(child for child in children if "tasuki.loggers" in child.cmdline())
     psutil.Process(started.pid).kill()
     started.wait()
     beside.wait(timeout=60)

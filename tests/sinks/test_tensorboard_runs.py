@@ -140,7 +140,7 @@ def test_a_process_that_is_killed_while_it_writes_leaves_nothing_that_stays(warm
     started = warm.start(project.job.path)
     wait_for_row(project, 3)
     for process in psutil.Process(started.pid).children():
-        if "tasuki.sinks" in process.cmdline():
+        if "tasuki.loggers" in process.cmdline():
             process.kill()
     wait_for_row(project, 9)
     started.kill(signal.SIGTERM)

@@ -7,9 +7,9 @@ import math
 
 import pytest
 
+from tasuki.loggers.sink import SinkRow
+from tasuki.loggers.truth import News, Truth
 from tasuki.runs.runs import RunFolder
-from tasuki.sinks.sink import SinkRow
-from tasuki.sinks.truth import News, Truth
 
 
 class Files:

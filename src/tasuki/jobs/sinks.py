@@ -65,7 +65,7 @@ class SinkProcesses:
         make_folder(run.logs)
         log = self._log(run, claim)
         fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, FILE_MODE)
-        words = [*self.job.container, self.job.python, "-P", "-m", "tasuki.sinks"]
+        words = [*self.job.container, self.job.python, "-P", "-m", "tasuki.loggers"]
         # No GPU is its business, and one thread is enough.
         own = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
         try:

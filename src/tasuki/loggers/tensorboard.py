@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tasuki.errors import UsageError
-from tasuki.sinks.sink import SinkRow, SinkRun
+from tasuki.loggers.sink import SinkRow, SinkRun
 
 _OURS = re.compile(r"events\.out\.tfevents\.(\d+)\..*\.tasuki-(\d+)-(\d+)")
 

@@ -18,8 +18,8 @@ from pathlib import Path
 import tasuki.errors
 from tasuki.clock import Clock
 from tasuki.errors import TasukiError, is_users
-from tasuki.sinks.sink import Sink, SinkRun
-from tasuki.sinks.truth import News
+from tasuki.loggers.sink import Sink, SinkRun
+from tasuki.loggers.truth import News
 
 HANGS_AFTER_S = 120.0
 """A call that takes longer does not come back."""

@@ -1,4 +1,4 @@
-"""`python -m tasuki.sinks --run … --claim N --log …`: follow a run's metrics and feed its sinks.
+"""`python -m tasuki.loggers --run … --claim N --log …`: follow a run's metrics and feed its sinks.
 
 Started by the supervisor beside an attempt, and ended by the end of file on stdin: then it reads
 what is left, closes the sinks and goes. It dies of nothing else: a notice is not for it, since the
@@ -20,13 +20,13 @@ from pathlib import Path
 
 from tasuki.clock import Clock, SystemClock
 from tasuki.errors import UsageError
+from tasuki.loggers.feed import Feed, in_words
+from tasuki.loggers.sink import Sink, SinkRun
+from tasuki.loggers.truth import Truth
 from tasuki.runs.atomic import read_json
 from tasuki.runs.events import EventLog
 from tasuki.runs.once import warn_once
 from tasuki.runs.runs import RunFolder
-from tasuki.sinks.feed import Feed, in_words
-from tasuki.sinks.sink import Sink, SinkRun
-from tasuki.sinks.truth import Truth
 from tasuki.spec.sinks import SinkOrder, parse_sinks
 
 _LOOK_EVERY_S = 1.0
@@ -98,7 +98,7 @@ def _maker(order: SinkOrder) -> Callable[[], Sink]:
 
 def _find(name: str) -> Callable[..., Sink]:
     if name == "tensorboard":
-        from tasuki.sinks.tensorboard import TensorBoard
+        from tasuki.loggers.tensorboard import TensorBoard
 
         return TensorBoard
     module, _, attribute = name.partition(":")
@@ -117,7 +117,7 @@ def _check(name: str, sink: Sink) -> Sink:
 
 
 def _parse(arguments: list[str]) -> tuple[RunFolder, int, Path]:
-    parser = argparse.ArgumentParser(prog="python -m tasuki.sinks")
+    parser = argparse.ArgumentParser(prog="python -m tasuki.loggers")
     parser.add_argument("--run", type=Path, required=True)
     parser.add_argument("--claim", type=int, required=True)
     parser.add_argument("--log", type=Path, required=True, help="where its output goes")

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from tasuki.loggers.sink import SinkRow
 from tasuki.runs.atomic import read_json, read_json_or_none
 from tasuki.runs.find import stage_names
 from tasuki.runs.lines import LineReader, read_lines
 from tasuki.runs.metrics import TIMING_KEYS, Merged, metric_files
 from tasuki.runs.runs import RunFolder
-from tasuki.sinks.sink import SinkRow
 
 _PLACE = {"t", "attempt", "stage", "epoch", "step", "samples", "split"}
 
