@@ -30,7 +30,7 @@ from _measure import print_table
 from tasuki.data.loader import MicroBatch
 from tasuki.estimate.memory import largest_tensor_batch
 from tasuki.estimate.probes import read_probe
-from tasuki.runtime.ranks import ALONE
+from tasuki.loop.ranks import ALONE
 from tasuki.testing import memory_cap
 from tasuki.train.assemble import assemble, make_engine
 from tasuki.train.footprint import tensors_in

@@ -31,13 +31,13 @@ from torch.utils.data import default_collate
 from tasuki.actions.freeze import freeze_run
 from tasuki.clock import SystemClock
 from tasuki.data.loader import Loader, MicroBatch
+from tasuki.loop.stopwatch import Stopwatch
+from tasuki.loop.watch import Watch
 from tasuki.runs.atomic import FORMAT, make_folder, write_json
 from tasuki.runs.claims import take_claim
 from tasuki.runs.jobs import job_folder
 from tasuki.runs.runs import RunFolder
 from tasuki.runs.wire import Wire
-from tasuki.runtime.stopwatch import Stopwatch
-from tasuki.runtime.watch import Watch
 from tasuki.spec.load import load_spec
 from tasuki.spec.resolved import ResolvedSpec, ResolvedStage
 from tasuki.train import training, worker

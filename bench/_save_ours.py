@@ -24,8 +24,8 @@ sys.path.insert(0, str(ROOT))
 from tests.harness.project import Project, make_project
 
 from tasuki.checkpoint.codec import first_difference
+from tasuki.loop import state
 from tasuki.runs.claims import take_claim
-from tasuki.runtime import state
 from tasuki.train import start, training, worker
 
 _CODE = f"""

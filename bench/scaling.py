@@ -34,7 +34,7 @@ from _measure import (
 from tasuki.clock import SystemClock
 from tasuki.data.loader import MicroBatch
 from tasuki.data.split import share_of_rank
-from tasuki.runtime.ranks import Ranks, wrap_module
+from tasuki.loop.ranks import Ranks, wrap_module
 from tasuki.train.engine import LossModule, StepEngine
 from tasuki.train.exchange import measure_exchange
 

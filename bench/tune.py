@@ -28,7 +28,7 @@ import torch
 
 import tasuki
 from _measure import machine_facts, print_facts, print_table, write_results
-from tasuki.runtime.ranks import ALONE
+from tasuki.loop.ranks import ALONE
 from tasuki.spec.load import load_spec
 from tasuki.train.assemble import assemble, make_engine
 from tasuki.train.data import make_loader, prepare_data

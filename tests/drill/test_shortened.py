@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from tasuki.data.buckets import BucketRule, plan_buckets
 from tasuki.data.short import ShortLoader
 from tasuki.failpoints import DRILL
-from tasuki.runtime.hidden import Walk, digest_of, leaf
+from tasuki.loop.hidden import Walk, digest_of, leaf
 from tasuki.train.drilled import (
     few_steps,
     fewer_batches,

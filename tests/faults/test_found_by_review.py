@@ -16,9 +16,9 @@ from tasuki.checkpoint.manifest import Position
 from tasuki.checkpoint.parts import read_part
 from tasuki.checkpoint.retention import prune, quarantine
 from tasuki.clock import SystemClock
+from tasuki.loop.saver import Saver
 from tasuki.runs.claims import take_claim
 from tasuki.runs.runs import RunFolder
-from tasuki.runtime.saver import Saver
 
 
 def events_of(project, kind: str, *, claim: int) -> list[dict[str, Any]]:

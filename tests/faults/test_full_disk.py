@@ -32,8 +32,8 @@ from tests.harness.project import Project, differences
 from tasuki.checkpoint.lineage import lineage, list_checkpoints
 from tasuki.checkpoint.verify import verify
 from tasuki.errors import DiskFull, RunError
+from tasuki.loop.room import when_there_is_room
 from tasuki.runs.control import last_said
-from tasuki.runtime.room import when_there_is_room
 from tasuki.testing import FakeClock
 
 MB = 1 << 20

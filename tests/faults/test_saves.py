@@ -40,12 +40,12 @@ from tasuki.checkpoint.verify import read_manifest, verify
 from tasuki.clock import SystemClock
 from tasuki.errors import ClaimLost, NotFinite, StoreError
 from tasuki.failpoints import VARIABLE, arm
+from tasuki.loop import saver as saver_module
+from tasuki.loop.saver import Saver
+from tasuki.loop.state import Tracked, capture, capture_random, restore, restore_random
 from tasuki.runs.claims import take_claim
 from tasuki.runs.control import last_said
 from tasuki.runs.runs import RunFolder
-from tasuki.runtime import saver as saver_module
-from tasuki.runtime.saver import Saver
-from tasuki.runtime.state import Tracked, capture, capture_random, restore, restore_random
 
 PLACES = [
     "save.begin",

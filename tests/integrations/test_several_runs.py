@@ -17,8 +17,8 @@ from tasuki.errors import EXIT_DONE, EXIT_FAILED, EXIT_RESUME_ME, RunError
 from tasuki.integrations import several
 from tasuki.integrations.meet import Met
 from tasuki.integrations.place import Place
+from tasuki.loop.ranks import ALONE
 from tasuki.runs.runs import RunFolder
-from tasuki.runtime.ranks import ALONE
 from tasuki.testing import FakeClock
 
 pytestmark = pytest.mark.timeout(60)

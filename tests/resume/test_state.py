@@ -12,7 +12,7 @@ from torch import nn
 from tasuki.checkpoint.codec import first_difference
 from tasuki.checkpoint.parts import read_part, write_part
 from tasuki.errors import CheckpointError, StateNotStorable
-from tasuki.runtime.state import Tracked, capture, capture_random, restore, restore_random
+from tasuki.loop.state import Tracked, capture, capture_random, restore, restore_random
 
 
 class Odd(nn.Module):

@@ -10,9 +10,9 @@ import pytest
 from torch.distributed import HashStore
 
 from tasuki.clock import SystemClock
+from tasuki.loop.agreement import Decision, SoloAgreement, StoreAgreement
+from tasuki.loop.watch import Watch
 from tasuki.runs.values import Cause
-from tasuki.runtime.agreement import Decision, SoloAgreement, StoreAgreement
-from tasuki.runtime.watch import Watch
 
 
 class Ranks:

@@ -7,7 +7,7 @@ import sys
 
 LOADED = """
 import sys, torch
-from tasuki.runtime.exact import apply_settings
+from tasuki.loop.exact import apply_settings
 {before}
 apply_settings(threads=1, exact=True)
 assert torch.are_deterministic_algorithms_enabled()

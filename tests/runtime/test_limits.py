@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tasuki.runtime.limits import (
+from tasuki.loop.limits import (
     SILENCE_S,
     should_publish,
     silence_limit_s,

@@ -7,8 +7,8 @@ import math
 import pytest
 
 from tasuki.estimate.intervals import SaveCost, choose_interval, next_multiple, period_in_steps
+from tasuki.loop.rhythm import SaveRhythm
 from tasuki.runs.view import Losses
-from tasuki.runtime.rhythm import SaveRhythm
 from tasuki.spec.values import Every
 
 AUTO = Every(unit="auto", count=0.0)

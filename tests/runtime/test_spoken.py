@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tasuki.runtime.spoken import Spoken
+from tasuki.loop.spoken import Spoken
 
 
 def test_the_log_has_a_loss_at_once_then_seldom_and_the_last_one() -> None:

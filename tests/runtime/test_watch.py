@@ -9,16 +9,16 @@ import threading
 
 import pytest
 
+from tasuki.loop.watch import Watch
 from tasuki.runs.values import Cause
 from tasuki.runs.wire import Wire
-from tasuki.runtime.watch import Watch
 from tasuki.signals import SignalPipe
 from tasuki.testing import FakeClock
 
 BEGIN = """
 import ctypes, os, signal, sys, threading
 from tasuki.clock import SystemClock
-from tasuki.runtime.watch import Watch
+from tasuki.loop.watch import Watch
 from tasuki.signals import NOTICES, SignalPipe
 """
 

@@ -17,10 +17,10 @@ from torch import nn
 import tasuki
 from tasuki.data.loader import MicroBatch
 from tasuki.data.split import Batch
+from tasuki.loop.stopwatch import Stopwatch
 from tasuki.runs.events import read_events
 from tasuki.runs.profiles import read_profiles
 from tasuki.runs.runs import RunFolder
-from tasuki.runtime.stopwatch import Stopwatch
 from tasuki.spec.resolved import ResolvedStage
 from tasuki.testing.clock import FakeClock
 from tasuki.train.busy import busy_s

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tasuki.data.loader import MicroBatch
 from tasuki.data.split import micro_batches, resolve_batch, share_of_rank
-from tasuki.runtime.ranks import Ranks, wrap_module
+from tasuki.loop.ranks import Ranks, wrap_module
 from tasuki.train.engine import LossModule, LossWindow, StepEngine
 from tasuki.train.equiv.passes import GradientEngine
 

@@ -19,7 +19,7 @@ from tasuki.answers import Told
 from tasuki.data.loader import MicroBatch
 from tasuki.data.order import Order
 from tasuki.data.shares import share_of_step
-from tasuki.runtime.ranks import ALONE
+from tasuki.loop.ranks import ALONE
 from tasuki.spec.resolved import stage_from_plain
 from tasuki.testing.memory import VARIABLE, memory_cap
 from tasuki.train import batch_size

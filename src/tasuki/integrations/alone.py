@@ -15,6 +15,7 @@ from tasuki.checkpoint.lineage import list_checkpoints
 from tasuki.clock import Clock, utc
 from tasuki.errors import RunError
 from tasuki.integrations.asked import Asked
+from tasuki.loop.worker import Worker
 from tasuki.runs.atomic import FORMAT, make_folder, read_json, shaped, write_json
 from tasuki.runs.attempt import close_attempt
 from tasuki.runs.attempts import live_runner, write_holder
@@ -25,7 +26,6 @@ from tasuki.runs.runs import RunFolder
 from tasuki.runs.sources import digest_sources
 from tasuki.runs.values import Ending, PhaseEnded
 from tasuki.runs.view import live_holder
-from tasuki.runtime.worker import Worker
 from tasuki.spec.commands import name_of
 from tasuki.spec.frozen import frozen_value
 

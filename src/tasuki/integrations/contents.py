@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from tasuki.checkpoint.manifest import Position
 from tasuki.data.used import Used
+from tasuki.loop.state import State, capture_random
 from tasuki.runs.atomic import read_json_or_none
 from tasuki.runs.lines import spelled
-from tasuki.runtime.state import State, capture_random
 
 if TYPE_CHECKING:
     from tasuki.integrations.loop import Loop

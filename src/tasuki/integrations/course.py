@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from tasuki.errors import DataError
-from tasuki.runtime.state import State
+from tasuki.loop.state import State
 
 
 class HandedOver(SystemExit):

@@ -25,12 +25,12 @@ from tasuki.data.foreign import num_batches
 from tasuki.data.short import ShortLoader, may_be_left_early
 from tasuki.failpoints import DRILL
 from tasuki.integrations.course import Course, Holds
+from tasuki.loop.hidden import Walk, digest_of
+from tasuki.loop.state import capture_random
+from tasuki.loop.worker import Worker
 from tasuki.runs.atomic import FORMAT
 from tasuki.runs.lines import LineWriter
 from tasuki.runs.runs import RunFolder
-from tasuki.runtime.hidden import Walk, digest_of
-from tasuki.runtime.state import capture_random
-from tasuki.runtime.worker import Worker
 
 _SCRIPT = "__main__"
 _FRAMEWORKS = ("torch", "lightning", "transformers", "accelerate")

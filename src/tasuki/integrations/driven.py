@@ -23,8 +23,8 @@ from tasuki.integrations.batches import Batches, Feed, Wanted, make_feed
 from tasuki.integrations.loop import Course, Holds
 from tasuki.integrations.open import open_loop
 from tasuki.integrations.run import show_errors_briefly
-from tasuki.runtime.settled import settle_buckets
-from tasuki.runtime.state import State, capture_random, restore_random
+from tasuki.loop.settled import settle_buckets
+from tasuki.loop.state import State, capture_random, restore_random
 
 _UNBOUNDED_EPOCHS = 1_000_000
 """Frameworks stop by themselves; the order of samples has no end."""

@@ -13,11 +13,11 @@ from tasuki.clock import utc
 from tasuki.errors import CheckpointError, WeightsError
 from tasuki.failpoints import failpoint
 from tasuki.integrations.rows import read
+from tasuki.loop.best import Best, sweep_done
+from tasuki.loop.worker import Worker
 from tasuki.runs.atomic import FORMAT, make_folder, write_json
 from tasuki.runs.lines import spelled
 from tasuki.runs.runs import StageFolder
-from tasuki.runtime.best import Best, sweep_done
-from tasuki.runtime.worker import Worker
 
 
 def finish_stage(

@@ -15,7 +15,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from tasuki.integrations.untracked import LISTENS_STEPS, Untracked
-from tasuki.runtime.things import Things
+from tasuki.loop.things import Things
 
 IDLE_STEPS = 10
 """Of the optimizer: in so many at least one of those that are tracked steps."""

@@ -18,7 +18,7 @@ from transformers import Trainer
 from transformers.trainer_callback import ExportableState
 
 from tasuki.errors import CheckpointError
-from tasuki.runtime.state import (
+from tasuki.loop.state import (
     State,
     refuse_difference,
     restore_module,
@@ -26,7 +26,7 @@ from tasuki.runtime.state import (
     restore_other,
     unsaved_buffers,
 )
-from tasuki.runtime.things import unwrapped
+from tasuki.loop.things import unwrapped
 
 _SUMS = (
     *("_total_loss_scalar", "_globalstep_last_logged", "current_flos"),

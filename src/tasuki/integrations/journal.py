@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from tasuki.failpoints import failpoint
 from tasuki.integrations.rows import Rows
+from tasuki.loop.spoken import Spoken
+from tasuki.loop.worker import Worker
 from tasuki.runs.metrics import MetricLog
-from tasuki.runtime.spoken import Spoken
-from tasuki.runtime.worker import Worker
 
 _FLUSH_EVERY_S = 1.0
 _MOST_LINES = 1000

@@ -28,7 +28,7 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torchmetrics import Metric
 
-from tasuki.runtime.state import (
+from tasuki.loop.state import (
     State,
     refuse_difference,
     restore_module,

@@ -41,20 +41,15 @@ from tasuki.integrations.origin import Origin, find_origin
 from tasuki.integrations.replay import say_replaying
 from tasuki.integrations.rows import Rows
 from tasuki.integrations.several import note_completed
-from tasuki.runs.control import Word, last_said
-from tasuki.runs.finish import finish_run
-from tasuki.runs.runs import CommandFolder
-from tasuki.runs.values import Cause, Ending, PhaseEnded
-from tasuki.runs.view import count_preemptions
-from tasuki.runtime.agreement import Agreement, Decision
-from tasuki.runtime.best import Best
-from tasuki.runtime.ending import ending_of
-from tasuki.runtime.exact import describe, freeze
-from tasuki.runtime.latest import Loaded
-from tasuki.runtime.progress import Progress
-from tasuki.runtime.saver import Saver
-from tasuki.runtime.saving import Saving, finish_save
-from tasuki.runtime.starting import (
+from tasuki.loop.agreement import Agreement, Decision
+from tasuki.loop.best import Best
+from tasuki.loop.ending import ending_of
+from tasuki.loop.exact import describe, freeze
+from tasuki.loop.latest import Loaded
+from tasuki.loop.progress import Progress
+from tasuki.loop.saver import Saver
+from tasuki.loop.saving import Saving, finish_save
+from tasuki.loop.starting import (
     commit_first,
     cost_before,
     load_state,
@@ -63,9 +58,14 @@ from tasuki.runtime.starting import (
     say_differences,
     say_resuming,
 )
-from tasuki.runtime.state import State, restore_random
-from tasuki.runtime.watch import leave
-from tasuki.runtime.worker import Worker
+from tasuki.loop.state import State, restore_random
+from tasuki.loop.watch import leave
+from tasuki.loop.worker import Worker
+from tasuki.runs.control import Word, last_said
+from tasuki.runs.finish import finish_run
+from tasuki.runs.runs import CommandFolder
+from tasuki.runs.values import Cause, Ending, PhaseEnded
+from tasuki.runs.view import count_preemptions
 
 __all__ = ["Course", "HandedOver", "Holds", "Loop"]
 

@@ -24,8 +24,8 @@ from torch.distributed import Store, TCPStore
 from tasuki.clock import Clock
 from tasuki.errors import RunError, TasukiError
 from tasuki.integrations.place import Place
+from tasuki.loop.ranks import ALONE, Ranks
 from tasuki.runs.atomic import FORMAT, make_folder, read_json_or_none, write_json
-from tasuki.runtime.ranks import ALONE, Ranks
 
 _MEET_WITHIN_S = 300.0
 _numbers = itertools.count()

@@ -34,12 +34,12 @@ from tasuki.integrations.several import (
     refuse_second_of_job,
 )
 from tasuki.integrations.watch import LoopWatch
+from tasuki.loop.exact import apply_settings, frozen_threads
+from tasuki.loop.stopwatch import Stopwatch, process_age_s
+from tasuki.loop.worker import Worker
 from tasuki.runs.atomic import FILE_MODE, make_folder, read_json, read_json_or_none, shaped
 from tasuki.runs.events import EventLog
 from tasuki.runs.runs import RunFolder
-from tasuki.runtime.exact import apply_settings, frozen_threads
-from tasuki.runtime.stopwatch import Stopwatch, process_age_s
-from tasuki.runtime.worker import Worker
 from tasuki.spec.resolved import ResolvedSave, ResolvedStage, stage_from_plain
 from tasuki.spec.values import parse_every, parse_every_steps
 

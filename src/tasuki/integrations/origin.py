@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from tasuki.checkpoint.verify import read_manifest
 from tasuki.integrations.course import Course
 from tasuki.integrations.replay import agree_on_replay, is_open_end
-from tasuki.runtime.latest import Loaded, agree_on_checkpoint
-from tasuki.runtime.starting import load_state
-from tasuki.runtime.state import State
-from tasuki.runtime.worker import Worker
+from tasuki.loop.latest import Loaded, agree_on_checkpoint
+from tasuki.loop.starting import load_state
+from tasuki.loop.state import State
+from tasuki.loop.worker import Worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from typing import Any
 from tasuki.checkpoint.lineage import lineage
 from tasuki.checkpoint.verify import read_manifest, verify
 from tasuki.errors import DamagedCheckpoint
-from tasuki.runtime.worker import Worker
+from tasuki.loop.worker import Worker
 
 _DECIDE_WITHIN = timedelta(minutes=30)
 _KEY = "tasuki/replay"

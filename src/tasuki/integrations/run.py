@@ -28,10 +28,10 @@ from tasuki.integrations.rows import read
 from tasuki.integrations.several import PassedOver, leave_block
 from tasuki.integrations.tracked import Tracked
 from tasuki.integrations.watch import LoopWatch
+from tasuki.loop.best import Best, is_better, keep_if_better
+from tasuki.loop.room import when_there_is_room
+from tasuki.loop.things import Things
 from tasuki.runs.values import Cause
-from tasuki.runtime.best import Best, is_better, keep_if_better
-from tasuki.runtime.room import when_there_is_room
-from tasuki.runtime.things import Things
 
 _STEPS_HINT = "for batch in run.steps(loader, epochs=10): …"
 

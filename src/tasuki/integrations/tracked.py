@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from tasuki.integrations.batches import Batches
-from tasuki.runtime.settled import settle_buckets
-from tasuki.runtime.state import State
-from tasuki.runtime.things import Things
+from tasuki.loop.settled import settle_buckets
+from tasuki.loop.state import State
+from tasuki.loop.things import Things
 
 
 class Tracked:

@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
-from tasuki.runtime.things import Things
+from tasuki.loop.things import Things
 
 LISTENS_STEPS = 100
 """A second optimizer may step every few steps only."""

@@ -14,9 +14,9 @@ from typing import Any
 
 from tasuki.clock import Clock
 from tasuki.integrations.place import Place
+from tasuki.loop.watch import Watch
 from tasuki.runs.runs import CommandFolder
 from tasuki.runs.values import Cause
-from tasuki.runtime.watch import Watch
 from tasuki.signals import NOTICES, SignalPipe
 from tasuki.slurm.allocation import Allocation
 

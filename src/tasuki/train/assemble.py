@@ -17,8 +17,8 @@ from torch.optim import Optimizer
 from tasuki.data.foreign import ForeignOrder
 from tasuki.data.order import Order
 from tasuki.errors import RecipeError
-from tasuki.runtime.ranks import Ranks, wrap_module
-from tasuki.runtime.state import Stateful, Tracked
+from tasuki.loop.ranks import Ranks, wrap_module
+from tasuki.loop.state import Stateful, Tracked
 from tasuki.spec.resolved import ResolvedStage
 from tasuki.train.compiled import Compiled, is_timed
 from tasuki.train.engine import LossModule, StepEngine

@@ -16,9 +16,9 @@ import torch
 from tasuki.answers import Told, answer
 from tasuki.data.foreign import is_loader
 from tasuki.errors import RecipeError, TasukiError
+from tasuki.loop.exact import apply_settings, frozen_threads
 from tasuki.runs.lines import spelled
 from tasuki.runs.runs import RunFolder
-from tasuki.runtime.exact import apply_settings, frozen_threads
 from tasuki.spec.resolved import ResolvedStage, stage_from_plain
 from tasuki.spec.values import Sizes
 from tasuki.train.advice import evaluation_advice, setup_advice

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tasuki.checkpoint.verify import verify
 from tasuki.failpoints import failpoint
-from tasuki.runtime.saver import Saver
+from tasuki.loop.saver import Saver
 from tasuki.train.engine import StepEngine
 from tasuki.train.prepare import Setup
 from tasuki.train.rehearsed import reached

@@ -22,7 +22,7 @@ from tasuki.data.fetch import Request
 from tasuki.data.loader import MicroBatch
 from tasuki.data.order import Order
 from tasuki.errors import RunError
-from tasuki.runtime.ranks import ALONE
+from tasuki.loop.ranks import ALONE
 from tasuki.spec.resolved import ResolvedStage
 from tasuki.train.advice import is_out_of_memory
 from tasuki.train.assemble import assemble, make_engine

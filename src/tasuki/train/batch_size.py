@@ -29,7 +29,7 @@ from tasuki.data.order import Order
 from tasuki.errors import TasukiError
 from tasuki.estimate.by_cost import CostProbes
 from tasuki.estimate.probes import Probe, read_probe
-from tasuki.runtime.exact import apply_settings
+from tasuki.loop.exact import apply_settings
 from tasuki.spec.resolved import ResolvedStage, stage_from_plain, to_plain
 from tasuki.testing.memory import VARIABLE, memory_cap
 from tasuki.train.data import StageData, prepare_data

@@ -26,8 +26,8 @@ from tasuki.data.loader import MicroBatch
 from tasuki.data.split import resolve_batch
 from tasuki.data.tempo import LoaderSettings, share_cpus
 from tasuki.errors import RunError
-from tasuki.runtime.exact import set_deterministic
-from tasuki.runtime.ranks import ALONE
+from tasuki.loop.exact import set_deterministic
+from tasuki.loop.ranks import ALONE
 from tasuki.spec.resolved import ResolvedStage
 from tasuki.train.assemble import assemble, make_engine, num_shapes
 from tasuki.train.data import StageData, make_loader

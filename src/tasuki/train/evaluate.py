@@ -22,10 +22,10 @@ from tasuki.data.foreign import is_loader, iterate, samples_in, seed_pass
 from tasuki.data.order import sample_seed
 from tasuki.data.split import DEFAULT_EFFECTIVE_BATCH, split_by_cost
 from tasuki.errors import RecipeError, WeightsError
+from tasuki.loop.state import capture_random, restore_random
 from tasuki.runs.atomic import FORMAT, read_json, read_json_or_none, write_json
 from tasuki.runs.lines import spelled
 from tasuki.runs.runs import StageFolder
-from tasuki.runtime.state import capture_random, restore_random
 from tasuki.spec.resolved import ResolvedStage
 from tasuki.spec.values import Sizes
 from tasuki.train.advice import evaluation_advice, is_out_of_memory

@@ -13,11 +13,11 @@ from tasuki.checkpoint.weights import read_weights, write_weights
 from tasuki.clock import utc
 from tasuki.estimate.scaling import Scaling, find_baseline
 from tasuki.failpoints import failpoint
+from tasuki.loop.best import Best, sweep_done
+from tasuki.loop.exact import describe
 from tasuki.runs.atomic import FORMAT, make_folder, write_bytes, write_json
 from tasuki.runs.history import read_history
 from tasuki.runs.lines import spelled
-from tasuki.runtime.best import Best, sweep_done
-from tasuki.runtime.exact import describe
 from tasuki.spec.export import Export, parse_export
 from tasuki.train.prepare import Setup
 from tasuki.train.remember import Ran, remember_stage

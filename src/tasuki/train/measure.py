@@ -20,10 +20,10 @@ from tasuki.checkpoint.parts import write_part
 from tasuki.clock import SystemClock
 from tasuki.data.fetch import seed_everything
 from tasuki.estimate.works import threads_of
-from tasuki.runtime.exact import apply_settings
-from tasuki.runtime.ranks import ALONE
-from tasuki.runtime.state import capture
-from tasuki.runtime.stopwatch import process_age_s
+from tasuki.loop.exact import apply_settings
+from tasuki.loop.ranks import ALONE
+from tasuki.loop.state import capture
+from tasuki.loop.stopwatch import process_age_s
 from tasuki.spec.resolved import ResolvedStage, experiment_from_plain
 from tasuki.train.assemble import assemble, make_engine, num_shapes
 from tasuki.train.data import StageData, make_loader, prepare_data

@@ -11,8 +11,8 @@ import os
 from collections.abc import Iterator
 
 from tasuki.data.loader import MicroBatch
+from tasuki.loop.saver import Saver
 from tasuki.runs.atomic import read_json
-from tasuki.runtime.saver import Saver
 from tasuki.train.footprint import (
     Footprint,
     as_facts,

@@ -14,8 +14,8 @@ from tasuki.data.foreign import ForeignOrder
 from tasuki.data.order import Order, sample_seed
 from tasuki.data.split import Batch
 from tasuki.errors import WeightsError
+from tasuki.loop.state import Tracked
 from tasuki.runs.find import latest_run
-from tasuki.runtime.state import Tracked
 from tasuki.spec.resolved import ResolvedStage, start_of
 from tasuki.train.assemble import Assembled, assemble, make_engine, num_shapes
 from tasuki.train.data import StageData, prepare_data

@@ -24,11 +24,11 @@ from tasuki.errors import StoreError
 from tasuki.estimate.facts import family_key, stage_key
 from tasuki.estimate.intervals import num_validations
 from tasuki.estimate.past import EVALUATION
+from tasuki.loop.exact import describe
 from tasuki.runs.atomic import FORMAT, read_json, shaped
 from tasuki.runs.events import read_events
 from tasuki.runs.history import append_history
 from tasuki.runs.spent import Lately, Spent, add_up_stage
-from tasuki.runtime.exact import describe
 from tasuki.train.borders import EVENT as BORDER
 from tasuki.train.gauge import attempt_peaks
 from tasuki.train.task import Task

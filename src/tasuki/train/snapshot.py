@@ -11,9 +11,9 @@ import torch
 from tasuki.checkpoint.manifest import Position
 from tasuki.data.used import Used, UsedSamples
 from tasuki.errors import DataError
-from tasuki.runtime.best import Best
-from tasuki.runtime.progress import Progress as Counted
-from tasuki.runtime.state import State, capture, capture_random, restore, restore_random
+from tasuki.loop.best import Best
+from tasuki.loop.progress import Progress as Counted
+from tasuki.loop.state import State, capture, capture_random, restore, restore_random
 from tasuki.train.engine import StepEngine
 from tasuki.train.offload import OffloadedOptimizer
 from tasuki.train.prepare import Setup

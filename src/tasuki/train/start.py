@@ -22,15 +22,15 @@ from tasuki.data.used import NONE, Used, UsedSamples
 from tasuki.errors import CheckpointError
 from tasuki.estimate.intervals import SaveCost
 from tasuki.failpoints import failpoint
+from tasuki.loop.exact import describe, freeze
+from tasuki.loop.latest import Loaded, agree_on_checkpoint
+from tasuki.loop.ranks import wrap_module
+from tasuki.loop.room import when_there_is_room
+from tasuki.loop.saver import Saved, Saver
+from tasuki.loop.starting import cost_before, say_differences, say_resuming
+from tasuki.loop.state import State
 from tasuki.runs.atomic import free_bytes, read_json
 from tasuki.runs.view import count_preemptions
-from tasuki.runtime.exact import describe, freeze
-from tasuki.runtime.latest import Loaded, agree_on_checkpoint
-from tasuki.runtime.ranks import wrap_module
-from tasuki.runtime.room import when_there_is_room
-from tasuki.runtime.saver import Saved, Saver
-from tasuki.runtime.starting import cost_before, say_differences, say_resuming
-from tasuki.runtime.state import State
 from tasuki.train.drilled import rehearsal
 from tasuki.train.engine import StepEngine
 from tasuki.train.exchange import measure_exchange

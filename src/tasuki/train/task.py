@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 
 from tasuki.errors import UsageError
+from tasuki.loop.worker import Worker
 from tasuki.runs.atomic import read_json
 from tasuki.runs.jobs import JobFolder
 from tasuki.runs.runs import RunFolder
-from tasuki.runtime.worker import Worker
 from tasuki.spec.resolved import ResolvedExperiment, experiment_from_plain
 from tasuki.train.orders import Orders
 

@@ -16,10 +16,10 @@ from tasuki.data.foreign import ForeignOrder
 from tasuki.data.loader import MicroBatch
 from tasuki.data.order import Order
 from tasuki.data.short import ShortLoader
+from tasuki.loop.hidden import Walk, digest_of, tensor_digest
+from tasuki.loop.state import capture_random
 from tasuki.runs.atomic import FORMAT
 from tasuki.runs.lines import LineWriter
-from tasuki.runtime.hidden import Walk, digest_of, tensor_digest
-from tasuki.runtime.state import capture_random
 from tasuki.train.drilled import drill_order
 from tasuki.train.engine import StepEngine
 from tasuki.train.prepare import Setup

@@ -17,15 +17,15 @@ from tasuki.data.loader import Loader, MicroBatch
 from tasuki.errors import EXIT_RESUME_ME, NotFinite, RunError, StoreError
 from tasuki.estimate.intervals import next_multiple, period_in_steps
 from tasuki.failpoints import failpoint
+from tasuki.loop.agreement import Agreement, Decision
+from tasuki.loop.room import when_there_is_room
+from tasuki.loop.saver import Saver
+from tasuki.loop.saving import NAN_HINT, Saving, finishing_saves
+from tasuki.loop.spoken import Spoken
+from tasuki.loop.starting import make_agreement, make_saver
+from tasuki.loop.watch import leave
 from tasuki.runs.metrics import MetricLog
 from tasuki.runs.values import Cause, Ending
-from tasuki.runtime.agreement import Agreement, Decision
-from tasuki.runtime.room import when_there_is_room
-from tasuki.runtime.saver import Saver
-from tasuki.runtime.saving import NAN_HINT, Saving, finishing_saves
-from tasuki.runtime.spoken import Spoken
-from tasuki.runtime.starting import make_agreement, make_saver
-from tasuki.runtime.watch import leave
 from tasuki.train.advice import memory_advice
 from tasuki.train.back import restore_again, roll_back
 from tasuki.train.data import make_loader

@@ -20,10 +20,10 @@ from tasuki.data.foreign import is_loader
 from tasuki.errors import RecipeError
 from tasuki.estimate.intervals import period_in_steps
 from tasuki.failpoints import failpoint
+from tasuki.loop.best import keep_if_better
+from tasuki.loop.room import when_there_is_room
+from tasuki.loop.saving import Saving
 from tasuki.runs.values import Cause
-from tasuki.runtime.best import keep_if_better
-from tasuki.runtime.room import when_there_is_room
-from tasuki.runtime.saving import Saving
 from tasuki.spec.resolved import ResolvedValidate
 from tasuki.train.advice import evaluation_advice
 from tasuki.train.evaluate import batch_of, evaluate_model

@@ -21,16 +21,16 @@ from tasuki.errors import (
     place_of,
 )
 from tasuki.failpoints import arm, failpoint
+from tasuki.loop.ending import ending_of
+from tasuki.loop.limits import SILENCE_S
+from tasuki.loop.stopwatch import Stopwatch, process_age_s
+from tasuki.loop.watch import Watch, leave
 from tasuki.runs.atomic import read_json
 from tasuki.runs.events import EventLog
 from tasuki.runs.jobs import JobFolder
 from tasuki.runs.runs import RunFolder
 from tasuki.runs.values import Ending
 from tasuki.runs.wire import Wire
-from tasuki.runtime.ending import ending_of
-from tasuki.runtime.limits import SILENCE_S
-from tasuki.runtime.stopwatch import Stopwatch, process_age_s
-from tasuki.runtime.watch import Watch, leave
 from tasuki.signals import STACKS
 from tasuki.train.importing import importing
 from tasuki.train.orders import Orders
@@ -108,8 +108,8 @@ def _make_task(orders: Orders, watch: Watch, stopwatch: Stopwatch, clock: Clock)
     run, job = RunFolder(orders.run), JobFolder(orders.job)
     note = _set_variables(orders, run, job)  # torch reads them when it is imported
     with importing():
-        from tasuki.runtime.exact import apply_settings
-        from tasuki.runtime.ranks import join_ranks
+        from tasuki.loop.exact import apply_settings
+        from tasuki.loop.ranks import join_ranks
         from tasuki.spec.export import parse_export
         from tasuki.train.drilled import read_order
         from tasuki.train.fingerprints import refuse_edited_code
@@ -169,7 +169,7 @@ def _make_task(orders: Orders, watch: Watch, stopwatch: Stopwatch, clock: Clock)
 def _share(stage: ResolvedStage, run: RunFolder, cpus: int, *, is_gpu: bool) -> tuple[int, int]:
     """Threads of this rank, and CPUs left for its loader workers."""
     from tasuki.data.tempo import share_cpus
-    from tasuki.runtime.exact import frozen_threads
+    from tasuki.loop.exact import frozen_threads
 
     workers = stage.loader.workers if isinstance(stage.loader.workers, int) else None
     if stage.exact and (frozen := frozen_threads(run)):

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from tasuki.data.loader import MicroBatch
-from tasuki.runtime.ranks import ALONE
+from tasuki.loop.ranks import ALONE
 from tasuki.spec.resolved import ResolvedStage
 from tasuki.train.assemble import assemble, make_engine
 from tasuki.train.footprint import count_bytes, tensors_in

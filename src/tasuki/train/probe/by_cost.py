@@ -17,7 +17,7 @@ from tasuki.answers import Told
 from tasuki.data.fetch import Request
 from tasuki.data.order import Order
 from tasuki.data.worst import WorstBatches
-from tasuki.runtime.exact import apply_settings
+from tasuki.loop.exact import apply_settings
 from tasuki.spec.resolved import ResolvedStage
 from tasuki.train.data import StageData
 from tasuki.train.footprint import count_bytes, tensors_in

@@ -26,7 +26,7 @@ from torch import nn
 
 from tasuki.answers import Told, answer
 from tasuki.data.fetch import seed_everything
-from tasuki.runtime.exact import apply_settings
+from tasuki.loop.exact import apply_settings
 from tasuki.spec.resolved import ResolvedStage, stage_from_plain
 from tasuki.train.footprint import count_bytes, tensors_in
 from tasuki.train.prepare import start_seed

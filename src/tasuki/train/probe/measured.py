@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tasuki.answers import Told
 from tasuki.data.loader import MicroBatch
 from tasuki.errors import TasukiError
-from tasuki.runtime.ranks import ALONE
+from tasuki.loop.ranks import ALONE
 from tasuki.spec.resolved import ResolvedStage
 from tasuki.train.assemble import assemble, make_engine
 from tasuki.train.footprint import count_bytes, host_available, tensors_in

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from tasuki.data.loader import MicroBatch
 from tasuki.errors import RecipeError, TasukiError
-from tasuki.runtime.ranks import ALONE
+from tasuki.loop.ranks import ALONE
 from tasuki.spec.resolved import ResolvedStage
 from tasuki.train.assemble import Assembled, assemble, make_engine
 from tasuki.train.engine import StepEngine

@@ -18,8 +18,8 @@ from typing import Protocol
 
 from torch.distributed import DistStoreError, Store
 
+from tasuki.loop.watch import Watch
 from tasuki.runs.values import Cause
-from tasuki.runtime.watch import Watch
 
 _WAIT = timedelta(seconds=1)
 _ANSWER = timedelta(seconds=60)

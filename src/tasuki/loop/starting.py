@@ -12,14 +12,14 @@ from tasuki.checkpoint.verify import read_manifest
 from tasuki.data.used import NONE
 from tasuki.errors import StoreError
 from tasuki.estimate.intervals import SaveCost
+from tasuki.loop.agreement import Agreement, SoloAgreement, StoreAgreement
+from tasuki.loop.exact import what_differs
+from tasuki.loop.latest import Loaded
+from tasuki.loop.room import when_there_is_room
+from tasuki.loop.saver import Saver
+from tasuki.loop.saving import Contents
+from tasuki.loop.worker import Worker
 from tasuki.runs.view import last_save_s
-from tasuki.runtime.agreement import Agreement, SoloAgreement, StoreAgreement
-from tasuki.runtime.exact import what_differs
-from tasuki.runtime.latest import Loaded
-from tasuki.runtime.room import when_there_is_room
-from tasuki.runtime.saver import Saver
-from tasuki.runtime.saving import Contents
-from tasuki.runtime.worker import Worker
 
 
 def cost_before(worker: Worker) -> SaveCost | None:

@@ -15,10 +15,10 @@ from tasuki.checkpoint.verify import read_manifest
 from tasuki.checkpoint.weights import write_weights
 from tasuki.errors import CheckpointError
 from tasuki.failpoints import failpoint
+from tasuki.loop.worker import Worker
 from tasuki.runs.atomic import fsync_folder, list_folder, make_folder, translated
 from tasuki.runs.claims import ensure_claim_holds
 from tasuki.runs.runs import RunFolder
-from tasuki.runtime.worker import Worker
 
 
 @dataclass(frozen=True, slots=True)

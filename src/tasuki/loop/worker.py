@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 from tasuki.clock import Clock
+from tasuki.loop.ranks import Ranks
+from tasuki.loop.stopwatch import Stopwatch
+from tasuki.loop.watch import Watch
 from tasuki.runs.events import EventLog
 from tasuki.runs.runs import RunFolder
-from tasuki.runtime.ranks import Ranks
-from tasuki.runtime.stopwatch import Stopwatch
-from tasuki.runtime.watch import Watch
 from tasuki.spec.resolved import ResolvedStage
 
 _WARNING = "WARNING: "

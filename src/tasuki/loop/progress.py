@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tasuki.runtime.best import Best
+from tasuki.loop.best import Best
 
 
 @dataclass(slots=True)

@@ -21,11 +21,11 @@ from tasuki.checkpoint.retention import prune, quarantine
 from tasuki.checkpoint.verify import check_shape, verify
 from tasuki.clock import utc
 from tasuki.errors import CheckpointError, DamagedCheckpoint, StoreError
+from tasuki.loop.worker import Worker
 from tasuki.runs.atomic import read_json_or_none
 from tasuki.runs.claims import parent_of, record_parent, sweep_temps
 from tasuki.runs.events import read_events
 from tasuki.runs.runs import RunFolder
-from tasuki.runtime.worker import Worker
 
 _DECIDE_WITHIN = timedelta(minutes=30)
 

@@ -24,14 +24,14 @@ from typing import Any
 
 from tasuki.clock import Clock
 from tasuki.errors import EXIT_RESUME_ME
-from tasuki.runs.values import Cause, Ending
-from tasuki.runs.wire import Wire
-from tasuki.runtime.limits import (
+from tasuki.loop.limits import (
     SILENCE_S,
     should_publish,
     silence_limit_s,
     time_for_leaving_s,
 )
+from tasuki.runs.values import Cause, Ending
+from tasuki.runs.wire import Wire
 from tasuki.signals import SignalPipe
 
 _LOOK_EVERY_S = 0.1

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from tasuki.errors import CheckpointError, StateNotStorable, UsageError
-from tasuki.runtime.state import (
+from tasuki.loop.state import (
     State,
     refuse_difference,
     restore_module,

@@ -21,20 +21,20 @@ from tasuki.data.used import Used
 from tasuki.errors import EXIT_RESUME_ME, NotFinite, StoreError
 from tasuki.estimate.intervals import Interval, SaveCost, choose_interval
 from tasuki.failpoints import failpoint
+from tasuki.loop.agreement import Agreement
+from tasuki.loop.best import sweep_best, sweep_done_stages
+from tasuki.loop.limits import time_for_saving_s
+from tasuki.loop.progress import Progress
+from tasuki.loop.rhythm import SaveRhythm
+from tasuki.loop.room import when_there_is_room
+from tasuki.loop.saver import Saved, Saver
+from tasuki.loop.state import State
+from tasuki.loop.watch import leave
+from tasuki.loop.worker import Worker
 from tasuki.runs.atomic import FORMAT, free_bytes, write_json
 from tasuki.runs.metrics import MetricLog
 from tasuki.runs.values import Cause, Ending
 from tasuki.runs.view import read_losses
-from tasuki.runtime.agreement import Agreement
-from tasuki.runtime.best import sweep_best, sweep_done_stages
-from tasuki.runtime.limits import time_for_saving_s
-from tasuki.runtime.progress import Progress
-from tasuki.runtime.rhythm import SaveRhythm
-from tasuki.runtime.room import when_there_is_room
-from tasuki.runtime.saver import Saved, Saver
-from tasuki.runtime.state import State
-from tasuki.runtime.watch import leave
-from tasuki.runtime.worker import Worker
 
 _FLIGHT_S = 300.0
 _FLIGHT_WITH_OTHERS_S = 3.0
