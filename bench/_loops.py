@@ -28,8 +28,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 from torch.utils.data import default_collate
 
-from tasuki.actions.freeze import freeze_run
 from tasuki.clock import SystemClock
+from tasuki.commands.freeze import freeze_run
 from tasuki.data.loader import Loader, MicroBatch
 from tasuki.loop.stopwatch import Stopwatch
 from tasuki.loop.watch import Watch

@@ -57,7 +57,7 @@ def _core_s(act: Callable[[], object]) -> float:
 
 
 def _curves(run: Path) -> list[Row]:
-    from tasuki.actions.curves import CurveReader
+    from tasuki.commands.curves import CurveReader
     from tasuki.runs.runs import RunFolder
 
     reader = CurveReader(RunFolder(run))

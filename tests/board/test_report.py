@@ -11,7 +11,7 @@ import shutil
 import pytest
 
 import tasuki
-from tasuki.actions.report import gather_report
+from tasuki.commands.report import gather_report
 from tasuki.runs.atomic import read_json, write_json
 from tasuki.runs.runs import RunFolder
 from tasuki.views.report import render

@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tasuki.actions.board import RunsSource
 from tasuki.clock import SystemClock
+from tasuki.commands.board import RunsSource
 from tasuki.runs.events import EventLog
 from tasuki.runs.metrics import MetricLog
 from tasuki.runs.runs import RunFolder
@@ -82,8 +82,8 @@ def test_without_its_packages_the_board_names_the_extra(here, runs, tmp_path, mo
 
 def test_the_board_and_the_report_import_no_torch_and_no_numpy(runs, tmp_path):
     script = (
-        "import sys, tasuki.cli.main, tasuki.views.board.app, tasuki.actions.board;"
-        "import tasuki.actions.report, tasuki.views.report.page;"
+        "import sys, tasuki.cli.main, tasuki.views.board.app, tasuki.commands.board;"
+        "import tasuki.commands.report, tasuki.views.report.page;"
         "sys.exit(bool({'torch', 'numpy', 'safetensors'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False, timeout=60).returncode == 0
@@ -377,7 +377,7 @@ def test_a_long_log_comes_in_pieces_that_join_without_a_gap(runs, tmp_path):
 
 
 def test_values_named_like_secrets_are_not_shown_in_a_spec(runs, tmp_path):
-    from tasuki.actions.told_spec import read_told_spec
+    from tasuki.commands.told_spec import read_told_spec
     from tasuki.spec.hiding import HIDDEN
 
     copy = tmp_path / "exp"

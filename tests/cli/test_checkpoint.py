@@ -11,11 +11,11 @@ import pytest
 import torch
 
 import tasuki
-from tasuki.actions.checkpoint import show_checkpoints, verify_checkpoints
 from tasuki.checkpoint.commit import open_draft
 from tasuki.checkpoint.lineage import find_latest, lineage
 from tasuki.checkpoint.retention import quarantine
 from tasuki.checkpoint.verify import verify
+from tasuki.commands.checkpoint import show_checkpoints, verify_checkpoints
 from tasuki.errors import CheckpointError, DamagedCheckpoint, RunError, UsageError
 from tasuki.runs.runs import RunFolder
 from tests.checkpoint.commits import commit, flip, position

@@ -33,8 +33,8 @@ def test_a_plan_costs_its_jobs_gpus_for_as_long_as_each_is_expected_to_last(here
 def test_several_nodes_cost_as_many_times_where_they_are_asked_for(tmp_path, monkeypatch):
     from dataclasses import replace
 
-    from tasuki.actions.plan import make_plan
     from tasuki.api.inputs import make_request, read_spec
+    from tasuki.commands.plan import make_plan
 
     made = make_project(
         tmp_path / "p", stages=STAGES, cluster__nodes=3, cluster__price_per_gpu_hour=1.0

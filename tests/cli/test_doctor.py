@@ -12,9 +12,9 @@ from importlib import resources
 import pytest
 
 import tasuki
-from tasuki.actions.doctor_live import read_life
-from tasuki.actions.doctor_machine import mount_of
-from tasuki.actions.doctor_rules import (
+from tasuki.commands.doctor_live import read_life
+from tasuki.commands.doctor_machine import mount_of
+from tasuki.commands.doctor_rules import (
     check_commands,
     check_live,
     check_machine,
@@ -22,8 +22,8 @@ from tasuki.actions.doctor_rules import (
     kill_wait_of,
     treat,
 )
-from tasuki.actions.doctor_site import render_site
-from tasuki.actions.doctor_wishes import check_wishes
+from tasuki.commands.doctor_site import render_site
+from tasuki.commands.doctor_wishes import check_wishes
 from tasuki.slurm.text import (
     ShownNodes,
     ShownPartition,
@@ -100,7 +100,7 @@ def test_it_needs_neither_torch_nor_numpy(tmp_path):
     project = make_project(tmp_path / "p")
     project.environment.update(NO_SLURM)
     imported = modules_of(project, "tasuki", "doctor")
-    assert "tasuki.actions.doctor" in imported and not {"torch", "numpy"} & imported
+    assert "tasuki.commands.doctor" in imported and not {"torch", "numpy"} & imported
 
 
 # -- the rules ----------------------------------------------------------------------------------
@@ -260,7 +260,7 @@ def test_the_kill_is_the_last_sign_of_life_after_the_first_term():
 
 
 def test_the_probe_hears_every_signal_at_once_also_the_second_of_two(tmp_path):
-    source = resources.files("tasuki.actions") / "doctor_probe.py"
+    source = resources.files("tasuki.commands") / "doctor_probe.py"
     probe = subprocess.Popen(
         [sys.executable, str(source), "step", str(tmp_path)],
         env={**os.environ, "SLURM_RESTART_COUNT": "1"},

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tasuki.actions.doctor_machine import describe_runs
-from tasuki.actions.doctor_quota import (
+from tasuki.commands.doctor_machine import describe_runs
+from tasuki.commands.doctor_quota import (
     Quota,
     Share,
     find_quota,
@@ -16,7 +16,7 @@ from tasuki.actions.doctor_quota import (
     parse_quotas,
     tightest,
 )
-from tasuki.actions.doctor_rules import check_machine
+from tasuki.commands.doctor_rules import check_machine
 from tasuki.views.doctor import doctor_lines
 from tests.cli.test_doctor import NO_SLURM
 
@@ -118,7 +118,7 @@ def test_the_file_system_decides_which_program_is_asked(tmp_path):
 
 
 def test_a_program_that_is_missing_fails_or_hangs_leaves_no_quota_known(tmp_path, monkeypatch):
-    monkeypatch.setattr("tasuki.actions.doctor_quota._WITHIN_S", 0.2)
+    monkeypatch.setattr("tasuki.commands.doctor_quota._WITHIN_S", 0.2)
     hanging = programs(tmp_path / "hanging", quota="exec sleep 60")
     failing = programs(tmp_path / "failing", quota="echo 'no quota enabled' >&2; exit 1")
     for environment in (hanging, failing, {"PATH": "/nowhere"}):

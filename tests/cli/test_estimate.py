@@ -283,7 +283,7 @@ def test_a_warm_estimate_imports_neither_torch_nor_numpy(asked):
         folder, python, environment = asked, sys.executable, person_environment(TASUKI_SITE="")
 
     imported = modules_of(Here, "tasuki", "estimate", "--json")
-    assert "tasuki.actions.estimate" in imported
+    assert "tasuki.commands.estimate" in imported
     assert not {"torch", "numpy", "recipes"} & imported
 
 

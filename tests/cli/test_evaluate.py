@@ -337,7 +337,7 @@ def test_a_run_without_a_finished_stage_has_nothing_to_evaluate(project, here):
 
 
 def test_data_typed_in_another_folder_stay_the_same_data(finished: Project, tmp_path):
-    from tasuki.actions.evaluate import Asked, of_run
+    from tasuki.commands.evaluate import Asked, of_run
 
     (tmp_path / "test.h5").touch()
     asked = Asked(here=tmp_path, data=("test.h5", "generated"), split="val")
@@ -346,7 +346,7 @@ def test_data_typed_in_another_folder_stay_the_same_data(finished: Project, tmp_
 
 
 def test_data_that_are_named_are_taken_whole_and_a_stage_s_own_by_its_sizes(assess, finished):
-    from tasuki.actions.evaluate import Asked, of_run
+    from tasuki.commands.evaluate import Asked, of_run
 
     wanted = to_plain(Sizes(values=(5,)))
     assert assess("Sized", sizes=wanted)["metrics"]["loss"] == 5.0

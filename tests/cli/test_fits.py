@@ -15,9 +15,9 @@ import pytest
 from rich.console import Console
 
 import tasuki
-from tasuki.actions.plan import make_plan, request_plan
-from tasuki.actions.run import RunRequest, carry_out, open_runs, take_up
 from tasuki.clock import SystemClock
+from tasuki.commands.plan import make_plan, request_plan
+from tasuki.commands.run import RunRequest, carry_out, open_runs, take_up
 from tasuki.errors import RunError
 from tasuki.estimate.facts import stage_key
 from tasuki.runs.history import append_history

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tasuki.actions.compare import compare_runs
 from tasuki.checkpoint.lineage import find_latest
+from tasuki.commands.compare import compare_runs
 from tests.cli.person import Project, finish, until
 
 PAGE = 4096

@@ -12,9 +12,9 @@ import subprocess
 import psutil
 import pytest
 
-from tasuki.actions.compare import compare_runs
-from tasuki.actions.logs import follow_logs
 from tasuki.clock import SystemClock
+from tasuki.commands.compare import compare_runs
+from tasuki.commands.logs import follow_logs
 from tasuki.jobs.phase import Phase, Rank, make_wires
 from tasuki.runs.attempts import read_attempt_ends, read_holder, write_attempt_end
 from tasuki.runs.claims import list_claims, take_claim

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tasuki.actions.queued import Known
-from tasuki.actions.status import describe_run
+from tasuki.commands.queued import Known
+from tasuki.commands.status import describe_run
 from tasuki.runs.atomic import write_json
 from tasuki.runs.jobs import JobFolder, job_folder
 from tasuki.testing import FakeClock

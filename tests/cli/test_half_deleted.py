@@ -142,7 +142,7 @@ def test_a_run_whose_node_was_lost_before_its_first_save_lacks_nothing(tmp_path)
 
 
 def test_the_board_lists_what_is_left_of_a_run(torn, tmp_path):
-    from tasuki.actions.board import RunsSource
+    from tasuki.commands.board import RunsSource
     from tasuki.testing import FakeClock
 
     torn("spec.json")

@@ -159,7 +159,7 @@ def test_cancel_imports_no_torch(real_project, here):
     made = real_project(cluster__python="/bin/false")
     here(made.folder, "run")
     imported = modules_of(made, "tasuki", "cancel", "exp")
-    assert "tasuki.actions.cancel" in imported
+    assert "tasuki.commands.cancel" in imported
     assert not {"torch", "numpy"} & imported
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tasuki.actions.logs import follow_logs
+from tasuki.commands.logs import follow_logs
 from tasuki.testing import FakeClock
 from tasuki.views.text import LogText
 from tests.harness.written import WrittenRun

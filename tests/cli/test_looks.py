@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tasuki.actions.data import DataWork, check_files
 from tasuki.cli.main import _report
 from tasuki.cli.options import read_spec
 from tasuki.cli.run import _unusual
+from tasuki.commands.data import DataWork, check_files
 from tasuki.errors import DataError, UsageError
 from tasuki.testing import FakeClock
 from tasuki.views.estimate import show_estimate

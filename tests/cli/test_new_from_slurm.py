@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tasuki
-from tasuki.actions.new_from_slurm import new_from_slurm
+from tasuki.commands.new_from_slurm import new_from_slurm
 from tasuki.slurm import script as sbatch
 from tasuki.slurm.batch_script import BatchScript, read_batch_script
 from tasuki.spec.load import load_spec

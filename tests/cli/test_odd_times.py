@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tasuki.actions.board import RunsSource
+from tasuki.commands.board import RunsSource
 from tasuki.testing import FakeClock
 from tests.harness.written import WrittenRun
 

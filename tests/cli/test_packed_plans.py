@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from tasuki.actions.items import items_of
-from tasuki.actions.jobs import Terms, write_jobs
-from tasuki.actions.plan import make_plan, request_plan
 from tasuki.clock import SystemClock
+from tasuki.commands.items import items_of
+from tasuki.commands.jobs import Terms, write_jobs
+from tasuki.commands.plan import make_plan, request_plan
 from tasuki.runs.atomic import read_json
 from tasuki.runs.runs import RunFolder
 from tasuki.spec.load import load_spec

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from tasuki.actions.status import brief_run, describe_run
 from tasuki.clock import SystemClock
+from tasuki.commands.status import brief_run, describe_run
 from tasuki.runs.attempts import write_holder
 from tasuki.runs.claims import take_claim
 from tasuki.runs.control import Word, say

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from tasuki.actions.prune import prune_run
 from tasuki.checkpoint.commit import discard_draft, open_draft
 from tasuki.checkpoint.frozen import store_frozen
 from tasuki.checkpoint.lineage import find_latest, lineage, list_checkpoints
 from tasuki.checkpoint.retention import quarantine
 from tasuki.checkpoint.verify import verify
+from tasuki.commands.prune import prune_run
 from tasuki.errors import CheckpointError, DamagedCheckpoint, UsageError
 from tasuki.runs.attempts import write_holder
 from tasuki.runs.claims import ensure_claim_holds, take_claim

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tasuki.actions.recipes import defines
+from tasuki.commands.recipes import defines
 from tasuki.jobs.after import _has_committed
 from tasuki.runs.claims import list_claims
 from tasuki.runs.control import last_said

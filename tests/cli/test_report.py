@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from tasuki.actions.board import RunsSource
-from tasuki.actions.curves import read_curves
-from tasuki.actions.report import gather_report
+from tasuki.commands.board import RunsSource
+from tasuki.commands.curves import read_curves
+from tasuki.commands.report import gather_report
 from tasuki.runs.control import Word, say
 from tasuki.testing import FakeClock
 from tasuki.views.report import MOST_DRAWN, render
@@ -79,6 +79,6 @@ def test_lines_of_metrics_are_read_only_of_runs_whose_curves_are_shown(
         read.append(run.name)
         return read_curves(run, **more)
 
-    monkeypatch.setattr("tasuki.actions.report.read_curves", count)
+    monkeypatch.setattr("tasuki.commands.report.read_curves", count)
     assert here(tmp_path, "report", *words).code == 0
     assert read == [f"run{number:02}" for number in range(num)]

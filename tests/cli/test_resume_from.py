@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import tasuki
-from tasuki.actions.compare import compare_runs
+from tasuki.commands.compare import compare_runs
 from tests.cli.person import Project, finish, make_project, until
 
 STAGES = [
@@ -118,7 +118,7 @@ def test_stopped_before_its_first_step_the_next_run_still_goes_on_from_there(
     words = ("resume", "exp", "--from", "step-4", "--accept-change", "complete")
     script = (
         "import os, sys\n"
-        "import tasuki.actions.run as run\n"
+        "import tasuki.commands.run as run\n"
         "run.write_runner = lambda _: os.kill(os.getpid(), 9)\n"
         f"sys.argv = ['tasuki', *{words!r}]\n"
         "from tasuki.cli.main import run as main\n"

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tasuki.actions.status import brief_run
 from tasuki.clock import utc
+from tasuki.commands.status import brief_run
 from tasuki.runs.accounts import keep_accounts
 from tasuki.runs.attempts import write_attempt_end, write_holder
 from tasuki.runs.brief import read_brief_events
@@ -304,7 +304,7 @@ def test_failures_from_before_a_person_said_resume_are_no_news(tmp_path):
 
 @pytest.mark.parametrize("text", ['{"format": 1, "stages": 3}', '{"stages": [7]}', '{"spec": []}'])
 def test_a_live_line_of_a_run_with_a_damaged_spec_is_words_and_no_traceback(tmp_path, text):
-    from tasuki.actions.status import brief_run
+    from tasuki.commands.status import brief_run
     from tasuki.errors import StoreError
     from tasuki.runs.runs import RunFolder
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tasuki.actions.report import gather_report
+from tasuki.commands.report import gather_report
 from tasuki.runs.atomic import write_json
 from tasuki.runs.jobs import job_folder
 from tasuki.testing import FakeClock

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tasuki.actions.report import gather_report
-from tasuki.actions.told_spec import read_told_spec
+from tasuki.commands.report import gather_report
+from tasuki.commands.told_spec import read_told_spec
 from tasuki.runs.runs import RunFolder
 from tasuki.spec.frozen import frozen_value
 from tasuki.spec.load import load_command, load_spec

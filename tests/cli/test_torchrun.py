@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tasuki.actions.compare import compare_runs
 from tasuki.cli.torchrun import clear_torchrun, read_torchrun
+from tasuki.commands.compare import compare_runs
 from tasuki.runs.attempts import live_runner
 from tasuki.runs.events import read_events
 from tests.cli.person import Project, Said, finish, kill_leftovers, make_project, until

@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 import tasuki
-from tasuki.actions.watch import Watch
+from tasuki.commands.watch import Watch
 from tasuki.runs.runs import RunFolder
 from tasuki.testing import FakeClock
 from tasuki.views.watch import Window, draw_help, draw_list, draw_page

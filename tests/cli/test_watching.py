@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-import tasuki.actions.watch as watching
-from tasuki.actions.queued import Known, RunsJob
-from tasuki.actions.status import describe_run
-from tasuki.actions.watch import Watch, Watched
+import tasuki.commands.watch as watching
+from tasuki.commands.queued import Known, RunsJob
+from tasuki.commands.status import describe_run
+from tasuki.commands.watch import Watch, Watched
 from tasuki.runs.jobs import job_folder
 from tasuki.slurm.text import QueuedJob
 from tasuki.testing import FakeClock

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tasuki.actions.runs import find_run, split_stage
+from tasuki.commands.runs import find_run, split_stage
 from tasuki.runs.runs import RunFolder
 
 

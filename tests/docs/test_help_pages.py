@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tools.docs.pages import read_index
 
-from tasuki.actions.pages import find_pages, find_topic, read_topics
+from tasuki.commands.pages import find_pages, find_topic, read_topics
 
 
 def test_help_lists_every_page_with_its_words_and_the_verbs(here, tmp_path):

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from tasuki.actions.drill_diagnosis import (
+from tasuki.commands.drill_diagnosis import (
     diagnose,
     diagnose_twins,
     first_row_difference,
     not_restored,
 )
-from tasuki.actions.drill_trace import (
+from tasuki.commands.drill_trace import (
     AttemptTrace,
     StepTrace,
     is_each_sample_once,

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tasuki.actions.drill_scenarios import NAMES
+from tasuki.commands.drill_scenarios import NAMES
 from tests.cli.person import Project, Said, finish, person_environment, processes_about, until
 from tests.drill import planted
 
@@ -147,7 +147,7 @@ def test_a_bug_on_two_ranks_is_named(plant, here):
 
 
 def test_a_certificate_is_not_given_for_a_disturbance_that_did_not_happen(plant, here, monkeypatch):
-    from tasuki.actions import drill_scenarios
+    from tasuki.commands import drill_scenarios
 
     def strike(step: int) -> dict[str, Any]:
         with monkeypatch.context() as patch:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tasuki.actions.drill_scenarios import NAMES
+from tasuki.commands.drill_scenarios import NAMES
 from tests.cli.person import Said, person_environment
 from tests.integrations.subjects import FRAMEWORKS
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasuki.actions.drill_scenarios import (
+from tasuki.commands.drill_scenarios import (
     NAMES,
     SAVE_EVERY,
     STEPS,
@@ -14,8 +14,8 @@ from tasuki.actions.drill_scenarios import (
     plan_scenarios,
     planned_kills,
 )
-from tasuki.actions.drill_words import retell
-from tasuki.actions.status import brief_run
+from tasuki.commands.drill_words import retell
+from tasuki.commands.status import brief_run
 from tasuki.errors import UsageError
 from tasuki.testing import FakeClock
 from tests.harness.written import WrittenRun

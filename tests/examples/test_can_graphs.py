@@ -23,7 +23,7 @@ from tests.cli.warm_python import write_warm_python
 from tests.harness.faulty import used
 from tests.harness.warm import warm_server
 
-from tasuki.actions.compare import compare_runs
+from tasuki.commands.compare import compare_runs
 from tasuki.runs.events import read_events
 from tasuki.runs.metrics import read_metrics
 from tasuki.runs.runs import RunFolder

@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from tests.cli.person import Project, person_environment
 
-from tasuki.actions.demo import limit_for_three_jobs
+from tasuki.commands.demo import limit_for_three_jobs
 from tasuki.plan.cut import cut_into_jobs
 from tasuki.plan.values import StageWork
 

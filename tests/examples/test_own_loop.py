@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.harness.warm import warm_server
 
-from tasuki.actions.compare import compare_runs
+from tasuki.commands.compare import compare_runs
 from tasuki.errors import EXIT_DONE, EXIT_RESUME_ME
 from tasuki.runs.metrics import read_metrics
 from tasuki.runs.runs import RunFolder

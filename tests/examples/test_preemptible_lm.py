@@ -12,7 +12,7 @@ import pytest
 from tests.cli.person import Project, kill_leftovers, person_environment
 from tests.cli.warm_python import write_warm_python
 
-from tasuki.actions.compare import compare_runs
+from tasuki.commands.compare import compare_runs
 from tasuki.runs.metrics import read_metrics
 from tasuki.runs.runs import RunFolder
 from tasuki.spec.load import load_spec

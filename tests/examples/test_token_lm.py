@@ -20,7 +20,7 @@ from tests.cli.person import Project, kill_leftovers, person_environment
 from tests.cli.warm_python import write_warm_python
 from torch.nn import functional
 
-from tasuki.actions.compare import compare_runs
+from tasuki.commands.compare import compare_runs
 from tasuki.errors import DataError
 from tasuki.runs.metrics import read_metrics
 from tasuki.runs.runs import RunFolder

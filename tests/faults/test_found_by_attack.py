@@ -12,7 +12,7 @@ import torch
 from tests.harness.project import make_project
 from torch import nn
 
-from tasuki.actions.freeze import find_changes
+from tasuki.commands.freeze import find_changes
 from tasuki.data.loader import MicroBatch
 from tasuki.errors import RecipeError, RunError
 from tasuki.jobs.phase import Phase, Rank, make_wires
@@ -145,7 +145,7 @@ def test_what_decides_which_samples_come_when_cannot_be_accepted_into_a_begun_ru
 
 def test_two_first_starts_at_once_leave_the_whole_code(tmp_path):
     """Real processes that freeze the same run, again and again."""
-    from tasuki.actions.freeze import snapshot_code
+    from tasuki.commands.freeze import snapshot_code
     from tasuki.runs.runs import RunFolder
 
     project = make_project(tmp_path / "p")
@@ -172,7 +172,7 @@ def test_two_first_starts_at_once_leave_the_whole_code(tmp_path):
 
 def test_a_run_s_code_holds_no_runs_of_other_specs(tmp_path):
     """Each would hold all earlier ones, and every new run would look like changed code."""
-    from tasuki.actions.freeze import is_code_changed, snapshot_code
+    from tasuki.commands.freeze import is_code_changed, snapshot_code
     from tasuki.runs.runs import RunFolder
 
     project = make_project(tmp_path / "p")

@@ -13,9 +13,9 @@ import sys
 import pytest
 from tests.harness.packed import Packed, make_packed
 
-from tasuki.actions.cancel import cancel_run
-from tasuki.actions.status import state_of
 from tasuki.clock import SystemClock
+from tasuki.commands.cancel import cancel_run
+from tasuki.commands.status import state_of
 from tasuki.jobs.job import read_job
 from tasuki.jobs.local import LocalBackend, LocalJob, Preemption
 from tasuki.jobs.local_allocation import give_cause

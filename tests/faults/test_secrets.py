@@ -132,9 +132,9 @@ def test_nor_do_drills_rehearsals_and_profiles_tell_any(tmp_path, canaries):
 
 
 def test_files_of_passwords_are_left_out_of_the_copy_of_the_code_and_others_are_not(tmp_path):
-    from tasuki.actions.freeze import freeze_run
-    from tasuki.actions.resume import take_current_code
     from tasuki.clock import SystemClock
+    from tasuki.commands.freeze import freeze_run
+    from tasuki.commands.resume import take_current_code
     from tasuki.spec.load import load_spec
 
     made = make_project(tmp_path / "p", cluster__setup="prepare/env.sh")

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasuki.actions.plan import PlanRequest, make_plan
-from tasuki.actions.run import RunRequest, RunResult, run_here
 from tasuki.clock import SystemClock
+from tasuki.commands.plan import PlanRequest, make_plan
+from tasuki.commands.run import RunRequest, RunResult, run_here
 from tasuki.jobs.local import Preemption
 from tasuki.plan.values import Plan
 from tasuki.runs.attempts import read_attempt_ends

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
-from tasuki.actions.compare import compare_runs
-from tasuki.actions.discover import look_with
-from tasuki.actions.plan import make_plan
-from tasuki.actions.run import RunRequest, local_jobs, open_runs, take_up
 from tasuki.clock import SystemClock
+from tasuki.commands.compare import compare_runs
+from tasuki.commands.discover import look_with
+from tasuki.commands.plan import make_plan
+from tasuki.commands.run import RunRequest, local_jobs, open_runs, take_up
 from tasuki.runs.jobs import JobFolder, last_start, read_outcome
 from tasuki.runs.runs import RunFolder
 from tasuki.spec.load import load_spec

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasuki.actions.compare import Comparison, compare_runs
-from tasuki.actions.discover import look_with
-from tasuki.actions.machine import Machine
-from tasuki.actions.plan import PlanRequest, choose_experiments, make_plan
-from tasuki.actions.run import RunRequest, local_jobs, open_runs, take_up
 from tasuki.clock import SystemClock
+from tasuki.commands.compare import Comparison, compare_runs
+from tasuki.commands.discover import look_with
+from tasuki.commands.machine import Machine
+from tasuki.commands.plan import PlanRequest, choose_experiments, make_plan
+from tasuki.commands.run import RunRequest, local_jobs, open_runs, take_up
 from tasuki.runs.jobs import JobFolder
 from tasuki.runs.runs import RunFolder
 from tasuki.spec.load import load_spec

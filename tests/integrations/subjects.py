@@ -16,7 +16,7 @@ from pathlib import Path
 from tests.harness.warm import Started, Warm
 from tests.integrations.conftest import Servers
 
-from tasuki.actions.compare import compare_runs
+from tasuki.commands.compare import compare_runs
 from tasuki.runs.runs import RunFolder
 
 DATA = '''

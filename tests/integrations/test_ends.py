@@ -10,8 +10,8 @@ import pytest
 from tests.integrations.subjects import RANKS, SMALL, Script, Subject, make_script
 from tests.integrations.test_verbs import audit
 
-from tasuki.actions.why import tell_why
 from tasuki.checkpoint.lineage import list_checkpoints
+from tasuki.commands.why import tell_why
 from tasuki.errors import EXIT_DONE
 from tasuki.runs.metrics import read_metrics
 

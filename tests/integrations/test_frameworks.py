@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from tests.integrations.subjects import FRAMEWORKS, HF, LIGHTNING
 
-from tasuki.actions.status import describe_run
 from tasuki.checkpoint.lineage import list_checkpoints
+from tasuki.commands.status import describe_run
 from tasuki.errors import UsageError
 from tasuki.integrations import versions
 from tasuki.integrations.versions import check_version

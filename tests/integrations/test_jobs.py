@@ -13,9 +13,9 @@ import pytest
 from tests.harness.commands import make_commands
 from tests.integrations.subjects import SUBJECTS, make_script
 
-from tasuki.actions.status import describe_run
 from tasuki.checkpoint.lineage import list_checkpoints
 from tasuki.clock import SystemClock
+from tasuki.commands.status import describe_run
 from tasuki.errors import EXIT_DONE, EXIT_RESUME_ME
 from tasuki.integrations.place import find_place
 from tasuki.jobs.local import Preemption

@@ -8,13 +8,13 @@ import shutil
 import pytest
 from tests.integrations.subjects import SMALL, Script, Subject, make_script
 
-from tasuki.actions.back_target import find_target
-from tasuki.actions.logs import where_output_went
-from tasuki.actions.resume import frozen_spec
-from tasuki.actions.status import describe_run, read_status
-from tasuki.actions.why import tell_why
 from tasuki.checkpoint.lineage import list_checkpoints
 from tasuki.clock import SystemClock
+from tasuki.commands.back_target import find_target
+from tasuki.commands.logs import where_output_went
+from tasuki.commands.resume import frozen_spec
+from tasuki.commands.status import describe_run, read_status
+from tasuki.commands.why import tell_why
 from tasuki.errors import EXIT_DONE, EXIT_FAILED, EXIT_RESUME_ME, RunError
 from tasuki.runs.atomic import read_json, write_json
 from tasuki.runs.attempts import read_attempt_ends

@@ -13,13 +13,13 @@ import pytest
 from tests.harness.warm import warm_server
 from tests.integrations.subjects import SUBJECTS, make_script
 
-from tasuki.actions.audit import audit_run
-from tasuki.actions.cancel import cancel_run
-from tasuki.actions.logs import join_logs, read_logs
-from tasuki.actions.status import describe_run, ledger_of
-from tasuki.actions.why import tell_why
 from tasuki.answers import Told
 from tasuki.clock import SystemClock
+from tasuki.commands.audit import audit_run
+from tasuki.commands.cancel import cancel_run
+from tasuki.commands.logs import join_logs, read_logs
+from tasuki.commands.status import describe_run, ledger_of
+from tasuki.commands.why import tell_why
 from tasuki.errors import EXIT_DONE, EXIT_RESUME_ME
 from tasuki.runs.atomic import read_json
 from tasuki.runs.attempts import read_attempt_ends

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasuki.actions.candidates import Question, find_candidates
-from tasuki.actions.predict import Foretold
+from tasuki.commands.candidates import Question, find_candidates
+from tasuki.commands.predict import Foretold
 from tasuki.estimate.facts import stage_key
 from tasuki.estimate.fitted import Card, fit_bucket, put_bucket
 from tasuki.estimate.gpus import TABLE

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from tasuki.actions.planned_batch import Known, plan_batch
+from tasuki.commands.planned_batch import Known, plan_batch
 from tasuki.estimate.facts import stage_key
 from tasuki.spec.buckets import Buckets
 from tasuki.spec.resolved import ResolvedStage

@@ -7,9 +7,9 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasuki.actions.rehearse_cells import Way, cells_of
-from tasuki.actions.rehearse_checks import judge_room
-from tasuki.actions.rehearse_rounds import (
+from tasuki.commands.rehearse_cells import Way, cells_of
+from tasuki.commands.rehearse_checks import judge_room
+from tasuki.commands.rehearse_rounds import (
     Books,
     Shape,
     blocked,

@@ -13,7 +13,7 @@ import pytest
 from safetensors.torch import load_file
 from tests.harness.project import Project, differences, make_project
 
-from tasuki.actions.resume import frozen_spec
+from tasuki.commands.resume import frozen_spec
 from tasuki.runs.atomic import read_json
 from tasuki.runs.events import read_events
 from tasuki.runs.metrics import read_metrics

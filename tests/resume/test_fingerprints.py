@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 from tests.harness.project import Project, make_project
 
-from tasuki.actions.machine import Machine
-from tasuki.actions.plan import PlanRequest, choose_experiments
-from tasuki.actions.run import RunRequest, open_runs, take_up
 from tasuki.clock import SystemClock
+from tasuki.commands.machine import Machine
+from tasuki.commands.plan import PlanRequest, choose_experiments
+from tasuki.commands.run import RunRequest, open_runs, take_up
 from tasuki.errors import TasukiError
 from tasuki.runs.atomic import read_json
 from tasuki.runs.attempts import read_attempt_end
@@ -354,7 +354,7 @@ def test_a_rank_that_starts_on_edited_code_fails_at_once_with_the_reason(warm, b
 
 def test_code_taken_over_from_the_project_may_read_the_data_in_another_way(warm, begun, tmp_path):
     """Samples that are computed differently by new code are no change of the data."""
-    from tasuki.actions.resume import take_current_code
+    from tasuki.commands.resume import take_current_code
 
     project = copy_of(begun, tmp_path / "p")
     path = project.folder / "recipes.py"

@@ -18,12 +18,12 @@ from tests.cli.checkpoints import go_on, make_run, two_attempts
 from tests.harness.project import Project, differences, make_project
 from tests.resume.test_audit import audit
 
-from tasuki.actions import back as acting
-from tasuki.actions.back import go_back, plan_going_back
 from tasuki.checkpoint.lineage import find_latest, lineage, list_checkpoints
 from tasuki.checkpoint.manifest import parse_name
 from tasuki.checkpoint.verify import read_manifest
 from tasuki.clock import SystemClock
+from tasuki.commands import back as acting
+from tasuki.commands.back import go_back, plan_going_back
 from tasuki.errors import CheckpointError, RunError, StoreError
 from tasuki.runs.attempts import read_attempt_end
 from tasuki.runs.back import settle_back
@@ -278,14 +278,14 @@ def test_what_is_left_behind_stays_through_all_saves_until_a_person_prunes(warm,
     # Its best weights are there as well, be it as those of the stage.
     assert read_manifest(project.run.checkpoints / names[0]).facts["best"]
     assert plan_going_back(project.run, names[0], accepted=["complete"]).left
-    from tasuki.actions.prune import prune_run
+    from tasuki.commands.prune import prune_run
 
     prune_run(project.run, now=SystemClock().wall())
     assert names[0] not in {str(parsed) for parsed in list_checkpoints(project.run)}
 
 
 def test_the_checkpoint_gone_back_to_is_safe_from_pruning_before_anybody_starts(done):
-    from tasuki.actions.prune import prune_run
+    from tasuki.commands.prune import prune_run
 
     back(done, "step-7")
     prune_run(done.run, now=SystemClock().wall(), keep=2)

@@ -128,7 +128,7 @@ def test_fewer_samples_than_ranks_are_said_and_used_exactly_once(warm, tmp_path)
 def test_a_run_with_several_ranks_says_what_they_bring_by_history_or_by_the_exchange(
     warm, tmp_path
 ):
-    from tasuki.actions.status import read_status
+    from tasuki.commands.status import read_status
     from tasuki.runs.events import read_events
     from tasuki.runs.history import append_history, read_history
 

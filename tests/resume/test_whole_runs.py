@@ -10,7 +10,7 @@ import pytest
 from safetensors.torch import load_file
 from tests.harness.project import differences, make_project
 
-from tasuki.actions.status import ledger_of
+from tasuki.commands.status import ledger_of
 from tasuki.runs.atomic import read_json
 from tasuki.runs.events import read_events
 from tasuki.runs.jobs import read_outcome

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasuki.actions.compare import compare_runs
+from tasuki.commands.compare import compare_runs
 from tasuki.runs.runs import RunFolder
 from tasuki.testing.slurm import Cluster
 from tests.harness.project import RECIPES

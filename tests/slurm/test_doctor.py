@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from tasuki.actions.doctor import DoctorRequest, examine
 from tasuki.clock import SystemClock
+from tasuki.commands.doctor import DoctorRequest, examine
 from tasuki.spec.site import load_site
 
 SPEC = """

@@ -10,10 +10,10 @@ import time
 
 import pytest
 
-from tasuki.actions.cancel import Controller, cancel_run
-from tasuki.actions.queued import look
-from tasuki.actions.status import read_status
 from tasuki.clock import SystemClock
+from tasuki.commands.cancel import Controller, cancel_run
+from tasuki.commands.queued import look
+from tasuki.commands.status import read_status
 from tasuki.runs.attempts import read_attempt_ends
 from tasuki.slurm.client import Slurm
 from tasuki.slurm.script import SlurmJob

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tasuki.actions.compare import compare_runs
-from tasuki.actions.why import tell_why
+from tasuki.commands.compare import compare_runs
+from tasuki.commands.why import tell_why
 from tasuki.runs.metrics import read_metrics
 from tasuki.runs.runs import RunFolder
 from tasuki.testing.slurm import Cluster

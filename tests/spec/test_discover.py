@@ -11,7 +11,7 @@ from typing import Any
 import h5py
 import pytest
 
-from tasuki.actions.discover import look_with
+from tasuki.commands.discover import look_with
 from tasuki.errors import SpecError, TasukiError, UsageError
 from tasuki.spec.discover import Found, LookAtData, name_stages
 from tasuki.spec.load import load_spec

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tasuki.actions.sinks import check_sinks
+from tasuki.commands.sinks import check_sinks
 from tasuki.errors import SpecError, TasukiError, UsageError
 from tasuki.spec.sinks import SinkOrder, parse_sinks
 from tests.spec.conftest import Project

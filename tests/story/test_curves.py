@@ -16,7 +16,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tasuki.actions.curves import CurveReader, read_curves
+from tasuki.commands.curves import CurveReader, read_curves
 from tasuki.runs.events import EventLog
 from tasuki.runs.metrics import MetricLog, read_metrics
 from tasuki.runs.runs import RunFolder
@@ -307,6 +307,6 @@ def test_reading_a_hundred_thousand_lines_takes_seconds_and_a_look_after_it_noth
 
 def test_who_reads_stories_curves_and_timelines_imports_neither_torch_nor_numpy() -> None:
     told = "print({'torch', 'numpy'} & {*sys.modules})"
-    code = f"import sys; from tasuki.actions import why, curves, timeline; {told}"
+    code = f"import sys; from tasuki.commands import why, curves, timeline; {told}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tasuki.actions.timeline import read_timeline
+from tasuki.commands.timeline import read_timeline
 from tasuki.runs.attempts import write_attempt_end, write_holder
 from tasuki.runs.claims import take_claim
 from tasuki.runs.events import EventLog

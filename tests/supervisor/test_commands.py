@@ -11,10 +11,10 @@ import sys
 import pytest
 from tests.harness.commands import Commands, is_alive, make_commands
 
-from tasuki.actions.extend import extend_run
-from tasuki.actions.freeze import freeze_run
-from tasuki.actions.status import describe_run
 from tasuki.clock import SystemClock
+from tasuki.commands.extend import extend_run
+from tasuki.commands.freeze import freeze_run
+from tasuki.commands.status import describe_run
 from tasuki.errors import EXIT_DONE, EXIT_FAILED
 from tasuki.jobs.command import order_command, start_command
 from tasuki.jobs.job import JobOrder

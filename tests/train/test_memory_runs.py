@@ -7,7 +7,7 @@ import time
 from tests.harness.faulty import events, finish
 from tests.harness.project import make_project
 
-from tasuki.actions.status import describe_run
+from tasuki.commands.status import describe_run
 from tasuki.runs.metrics import read_metrics
 
 PARTS = ("weights", "gradients", "optimizer", "activations", "batch", "other")

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tasuki.actions.evaluate import Asked, evaluate_weights, of_run, of_spec
-from tasuki.actions.export import Wanted, export_run
-from tasuki.actions.history import Filter, list_history
-from tasuki.actions.report import gather_report
-from tasuki.actions.runs import find_run
 from tasuki.api.inputs import CLOCK, read_spec
+from tasuki.commands.evaluate import Asked, evaluate_weights, of_run, of_spec
+from tasuki.commands.export import Wanted, export_run
+from tasuki.commands.history import Filter, list_history
+from tasuki.commands.report import gather_report
+from tasuki.commands.runs import find_run
 from tasuki.errors import UsageError
 from tasuki.runs.atomic import write_bytes
 from tasuki.runs.find import list_shown

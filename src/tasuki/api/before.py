@@ -9,19 +9,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tasuki.actions.asking import Asking
-from tasuki.actions.doctor import DoctorRequest, examine
-from tasuki.actions.estimate import EstimateRequest
-from tasuki.actions.estimate import estimate as estimate_stages
-from tasuki.actions.inspect import inspect_files, inspect_spec, which_spec
-from tasuki.actions.machine import look_around
-from tasuki.actions.measure import Measurer
-from tasuki.actions.plan import PlanRequest, make_plan
-from tasuki.actions.rehearse import RehearseRequest, rehearse_stages
-from tasuki.actions.tune import DEFAULT_BUDGET, TuneRequest, read_switches, tune_batch, tune_stage
-from tasuki.actions.what_if import WhatIfRequest, read_knobs
-from tasuki.actions.what_if import what_if as compare_plans
 from tasuki.api.inputs import CLOCK, make_request, read_spec
+from tasuki.commands.asking import Asking
+from tasuki.commands.doctor import DoctorRequest, examine
+from tasuki.commands.estimate import EstimateRequest
+from tasuki.commands.estimate import estimate as estimate_stages
+from tasuki.commands.inspect import inspect_files, inspect_spec, which_spec
+from tasuki.commands.machine import look_around
+from tasuki.commands.measure import Measurer
+from tasuki.commands.plan import PlanRequest, make_plan
+from tasuki.commands.rehearse import RehearseRequest, rehearse_stages
+from tasuki.commands.tune import DEFAULT_BUDGET, TuneRequest, read_switches, tune_batch, tune_stage
+from tasuki.commands.what_if import WhatIfRequest, read_knobs
+from tasuki.commands.what_if import what_if as compare_plans
 from tasuki.spec.resolved import ResolvedSpec
 from tasuki.spec.site import load_site
 from tasuki.units import Duration

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tasuki.actions.data import DataWork, check_files, merge_files, split_files, tokenize_files
+from tasuki.commands.data import DataWork, check_files, merge_files, split_files, tokenize_files
 
 
 def data_merge(

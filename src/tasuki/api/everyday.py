@@ -8,28 +8,28 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tasuki.actions.back import plan_going_back
-from tasuki.actions.cancel import cancel_run
-from tasuki.actions.extend import extend_run
-from tasuki.actions.logs import join_logs, read_logs
-from tasuki.actions.new import new_project
-from tasuki.actions.new_from_slurm import new_from_script, new_from_slurm
-from tasuki.actions.new_from_yaml import new_from_yaml
-from tasuki.actions.queued import look_or_say, uses_slurm
-from tasuki.actions.resume import (
+from tasuki.api.inputs import CLOCK, ask_slurm, make_request, read_command, read_spec
+from tasuki.commands.back import plan_going_back
+from tasuki.commands.cancel import cancel_run
+from tasuki.commands.extend import extend_run
+from tasuki.commands.logs import join_logs, read_logs
+from tasuki.commands.new import new_project
+from tasuki.commands.new_from_slurm import new_from_script, new_from_slurm
+from tasuki.commands.new_from_yaml import new_from_yaml
+from tasuki.commands.queued import look_or_say, uses_slurm
+from tasuki.commands.resume import (
     frozen_deadline,
     frozen_spec,
     refuse_back_in_job,
     resume_in_its_job,
 )
-from tasuki.actions.run import RunRequest, run_here
-from tasuki.actions.runs import find_run
-from tasuki.actions.status import read_status
-from tasuki.actions.submit import SubmitRequest
-from tasuki.actions.submit import submit as submit_jobs
-from tasuki.actions.watch import snapshot
-from tasuki.actions.why import tell_why
-from tasuki.api.inputs import CLOCK, ask_slurm, make_request, read_command, read_spec
+from tasuki.commands.run import RunRequest, run_here
+from tasuki.commands.runs import find_run
+from tasuki.commands.status import read_status
+from tasuki.commands.submit import SubmitRequest
+from tasuki.commands.submit import submit as submit_jobs
+from tasuki.commands.watch import snapshot
+from tasuki.commands.why import tell_why
 from tasuki.errors import UsageError
 from tasuki.runs.atomic import FORMAT
 from tasuki.runs.find import list_shown

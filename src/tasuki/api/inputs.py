@@ -7,10 +7,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tasuki.actions.cancel import Controller
-from tasuki.actions.discover import look_with
-from tasuki.actions.plan import PlanRequest, request_plan
 from tasuki.clock import SystemClock
+from tasuki.commands.cancel import Controller
+from tasuki.commands.discover import look_with
+from tasuki.commands.plan import PlanRequest, request_plan
 from tasuki.slurm.client import Slurm
 from tasuki.spec.load import load_command, load_spec
 from tasuki.spec.resolved import ResolvedSpec

@@ -8,21 +8,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tasuki.actions.asking import Asking
-from tasuki.actions.audit import audit_run
-from tasuki.actions.checkpoint import (
+from tasuki.api.inputs import CLOCK, make_request, read_spec
+from tasuki.commands.asking import Asking
+from tasuki.commands.audit import audit_run
+from tasuki.commands.checkpoint import (
     ComparedBy,
     diff_checkpoints,
     show_checkpoints,
     verify_checkpoints,
 )
-from tasuki.actions.drill import DrillRequest, run_drill
-from tasuki.actions.equiv import EquivRequest, prove_stage
-from tasuki.actions.fair import compare_experiments, compare_runs
-from tasuki.actions.machine import look_around
-from tasuki.actions.prune import prune_run
-from tasuki.actions.runs import find_run
-from tasuki.api.inputs import CLOCK, make_request, read_spec
+from tasuki.commands.drill import DrillRequest, run_drill
+from tasuki.commands.equiv import EquivRequest, prove_stage
+from tasuki.commands.fair import compare_experiments, compare_runs
+from tasuki.commands.machine import look_around
+from tasuki.commands.prune import prune_run
+from tasuki.commands.runs import find_run
 
 
 def drill(

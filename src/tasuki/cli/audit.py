@@ -25,8 +25,8 @@ def command(run: str, stage: str | None, runs: Path | None, as_json: bool) -> in
 
     Exit codes: 0 proven, 1 not proven: other samples, or records that are missing.
     """
-    from tasuki.actions.audit import audit_run
     from tasuki.clock import SystemClock
+    from tasuki.commands.audit import audit_run
     from tasuki.views.waiting import Waiting
 
     folder = runs_folder(runs)

@@ -31,8 +31,8 @@ def command(runs: Path | None, port: int | None, is_opened: bool) -> None:
     It listens on this machine alone, and answers only who has the address that is printed: it
     holds a key that is new each time. The page reads, and changes nothing. Ctrl-C ends it.
     """
-    from tasuki.actions.board import RunsSource
     from tasuki.clock import SystemClock
+    from tasuki.commands.board import RunsSource
     from tasuki.views.board.serve import Address, serve
 
     folder = runs_folder(runs)

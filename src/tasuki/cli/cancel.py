@@ -16,8 +16,8 @@ from tasuki.cli.options import choose_runs, json_option, make_slurm, print_json,
 @json_option
 def command(run: str, dry_run: bool, runs: Path | None, as_json: bool) -> None:
     """End a run, saved. It stays cancelled until `tasuki run`, `submit` or `resume`."""
-    from tasuki.actions.cancel import Controller, cancel_run
     from tasuki.clock import SystemClock
+    from tasuki.commands.cancel import Controller, cancel_run
 
     (folder,) = choose_runs([run], runs)
     controller = Controller(slurm=make_slurm(), user=user())

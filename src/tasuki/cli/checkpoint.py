@@ -53,8 +53,8 @@ def show(what: str | None, pattern: str | None, runs: Path | None, as_json: bool
     `latest` is the one a resume looks at first, `parent` the one from which the last attempt went
     on, `outside` what no resume takes. Only the sizes of files are looked at: `verify` reads them.
     """
-    from tasuki.actions.checkpoint import show_checkpoints
     from tasuki.clock import SystemClock
+    from tasuki.commands.checkpoint import show_checkpoints
 
     folder = runs_folder(runs)
     say_which([what], folder)
@@ -78,8 +78,8 @@ def verify(what: str | None, is_all: bool, runs: Path | None, as_json: bool) -> 
     Says what is wrong with which file, and which checkpoint a resume would take. Exit code 1 if
     something is damaged.
     """
-    from tasuki.actions.checkpoint import verify_checkpoints
     from tasuki.clock import SystemClock
+    from tasuki.commands.checkpoint import verify_checkpoints
     from tasuki.views.waiting import Waiting
 
     if what is not None and is_all:
@@ -108,8 +108,8 @@ def diff(a: str, b: str, runs: Path | None, as_json: bool) -> int:
     Compared are model, optimizer, random states and progress, bit by bit; not when and by which
     attempt they were committed. They may be of two runs. Exit code 0 if they are equal, 1 if not.
     """
-    from tasuki.actions.checkpoint import ComparedBy, diff_checkpoints
     from tasuki.clock import SystemClock
+    from tasuki.commands.checkpoint import ComparedBy, diff_checkpoints
     from tasuki.views.waiting import Waiting
 
     clock, folder = SystemClock(), runs_folder(runs)
@@ -147,8 +147,8 @@ def prune(run: str, keep: int | None, dry_run: bool, runs: Path | None, as_json:
     attempt went on. Drafts of earlier attempts, damaged checkpoints that were set aside, and frozen
     parameters that nothing refers to go too. Refused while the run is running.
     """
-    from tasuki.actions.prune import prune_run
     from tasuki.clock import SystemClock
+    from tasuki.commands.prune import prune_run
     from tasuki.views.waiting import Waiting
 
     clock = SystemClock()

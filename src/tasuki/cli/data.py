@@ -15,7 +15,7 @@ from tasuki.cli.options import json_option, print_json
 from tasuki.errors import EXIT_DONE, EXIT_FAILED
 
 if TYPE_CHECKING:
-    from tasuki.actions.data import DataWork
+    from tasuki.commands.data import DataWork
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -59,7 +59,7 @@ def merge(
     All files need the same data sets. Samples with the same content are reported; `--unique` keeps
     the first of them. Files with samples that cannot be read are refused.
     """
-    from tasuki.actions.data import merge_files
+    from tasuki.commands.data import merge_files
 
     with _working(force=force, is_dry=dry_run) as work:
         merged = merge_files(files, output, unique=unique, work=work)
@@ -102,7 +102,7 @@ def split(
     added, and equal samples are never on both sides. Shares hold for each size on average; what
     came out is shown.
     """
-    from tasuki.actions.data import split_files
+    from tasuki.commands.data import split_files
 
     with _working(force=force, is_dry=dry_run) as work:
         made = split_files(files, folder, seed=seed, parts=parts, work=work)
@@ -149,7 +149,7 @@ def check(
 
     Exit codes: 0 nothing was found, or all copies were written; 1 something was found.
     """
-    from tasuki.actions.data import check_files
+    from tasuki.commands.data import check_files
 
     with _working(force=force, is_dry=dry_run) as work:
         found = check_files(files, fix=fix, output=output, allow=allow, work=work)
@@ -216,7 +216,7 @@ def tokenize(
     is filled up with end tokens, and how many is written down. Recipes read the folder with
     `tasuki.TokenDataset`.
     """
-    from tasuki.actions.data import tokenize_files
+    from tasuki.commands.data import tokenize_files
 
     with _working(force=force, is_dry=dry_run) as work:
         made = tokenize_files(files, output, work=work, **options)
@@ -231,8 +231,8 @@ def tokenize(
 @contextmanager
 def _working(*, force: bool, is_dry: bool) -> Iterator[DataWork]:
     """Work whose progress is shown on stderr."""
-    from tasuki.actions.data import DataWork
     from tasuki.clock import SystemClock
+    from tasuki.commands.data import DataWork
     from tasuki.views.data import Hearing
 
     with Hearing(clock=SystemClock()) as hearing:

@@ -20,9 +20,9 @@ def command(folder: Path, as_json: bool) -> int:
 
     Writes its project and runs into FOLDER (default: tasuki-demo).
     """
-    from tasuki.actions.demo import EXPERIMENT, DemoWatchers, run_demo
-    from tasuki.actions.status import brief_run
     from tasuki.clock import SystemClock
+    from tasuki.commands.demo import EXPERIMENT, DemoWatchers, run_demo
+    from tasuki.commands.status import brief_run
     from tasuki.runs.runs import RunFolder
     from tasuki.views.demo_report import show_report
     from tasuki.views.live import LiveView

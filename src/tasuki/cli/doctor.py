@@ -61,8 +61,8 @@ def command(
 
     Exit code 1 if something would stop a job from working.
     """
-    from tasuki.actions.doctor import DoctorRequest, examine
     from tasuki.clock import SystemClock
+    from tasuki.commands.doctor import DoctorRequest, examine
     from tasuki.units import Duration
 
     report = examine(

@@ -57,9 +57,9 @@ def command(
     differ and the likely cause (1). A minute or two for a small model. What a script of your own
     writes beside its run, it writes each time.
     """
-    from tasuki.actions.drill import DrillRequest, run_drill
-    from tasuki.actions.drill_words import retell
     from tasuki.clock import SystemClock
+    from tasuki.commands.drill import DrillRequest, run_drill
+    from tasuki.commands.drill_words import retell
     from tasuki.runs.atomic import write_bytes
     from tasuki.views.drill import certificate_text, show_drill
 

@@ -114,10 +114,10 @@ def _prove(
     settings: tuple[str, ...],
     samples: int | None,
 ) -> dict[str, Any]:
-    from tasuki.actions.asking import Asking
-    from tasuki.actions.equiv import EquivRequest, prove_stage
-    from tasuki.actions.machine import look_around
     from tasuki.clock import SystemClock
+    from tasuki.commands.asking import Asking
+    from tasuki.commands.equiv import EquivRequest, prove_stage
+    from tasuki.commands.machine import look_around
     from tasuki.views.waiting import Waiting
 
     environment = dict(os.environ)
@@ -144,9 +144,9 @@ def _compare(
     intended: str | None,
     runs: Path | None,
 ) -> dict[str, Any]:
-    from tasuki.actions.asking import Asking
-    from tasuki.actions.fair import compare_experiments, compare_runs
     from tasuki.clock import SystemClock
+    from tasuki.commands.asking import Asking
+    from tasuki.commands.fair import compare_experiments, compare_runs
     from tasuki.runs.runs import RunFolder
     from tasuki.views.waiting import Waiting
 

@@ -54,10 +54,10 @@ def command(
 
     Exit code 1 if a stage does not fit the card.
     """
-    from tasuki.actions.asking import Asking
-    from tasuki.actions.estimate import EstimateRequest, does_fit, estimate
-    from tasuki.actions.machine import look_around
     from tasuki.clock import SystemClock
+    from tasuki.commands.asking import Asking
+    from tasuki.commands.estimate import EstimateRequest, does_fit, estimate
+    from tasuki.commands.machine import look_around
     from tasuki.spec.site import load_site
     from tasuki.views.waiting import Waiting
 

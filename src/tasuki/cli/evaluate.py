@@ -20,7 +20,7 @@ from tasuki.cli.options import (
 from tasuki.errors import UsageError
 
 if TYPE_CHECKING:
-    from tasuki.actions.evaluate import Asked, Evaluation
+    from tasuki.commands.evaluate import Asked, Evaluation
 
 
 @click.command(
@@ -58,8 +58,8 @@ def command(
     RUN or RUN/STAGE: its weights, with the spec and the code the run began with. Else --weights,
     with the spec here (or SPEC) and the code as it is now.
     """
-    from tasuki.actions.evaluate import Asked, evaluate_weights
     from tasuki.clock import SystemClock
+    from tasuki.commands.evaluate import Asked, evaluate_weights
     from tasuki.views.waiting import Waiting
 
     asked = Asked(here=Path.cwd(), weights=weights, data=data, split=split, stage=stage)
@@ -97,13 +97,13 @@ def _of_spec(
     config: str | None,
     settings: tuple[str, ...],
 ) -> Evaluation:
-    from tasuki.actions.evaluate import of_spec
+    from tasuki.commands.evaluate import of_spec
 
     return of_spec(read_spec(source, settings, config), asked, experiment=experiment)
 
 
 def _of_run(name: str, asked: Asked, runs: Path | None, overrides: list[str]) -> Evaluation:
-    from tasuki.actions.evaluate import of_run
+    from tasuki.commands.evaluate import of_run
 
     if overrides:
         raise UsageError(

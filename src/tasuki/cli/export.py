@@ -49,7 +49,7 @@ def command(
     as_json: bool,
 ) -> None:
     """Write the weights of RUN or RUN/STAGE (default: its last finished stage) to a file."""
-    from tasuki.actions.export import Wanted, export_run
+    from tasuki.commands.export import Wanted, export_run
 
     folder = runs_folder(runs)
     say_which([run], folder)

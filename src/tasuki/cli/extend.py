@@ -19,9 +19,9 @@ from tasuki.cli.options import choose_runs, json_option, make_slurm, print_json,
 @json_option
 def command(run: str, amount: str, dry_run: bool, runs: Path | None, as_json: bool) -> None:
     """Give the job that works on a run more time: `+2h` adds, `24h` sets."""
-    from tasuki.actions.cancel import Controller
-    from tasuki.actions.extend import extend_run
     from tasuki.clock import SystemClock
+    from tasuki.commands.cancel import Controller
+    from tasuki.commands.extend import extend_run
 
     (folder,) = choose_runs([run], runs)
     controller = Controller(slurm=make_slurm(), user=user())

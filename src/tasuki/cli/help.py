@@ -19,8 +19,8 @@ Example:  tasuki help start
 @click.argument("topic", required=False)
 def command(topic: str | None) -> None:
     """Read the documentation here: TOPIC is a page or a verb; without one, all are listed."""
-    from tasuki.actions.pages import find_pages, find_topic, read_page, read_topics, refuse_topic
     from tasuki.cli.main import GROUPS
+    from tasuki.commands.pages import find_pages, find_topic, read_page, read_topics, refuse_topic
     from tasuki.views.pages import page_as_text, topics_as_text
 
     topics = read_topics(find_pages())

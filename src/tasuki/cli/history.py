@@ -29,8 +29,8 @@ def command(
     Every finished stage adds a line; `plan` and estimates of later stages learn from them. Lines
     that cannot be read are named, and left out.
     """
-    from tasuki.actions.history import Filter, list_history
     from tasuki.clock import SystemClock
+    from tasuki.commands.history import Filter, list_history
 
     folder = runs_folder(runs)
     now = SystemClock.wall()

@@ -73,8 +73,8 @@ def command(
 def _inspect(
     sources: tuple[str, ...], chosen: dict[str, Any], *, check: bool, on_progress: OnProgress
 ) -> dict[str, Any]:
-    from tasuki.actions.asking import Asking
-    from tasuki.actions.inspect import inspect_files, inspect_spec, which_spec
+    from tasuki.commands.asking import Asking
+    from tasuki.commands.inspect import inspect_files, inspect_spec, which_spec
 
     asking = Asking(python=sys.executable, environment=dict(os.environ), on_progress=on_progress)
     source = which_spec(sources)

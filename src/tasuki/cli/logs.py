@@ -25,14 +25,14 @@ def command(
     as_json: bool,
 ) -> None:
     """What a run printed, over all attempts, oldest first."""
-    from tasuki.actions.logs import (
+    from tasuki.clock import SystemClock
+    from tasuki.commands.logs import (
         follow_logs,
         join_logs,
         read_logs,
         refuse_unknown,
         why_nothing,
     )
-    from tasuki.clock import SystemClock
     from tasuki.runs.atomic import FORMAT
     from tasuki.views.text import LogText
 

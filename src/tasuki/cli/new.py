@@ -75,16 +75,16 @@ def _make(
     folder: Path, files: tuple[Path, ...], batch: Path | None, script: Path | None, *, is_dry: bool
 ) -> dict[str, Any]:
     if files:
-        from tasuki.actions.new_from_yaml import new_from_yaml
+        from tasuki.commands.new_from_yaml import new_from_yaml
 
         return new_from_yaml(folder, files, is_dry=is_dry)
     if batch or script:
-        from tasuki.actions.new_from_slurm import new_from_script, new_from_slurm
+        from tasuki.commands.new_from_slurm import new_from_script, new_from_slurm
 
         if batch:
             return new_from_slurm(folder, batch, is_dry=is_dry)
         assert script is not None
         return new_from_script(folder, script, is_dry=is_dry)
-    from tasuki.actions.new import new_project
+    from tasuki.commands.new import new_project
 
     return new_project(folder, is_dry=is_dry)

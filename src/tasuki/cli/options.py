@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from tasuki.actions.plan import PlanRequest
-    from tasuki.actions.queued import Known
+    from tasuki.commands.plan import PlanRequest
+    from tasuki.commands.queued import Known
     from tasuki.runs.runs import RunFolder
     from tasuki.slurm.client import Slurm
     from tasuki.spec.resolved import ResolvedSpec
@@ -168,7 +168,7 @@ def read_spec(
     *,
     environ: Mapping[str, str] | None = None,
 ) -> ResolvedSpec:
-    from tasuki.actions.discover import look_with
+    from tasuki.commands.discover import look_with
     from tasuki.spec.load import load_spec
 
     _check_memory_cap()
@@ -232,8 +232,8 @@ def make_request(
 ) -> PlanRequest:
     from dataclasses import replace
 
-    from tasuki.actions.measure import Measurer
-    from tasuki.actions.plan import request_plan
+    from tasuki.commands.measure import Measurer
+    from tasuki.commands.plan import request_plan
     from tasuki.units import Duration
 
     request = request_plan(
@@ -256,7 +256,7 @@ def make_request(
 
 def unit_of(request: PlanRequest) -> str:
     """What `cluster.gpus` counts here."""
-    from tasuki.actions.machine import device_for
+    from tasuki.commands.machine import device_for
 
     return "slot" if device_for(request.spec.cluster, request.machine) == "cpu" else "GPU"
 
@@ -285,14 +285,14 @@ def choose_runs(
 
 def runs_in(folder: Path, names: Sequence[str], *, only_shows: bool = False) -> list[RunFolder]:
     """The same, where the folder is known."""
-    from tasuki.actions.runs import find_run
+    from tasuki.commands.runs import find_run
 
     say_which(names, folder)
     return [find_run(name, folder, only_shows=only_shows) for name in names]
 
 
 def say_which(names: Iterable[str | None], folder: Path) -> None:
-    from tasuki.actions.runs import which_is_meant
+    from tasuki.commands.runs import which_is_meant
 
     for name in dict.fromkeys(name for name in names if name):
         if words := which_is_meant(name.partition("@")[0], folder):
@@ -315,8 +315,8 @@ def make_slurm(*, is_patient: bool = True) -> Slurm:
 
 def look_at_queue(runs: Path) -> Known:
     """What Slurm says of the jobs of a folder of runs; nothing, where it was never asked."""
-    from tasuki.actions.queued import NOTHING, look_or_say, uses_slurm
     from tasuki.clock import SystemClock
+    from tasuki.commands.queued import NOTHING, look_or_say, uses_slurm
 
     if not uses_slurm(runs):
         return NOTHING

@@ -23,7 +23,7 @@ from tasuki.errors import EXIT_DONE, EXIT_FAILED
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tasuki.actions.plan import PlanRequest
+    from tasuki.commands.plan import PlanRequest
     from tasuki.spec.resolved import ResolvedSpec
 
 
@@ -99,8 +99,8 @@ def command(
 def _show(request: PlanRequest, *, fits: bool, page: Path | None, as_json: bool) -> int:
     from dataclasses import replace
 
-    from tasuki.actions.plan import make_plan
     from tasuki.clock import SystemClock
+    from tasuki.commands.plan import make_plan
     from tasuki.views.waiting import Waiting
 
     with Waiting(clock=SystemClock()) as waiting:
@@ -140,8 +140,8 @@ def _compare(
     *,
     as_json: bool,
 ) -> int:
-    from tasuki.actions.what_if import WhatIfRequest, read_knobs, what_if
     from tasuki.clock import SystemClock
+    from tasuki.commands.what_if import WhatIfRequest, read_knobs, what_if
     from tasuki.views.waiting import Waiting
 
     knobs = read_knobs(texts)

@@ -55,10 +55,10 @@ def command(
     disk, quota, schedules and sinks. On a machine without the spec's GPU it takes the CPU, and says
     so. Exit code 0 if all passed, 1 if not; no run is touched.
     """
-    from tasuki.actions.inspect import is_spec
-    from tasuki.actions.rehearse import RehearseRequest, rehearse_stages
     from tasuki.answers import Progress
     from tasuki.clock import SystemClock
+    from tasuki.commands.inspect import is_spec
+    from tasuki.commands.rehearse import RehearseRequest, rehearse_stages
     from tasuki.units import Duration
     from tasuki.views.rehearse import show_rehearsal
 

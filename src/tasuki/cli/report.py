@@ -39,8 +39,8 @@ def command(
     It needs no script and nothing from elsewhere, and names no path of this machine. Without RUN:
     all of them. Without -o: report.html; Markdown and CSV go to stdout.
     """
-    from tasuki.actions.report import gather_report
     from tasuki.clock import SystemClock
+    from tasuki.commands.report import gather_report
     from tasuki.runs.find import list_shown
     from tasuki.views.report import num_drawn, render
 

@@ -13,8 +13,8 @@ from tasuki.cli.options import choose_runs, json_option, make_request, print_jso
 from tasuki.cli.torchrun import enter_torchrun
 
 if TYPE_CHECKING:
-    from tasuki.actions.back import GoingBack
-    from tasuki.actions.plan import PlanRequest
+    from tasuki.commands.back import GoingBack
+    from tasuki.commands.plan import PlanRequest
     from tasuki.runs.runs import RunFolder
     from tasuki.spec.resolved import ResolvedExperiment, ResolvedSpec
 
@@ -58,8 +58,8 @@ def command(
 ) -> int:
     """Go on with a run that is held, failed, cancelled or was stopped, from its last checkpoint,
     or with --from from another one: the run is then as it was at that step, whatever came later."""
-    from tasuki.actions.resume import frozen_spec, resume_in_its_job
     from tasuki.clock import SystemClock
+    from tasuki.commands.resume import frozen_spec, resume_in_its_job
 
     torchrun = enter_torchrun(os.environ)
     if torchrun is not None and not torchrun.leads:
@@ -84,9 +84,9 @@ def command(
 
 
 def _plan_back(folder: RunFolder, from_: str, accepted: tuple[str, ...]) -> GoingBack:
-    from tasuki.actions.back import plan_going_back
-    from tasuki.actions.resume import refuse_back_in_job
     from tasuki.clock import SystemClock
+    from tasuki.commands.back import plan_going_back
+    from tasuki.commands.resume import refuse_back_in_job
 
     back = plan_going_back(folder, from_, accepted=accepted)
     refuse_back_in_job(folder, SystemClock())
@@ -96,7 +96,7 @@ def _plan_back(folder: RunFolder, from_: str, accepted: tuple[str, ...]) -> Goin
 def _request(
     folder: RunFolder, spec: ResolvedSpec, experiment: ResolvedExperiment, back: GoingBack | None
 ) -> PlanRequest:
-    from tasuki.actions.resume import frozen_deadline
+    from tasuki.commands.resume import frozen_deadline
 
     return replace(
         make_request(spec, (), (), measure=spec.cluster.time_limit_s is not None),
@@ -107,7 +107,7 @@ def _request(
 
 
 def _is_submitted(folder: RunFolder, is_here: bool | None) -> bool:
-    from tasuki.actions.resume import last_backend
+    from tasuki.commands.resume import last_backend
 
     return last_backend(folder) == "slurm" if is_here is None else not is_here
 
@@ -146,7 +146,7 @@ class _How:
         )
 
     def show(self, request: PlanRequest) -> int:
-        from tasuki.actions.plan import make_plan
+        from tasuki.commands.plan import make_plan
 
         plan, back = make_plan(request).as_json(), request.back
         if self.as_json:

@@ -25,7 +25,7 @@ from tasuki.cli.torchrun import enter_torchrun
 from tasuki.errors import StoreError
 
 if TYPE_CHECKING:
-    from tasuki.actions.plan import PlanRequest
+    from tasuki.commands.plan import PlanRequest
     from tasuki.jobs.local import Preemption
     from tasuki.spec.resolved import ResolvedSpec
 
@@ -101,7 +101,7 @@ def command(
 
 def _is_fitted(spec: ResolvedSpec) -> bool:
     """Is anything left open that is chosen by traces of steps?"""
-    from tasuki.actions.fitting import is_open
+    from tasuki.commands.fitting import is_open
 
     stages = [stage for experiment in spec.experiments for stage in experiment.stages]
     return spec.cluster.gpu != "cpu" and any(map(is_open, stages))
@@ -144,9 +144,9 @@ def run_and_show(
     as_json: bool,
 ) -> int:
     """Run with a live view on stderr and the summary on stdout."""
-    from tasuki.actions.run import RunRequest, run_here
-    from tasuki.actions.status import brief_run
     from tasuki.clock import SystemClock
+    from tasuki.commands.run import RunRequest, run_here
+    from tasuki.commands.status import brief_run
     from tasuki.runs.find import latest_run
     from tasuki.views.live import LiveView
 
@@ -198,8 +198,8 @@ def _unusual(runs: str) -> str:
 
 
 def _dry_run(request: PlanRequest, as_json: bool) -> int:
-    from tasuki.actions.plan import make_plan
     from tasuki.clock import SystemClock
+    from tasuki.commands.plan import make_plan
     from tasuki.views.plan import show_plan
     from tasuki.views.waiting import Waiting
 

@@ -27,8 +27,8 @@ def command(run: tuple[str, ...], runs: Path | None, as_json: bool) -> None:
     Waits in queues are not in the time left. With `deadline: …` or `--deadline` a run says whether
     it is in danger: whether what is left takes longer in one of ten cases.
     """
-    from tasuki.actions.status import read_status
     from tasuki.clock import SystemClock
+    from tasuki.commands.status import read_status
     from tasuki.runs.find import list_shown
 
     folder = runs_folder(runs)

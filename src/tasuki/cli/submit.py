@@ -21,7 +21,7 @@ from tasuki.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from tasuki.actions.plan import PlanRequest
+    from tasuki.commands.plan import PlanRequest
 
 
 @click.command(
@@ -99,8 +99,8 @@ def submit_and_show(
     as_json: bool,
 ) -> int:
     """Submit with a line for each job on stderr and the summary on stdout."""
-    from tasuki.actions.submit import SubmitRequest, submit
     from tasuki.clock import SystemClock
+    from tasuki.commands.submit import SubmitRequest, submit
     from tasuki.spec.site import load_site
 
     result = submit(

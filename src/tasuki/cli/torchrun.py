@@ -17,7 +17,7 @@ import click
 from tasuki.errors import UsageError
 
 if TYPE_CHECKING:
-    from tasuki.actions.plan import PlanRequest
+    from tasuki.commands.plan import PlanRequest
 
 _MARK = "TORCHELASTIC_RUN_ID"
 _OF_RANKS = (

@@ -97,9 +97,9 @@ def command(
     at most four times in all, and what the safety factor leaves of it. A run with `micro_batch:
     auto` does the same at its first start.
     """
-    from tasuki.actions.machine import look_around
-    from tasuki.actions.tune import TuneRequest, read_switches, tune_batch, tune_stage
     from tasuki.clock import SystemClock
+    from tasuki.commands.machine import look_around
+    from tasuki.commands.tune import TuneRequest, read_switches, tune_batch, tune_stage
     from tasuki.units import Duration
     from tasuki.views.waiting import Waiting
 

@@ -19,7 +19,7 @@ from tasuki.cli.options import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tasuki.actions.watch import Watch
+    from tasuki.commands.watch import Watch
 
 
 @click.command(epilog="Example:  tasuki watch sine")
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 @json_option
 def command(run: tuple[str, ...], once: bool, every: str, runs: Path | None, as_json: bool) -> None:
     """Runs as they go: stages, losses, machine figures, time left, last events. `?` shows keys."""
-    from tasuki.actions.watch import Watch, snapshot
     from tasuki.clock import SystemClock
+    from tasuki.commands.watch import Watch, snapshot
     from tasuki.units import Duration
 
     folder = runs_folder(runs)

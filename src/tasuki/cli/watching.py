@@ -19,8 +19,8 @@ def watch_runs(
 ) -> Iterator[tuple[LiveView, Callable[[Sequence[RunFolder]], None]]]:
     """The view, and what is called at each tick with the runs that are worked on now. `retell`:
     what is said of each, in words of whoever works on it."""
-    from tasuki.actions.status import brief_run
     from tasuki.clock import SystemClock
+    from tasuki.commands.status import brief_run
     from tasuki.views.live import LiveView
 
     seen: list[RunFolder] = []

@@ -15,8 +15,8 @@ from tasuki.cli.options import choose_runs, json_option, print_json, runs_option
 @json_option
 def command(run: str, runs: Path | None, as_json: bool) -> None:
     """Why every attempt of a run ended, what was saved and lost, and where the time went."""
-    from tasuki.actions.why import tell_why
     from tasuki.clock import SystemClock
+    from tasuki.commands.why import tell_why
 
     (folder,) = choose_runs([run], runs, only_shows=True)
     why = tell_why(folder, now=SystemClock.wall())

@@ -22,12 +22,12 @@ from hypothesis import strategies as st
 from tests.faults.storage.damage import make, memory
 from tests.faults.storage.forge import MANIFEST, TENSORS, TREE, newest
 
-from tasuki.actions.history import Filter, list_history
 from tasuki.checkpoint.lineage import find_latest, lineage
 from tasuki.checkpoint.manifest import parse_manifest, parse_name
 from tasuki.checkpoint.parts import read_part
 from tasuki.checkpoint.records import FileRecord
 from tasuki.checkpoint.weights import read_weights
+from tasuki.commands.history import Filter, list_history
 from tasuki.errors import DamagedCheckpoint, NewerFormat, StoreError, UsageError, WeightsError
 from tasuki.estimate.facts import family_key, stage_key
 from tasuki.estimate.learnt import learn_calibration, learn_margin

@@ -16,10 +16,10 @@ from typing import Any
 from tests.faults.storage.damage import memory
 from tests.harness.audit import Guard
 
-from tasuki.actions.machine import Machine
-from tasuki.actions.plan import PlanRequest, choose_experiments, make_plan
-from tasuki.actions.run import RunRequest, local_jobs, open_runs, take_up
 from tasuki.clock import SystemClock
+from tasuki.commands.machine import Machine
+from tasuki.commands.plan import PlanRequest, choose_experiments, make_plan
+from tasuki.commands.run import RunRequest, local_jobs, open_runs, take_up
 from tasuki.errors import TasukiError
 from tasuki.spec.load import load_spec
 
