@@ -28,8 +28,8 @@ from tests.train.probe.models import Convolutions, Frozen, Graphs, Mlp, fit_of, 
 
 from _measure import print_table
 from tasuki.data.loader import MicroBatch
-from tasuki.estimate.memory import largest_tensor_batch
-from tasuki.estimate.probes import read_probe
+from tasuki.estimation.memory import largest_tensor_batch
+from tasuki.estimation.probes import read_probe
 from tasuki.loop.ranks import ALONE
 from tasuki.testing import memory_cap
 from tasuki.train.assemble import assemble, make_engine

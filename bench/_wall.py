@@ -24,9 +24,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from _measure import machine_facts, print_facts, print_table
-from tasuki.estimate.past import read_pasts
-from tasuki.estimate.scale import shape_of
-from tasuki.estimate.times import StageTimes, estimate_stage
+from tasuki.estimation.past import read_pasts
+from tasuki.estimation.scale import shape_of
+from tasuki.estimation.times import StageTimes, estimate_stage
 from tasuki.runs.events import read_events
 from tasuki.runs.history import look_at_history
 from tasuki.runs.runs import RunFolder

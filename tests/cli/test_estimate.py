@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 import tasuki
-from tasuki.estimate.facts import stage_key
+from tasuki.estimation.facts import stage_key
 from tasuki.runs.atomic import write_json
 from tasuki.runs.attempts import write_attempt_end, write_holder
 from tasuki.runs.claims import take_claim

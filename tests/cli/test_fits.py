@@ -19,7 +19,7 @@ from tasuki.clock import SystemClock
 from tasuki.commands.plan import make_plan, request_plan
 from tasuki.commands.run import RunRequest, carry_out, open_runs, take_up
 from tasuki.errors import RunError
-from tasuki.estimate.facts import stage_key
+from tasuki.estimation.facts import stage_key
 from tasuki.runs.history import append_history
 from tasuki.spec.load import load_spec
 from tasuki.spec.resolved import stage_from_plain

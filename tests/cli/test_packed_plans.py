@@ -358,7 +358,7 @@ def test_the_exact_solver_plans_the_five_experiments_under_a_limit_and_a_deadlin
 
 def history_of(folder: Path, ranks: int, seconds: float) -> None:
     """One finished stage `s` of each of two experiments, on so many ranks."""
-    from tasuki.estimate.facts import family_key, stage_key
+    from tasuki.estimation.facts import family_key, stage_key
     from tasuki.runs.history import append_history
 
     spec = load_spec(str(folder / "tasuki.yaml"), environ={})

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasuki.estimate.allocator import MIB, Allocator, Block, Pool, simulate
+from tasuki.estimation.allocator import MIB, Allocator, Block, Pool, simulate
 
 Events = list[tuple[int, int]]
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from tasuki.estimate.conformal import ENOUGH, bound_of, ratios_in
-from tasuki.estimate.factor import Border, Shrunk, Tuned, TunedBucket, decide
+from tasuki.estimation.conformal import ENOUGH, bound_of, ratios_in
+from tasuki.estimation.factor import Border, Shrunk, Tuned, TunedBucket, decide
 
 BUCKET = TunedBucket(
     bucket=0, size=None, share=1000, found=100, curve=((1, 1_000), (100, 10_000), (125, 12_500))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tasuki.estimate.accumulated import accumulated
-from tasuki.estimate.fitted import (
+from tasuki.estimation.accumulated import accumulated
+from tasuki.estimation.fitted import (
     Card,
     fit_bucket,
     fit_cost,
@@ -13,9 +13,9 @@ from tasuki.estimate.fitted import (
     predicted_times,
     smallest_card,
 )
-from tasuki.estimate.gpus import TABLE
-from tasuki.estimate.probes import read_probe
-from tasuki.estimate.works import covers, facts_key, probe_work
+from tasuki.estimation.gpus import TABLE
+from tasuki.estimation.probes import read_probe
+from tasuki.estimation.works import covers, facts_key, probe_work
 from tasuki.spec.buckets import Buckets
 from tasuki.spec.resolved import ResolvedStage
 from tests.estimate.probe_values import probe_value, small_value

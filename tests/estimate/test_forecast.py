@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tasuki.estimate.forecast import Ahead, look_ahead, planned_s
-from tasuki.estimate.intervals import SaveCost, num_saves, num_validations
+from tasuki.estimation.forecast import Ahead, look_ahead, planned_s
+from tasuki.estimation.intervals import SaveCost, num_saves, num_validations
 from tasuki.spec.values import Every
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tasuki.errors import UsageError
-from tasuki.estimate.gpus import PRECISIONS, TABLE, find_gpu
+from tasuki.estimation.gpus import PRECISIONS, TABLE, find_gpu
 from tasuki.spec.site import SiteGpu
 
 CARDS = [gpu for gpu in TABLE.values() if not gpu.is_cpu]

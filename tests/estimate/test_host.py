@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tasuki.estimate.host import GIB, HostFacts, host_needs, next_memory, to_ask_for
+from tasuki.estimation.host import GIB, HostFacts, host_needs, next_memory, to_ask_for
 
 MIB = 1 << 20
 

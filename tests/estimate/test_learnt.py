@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tasuki.estimate.learnt import learn_calibration, learn_margin
-from tasuki.estimate.roofline import START_FACTOR
+from tasuki.estimation.learnt import learn_calibration, learn_margin
+from tasuki.estimation.roofline import START_FACTOR
 
 GIB = 1 << 30
 

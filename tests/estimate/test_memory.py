@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasuki.estimate.allocator import MIB
-from tasuki.estimate.gpus import find_gpu
-from tasuki.estimate.memory import (
+from tasuki.estimation.allocator import MIB
+from tasuki.estimation.gpus import find_gpu
+from tasuki.estimation.memory import (
     Beside,
     Figure,
     beside_on,
@@ -21,7 +21,7 @@ from tasuki.estimate.memory import (
     needs_of,
     with_measured_context,
 )
-from tasuki.estimate.probes import read_probe
+from tasuki.estimation.probes import read_probe
 from tests.estimate.probe_values import probe_value, probe_values, small_value
 
 NOTHING = Figure(0, "none")

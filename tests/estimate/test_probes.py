@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasuki.errors import NewerFormat, StoreError
-from tasuki.estimate.probes import read_probe
+from tasuki.estimation.probes import read_probe
 from tests.estimate.probe_values import probe_value, probe_values, small_value
 
 points = {"batch": st.integers(0, 300), "size": st.integers(0, 300)}

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasuki.estimate.gpus import TABLE, find_gpu
-from tasuki.estimate.probes import read_probe
-from tasuki.estimate.roofline import (
+from tasuki.estimation.gpus import TABLE, find_gpu
+from tasuki.estimation.probes import read_probe
+from tasuki.estimation.roofline import (
     LEAST_ERROR,
     START_ERROR,
     START_FACTOR,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasuki.estimate.search import MOST_TRIES, Tried, largest_fitting, next_try
+from tasuki.estimation.search import MOST_TRIES, Tried, largest_fitting, next_try
 
 
 def search(peak, predict, *, capacity: int, most: int) -> list[Tried]:

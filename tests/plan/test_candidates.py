@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from tasuki.commands.candidates import Question, find_candidates
 from tasuki.commands.predict import Foretold
-from tasuki.estimate.facts import stage_key
-from tasuki.estimate.fitted import Card, fit_bucket, put_bucket
-from tasuki.estimate.gpus import TABLE
-from tasuki.estimate.probes import read_probe
+from tasuki.estimation.facts import stage_key
+from tasuki.estimation.fitted import Card, fit_bucket, put_bucket
+from tasuki.estimation.gpus import TABLE
+from tasuki.estimation.probes import read_probe
 from tasuki.plan.fit import choose
 from tasuki.spec.resolved import ResolvedStage
 from tests.estimate.probe_values import TERMS, small_value

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from tasuki.estimate.facts import family_key, stage_key
-from tasuki.estimate.scale import Shape
-from tasuki.estimate.times import FEW_RUNS, StageTimes, estimate_stage, needs_measuring
+from tasuki.estimation.facts import family_key, stage_key
+from tasuki.estimation.scale import Shape
+from tasuki.estimation.times import FEW_RUNS, StageTimes, estimate_stage, needs_measuring
 from tasuki.spec.resolved import ResolvedEvaluate, ResolvedSave, ResolvedStage, ResolvedValidate
 from tasuki.spec.values import Every, Length
 

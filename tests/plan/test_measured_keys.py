@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from tasuki.estimate.works import Place, begun_key, measured_key, timed_key
+from tasuki.estimation.works import Place, begun_key, measured_key, timed_key
 from tasuki.spec.buckets import Buckets
 from tasuki.spec.resolved import ResolvedLoader, ResolvedStage
 from tasuki.spec.values import Length

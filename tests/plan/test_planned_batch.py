@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from tasuki.commands.planned_batch import Known, plan_batch
-from tasuki.estimate.facts import stage_key
+from tasuki.estimation.facts import stage_key
 from tasuki.spec.buckets import Buckets
 from tasuki.spec.resolved import ResolvedStage
 from tasuki.units import format_bytes

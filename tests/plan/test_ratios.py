@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from tasuki.estimate.ratios import FEWEST_PAIRS, _left_out, ratio_of
+from tasuki.estimation.ratios import FEWEST_PAIRS, _left_out, ratio_of
 
 
 def pairs_of(noise, *, truth: float, num: int) -> list[tuple[float, float]]:
@@ -66,7 +66,7 @@ def test_what_is_left_out_is_what_counting_all_signs_says(num):
 
 
 def test_the_formula_for_many_pairs_meets_the_exact_one():
-    from tasuki.estimate import ratios
+    from tasuki.estimation import ratios
 
     exact = _left_out(40, 0.95)
     with pytest.MonkeyPatch.context() as patch:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from tasuki.estimate.facts import stage_key
-from tasuki.estimate.scaling import Baseline, Scaling, find_baseline
+from tasuki.estimation.facts import stage_key
+from tasuki.estimation.scaling import Baseline, Scaling, find_baseline
 from tests.plan.test_times import STAGE
 
 

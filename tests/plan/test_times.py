@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from tasuki.estimate.facts import stage_key
-from tasuki.estimate.times import (
+from tasuki.estimation.facts import stage_key
+from tasuki.estimation.times import (
     DEFAULT_SAVE_S,
     DEFAULT_START_S,
     StageTimes,

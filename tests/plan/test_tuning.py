@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tasuki.estimate.ratios import Ratio
-from tasuki.estimate.tuning import (
+from tasuki.estimation.ratios import Ratio
+from tasuki.estimation.tuning import (
     Facts,
     Judged,
     Measured,

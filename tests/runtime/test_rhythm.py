@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from tasuki.estimate.intervals import SaveCost, choose_interval, next_multiple, period_in_steps
+from tasuki.estimation.intervals import SaveCost, choose_interval, next_multiple, period_in_steps
 from tasuki.loop.rhythm import SaveRhythm
 from tasuki.runs.view import Losses
 from tasuki.spec.values import Every

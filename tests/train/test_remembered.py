@@ -6,7 +6,7 @@ import pytest
 from tests.harness.faulty import armed, events, finish
 from tests.harness.project import make_project
 
-from tasuki.estimate.past import read_pasts
+from tasuki.estimation.past import read_pasts
 from tasuki.runs.history import look_at_history
 from tasuki.runs.metrics import read_metrics
 

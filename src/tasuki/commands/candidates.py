@@ -18,9 +18,9 @@ import msgspec
 from tasuki.commands.outlook import outlook_of
 from tasuki.commands.predict import Foretold
 from tasuki.data.split import resolve_batch
-from tasuki.estimate.fitted import BucketFit, Card, predicted_times, put_bucket, share_of
-from tasuki.estimate.scaling import exchange_s
-from tasuki.estimate.times import StageTimes, estimate_stage
+from tasuki.estimation.fitted import BucketFit, Card, predicted_times, put_bucket, share_of
+from tasuki.estimation.scaling import exchange_s
+from tasuki.estimation.times import StageTimes, estimate_stage
 from tasuki.plan.fit import Candidate, Policy
 from tasuki.spec.resolved import ResolvedStage
 

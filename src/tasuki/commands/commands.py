@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasuki.errors import UsageError
-from tasuki.estimate.times import StageTimes
+from tasuki.estimation.times import StageTimes
 from tasuki.jobs.programs import PYTHON, find_program
 from tasuki.runs.events import read_events
 from tasuki.runs.runs import RunFolder

@@ -23,9 +23,9 @@ from tasuki.commands.outlook import Outlook, gpu_name
 from tasuki.commands.own_steps import own_steps
 from tasuki.commands.plan import choose_experiments, evaluates, gpus_of
 from tasuki.data.tempo import share_cpus
-from tasuki.estimate.fitted import GIVEN, PREDICTED, BucketFit, limit_to_ask_for
-from tasuki.estimate.gpus import CPU, TABLE
-from tasuki.estimate.host import (
+from tasuki.estimation.fitted import GIVEN, PREDICTED, BucketFit, limit_to_ask_for
+from tasuki.estimation.gpus import CPU, TABLE
+from tasuki.estimation.host import (
     GIB,
     Asked,
     HostFacts,
@@ -34,7 +34,7 @@ from tasuki.estimate.host import (
     next_memory,
     to_ask_for,
 )
-from tasuki.estimate.times import StageTimes, estimate_stage
+from tasuki.estimation.times import StageTimes, estimate_stage
 from tasuki.runs.atomic import FORMAT
 from tasuki.runs.events import read_events
 from tasuki.runs.find import latest_run

@@ -34,7 +34,7 @@ from tasuki.commands.machine import gpu_here
 from tasuki.commands.outlook import Prospect
 from tasuki.commands.predict import Foretold
 from tasuki.errors import TasukiError
-from tasuki.estimate.fitted import Card
+from tasuki.estimation.fitted import Card
 from tasuki.plan.fit import Choice, Policy, choose
 from tasuki.runs.history import look_at_history
 from tasuki.runs.runs import RunFolder

@@ -17,7 +17,7 @@ from tasuki.commands.asking import Asking
 from tasuki.commands.machine import Machine
 from tasuki.commands.outlook import Outlook, Prospect, untraced_in_words
 from tasuki.errors import TasukiError
-from tasuki.estimate.times import StageTimes
+from tasuki.estimation.times import StageTimes
 from tasuki.spec.resolved import ResolvedSpec, ResolvedStage
 from tasuki.spec.site import load_site
 from tasuki.units import format_seconds

@@ -16,7 +16,7 @@ from typing import Any
 
 from tasuki.clock import utc
 from tasuki.errors import UsageError
-from tasuki.estimate.past import EVALUATION, is_stage
+from tasuki.estimation.past import EVALUATION, is_stage
 from tasuki.runs.atomic import FORMAT
 from tasuki.runs.history import look_at_history
 from tasuki.units import Duration

@@ -13,7 +13,7 @@ from typing import Any
 from tasuki.commands.asking import Asking
 from tasuki.commands.outlook import Outlook, Prospect, untraced_in_words
 from tasuki.errors import TasukiError
-from tasuki.estimate.fitted import Card, fit_bucket
+from tasuki.estimation.fitted import Card, fit_bucket
 from tasuki.spec.resolved import ResolvedSpec
 from tasuki.spec.site import load_site
 

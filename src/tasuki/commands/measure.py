@@ -16,7 +16,7 @@ from tasuki.answers import ChildLate, ask
 from tasuki.clock import SystemClock
 from tasuki.commands.kept import Keeper, packages_here, stamps_of
 from tasuki.commands.machine import processor_here
-from tasuki.estimate.works import Place, begun_key, measured_key, timed_key
+from tasuki.estimation.works import Place, begun_key, measured_key, timed_key
 from tasuki.spec.resolved import ResolvedExperiment, ResolvedStage, to_plain
 
 _WITHIN_S = 300

@@ -17,7 +17,7 @@ from tasuki.commands.machine import Machine, device_for, gpu_here, memory_here
 from tasuki.commands.predict import Foretold, Oracle
 from tasuki.data.split import resolve_batch
 from tasuki.errors import UsageError
-from tasuki.estimate.fitted import (
+from tasuki.estimation.fitted import (
     BucketFit,
     Card,
     fit_bucket,
@@ -26,12 +26,12 @@ from tasuki.estimate.fitted import (
     shape_of_stage,
     smallest_card,
 )
-from tasuki.estimate.gpus import CPU, find_gpu
-from tasuki.estimate.learnt import learn_calibration, learn_margin
-from tasuki.estimate.memory import Needs
-from tasuki.estimate.scale import Shape
-from tasuki.estimate.times import StageTimes
-from tasuki.estimate.works import checkpointing
+from tasuki.estimation.gpus import CPU, find_gpu
+from tasuki.estimation.learnt import learn_calibration, learn_margin
+from tasuki.estimation.memory import Needs
+from tasuki.estimation.scale import Shape
+from tasuki.estimation.times import StageTimes
+from tasuki.estimation.works import checkpointing
 from tasuki.spec.allocator import GROWING_SEGMENTS, parse_allocator
 from tasuki.spec.resolved import ResolvedCluster, ResolvedSpec, ResolvedStage
 from tasuki.spec.site import Site

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from tasuki.estimate.facts import stage_key
+from tasuki.estimation.facts import stage_key
 from tasuki.runs.atomic import read_json
 from tasuki.runs.runs import RunFolder
 from tasuki.spec.resolved import ResolvedStage, stage_from_plain, to_plain

@@ -30,7 +30,7 @@ from tasuki.commands.plan_request import (
 )
 from tasuki.commands.plan_work import evaluates, on_one_gpu, run_of, work_of
 from tasuki.errors import PlanError
-from tasuki.estimate.host import Asked, next_memory
+from tasuki.estimation.host import Asked, next_memory
 from tasuki.plan.laid import LaidJob, Layout, Terms
 from tasuki.plan.layout import is_packed
 from tasuki.plan.packing.exact import refuse_without_solver

@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 from tasuki.commands.outlook import Outlook
 from tasuki.data.split import Batch, resolve_batch
-from tasuki.estimate.facts import stage_key
-from tasuki.estimate.past import read_pasts
+from tasuki.estimation.facts import stage_key
+from tasuki.estimation.past import read_pasts
 from tasuki.spec.resolved import ResolvedStage
 
 Source = Literal["given", "this run", "history", "predicted", "whole share", "auto", "command"]

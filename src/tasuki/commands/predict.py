@@ -17,8 +17,8 @@ from tasuki.answers import ask
 from tasuki.commands.asking import Asking
 from tasuki.commands.kept import NO_FILES, Keeper, stamps_of
 from tasuki.errors import StoreError
-from tasuki.estimate.probes import Probe, read_probe
-from tasuki.estimate.works import covers, facts_key, is_of_data, probe_work, sizes_in
+from tasuki.estimation.probes import Probe, read_probe
+from tasuki.estimation.works import covers, facts_key, is_of_data, probe_work, sizes_in
 from tasuki.spec.resolved import ResolvedStage, to_plain
 
 

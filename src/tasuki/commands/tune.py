@@ -22,8 +22,8 @@ from tasuki.commands.machine import Machine, cpus_for, device_for
 from tasuki.commands.plan import gpus_of
 from tasuki.commands.plan_request import choose_with_recipe
 from tasuki.errors import SpecError, UsageError
-from tasuki.estimate.factor import TunedBucket
-from tasuki.estimate.tuning import SWITCHES, WORKERS, most_s, never_tried, nothing_to_try
+from tasuki.estimation.factor import TunedBucket
+from tasuki.estimation.tuning import SWITCHES, WORKERS, most_s, never_tried, nothing_to_try
 from tasuki.runs.atomic import FORMAT, write_bytes
 from tasuki.spec.edit import edit_stage, refuse_unwritten
 from tasuki.spec.resolved import ResolvedExperiment, ResolvedSpec, ResolvedStage, to_plain

@@ -29,7 +29,7 @@ from tasuki.data.fetch import seed_everything
 from tasuki.data.order import sample_seed
 from tasuki.data.used import Used, UsedSamples
 from tasuki.errors import EXIT_RESUME_ME, RunError, StoreError, TasukiError, place_of
-from tasuki.estimate.intervals import SaveCost, next_multiple, period_in_steps
+from tasuki.estimation.intervals import SaveCost, next_multiple, period_in_steps
 from tasuki.failpoints import failpoint
 from tasuki.integrations.alone import close_alone
 from tasuki.integrations.contents import LoopContents

@@ -13,8 +13,8 @@ from typing import Any
 
 from tasuki.clock import Clock, utc
 from tasuki.errors import StoreError
-from tasuki.estimate.facts import family_key, stage_key
-from tasuki.estimate.past import EVALUATION
+from tasuki.estimation.facts import family_key, stage_key
+from tasuki.estimation.past import EVALUATION
 from tasuki.jobs.commanded import read_command
 from tasuki.jobs.job import JobOrder
 from tasuki.runs.atomic import (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tasuki.estimate.intervals import NEVER, period_in_steps
+from tasuki.estimation.intervals import NEVER, period_in_steps
 from tasuki.spec.values import Every
 
 _UNMEASURED_S = 60.0

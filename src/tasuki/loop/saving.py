@@ -19,7 +19,7 @@ from tasuki.checkpoint.retention import prune
 from tasuki.clock import utc
 from tasuki.data.used import Used
 from tasuki.errors import EXIT_RESUME_ME, NotFinite, StoreError
-from tasuki.estimate.intervals import Interval, SaveCost, choose_interval
+from tasuki.estimation.intervals import Interval, SaveCost, choose_interval
 from tasuki.failpoints import failpoint
 from tasuki.loop.agreement import Agreement
 from tasuki.loop.best import sweep_best, sweep_done_stages

@@ -11,7 +11,7 @@ from tasuki.checkpoint.retention import make_room
 from tasuki.checkpoint.verify import read_manifest
 from tasuki.data.used import NONE
 from tasuki.errors import StoreError
-from tasuki.estimate.intervals import SaveCost
+from tasuki.estimation.intervals import SaveCost
 from tasuki.loop.agreement import Agreement, SoloAgreement, StoreAgreement
 from tasuki.loop.exact import what_differs
 from tasuki.loop.latest import Loaded

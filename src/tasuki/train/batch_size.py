@@ -27,8 +27,8 @@ from tasuki.answers import Told, answer
 from tasuki.data.fetch import seed_everything
 from tasuki.data.order import Order
 from tasuki.errors import TasukiError
-from tasuki.estimate.by_cost import CostProbes
-from tasuki.estimate.probes import Probe, read_probe
+from tasuki.estimation.by_cost import CostProbes
+from tasuki.estimation.probes import Probe, read_probe
 from tasuki.loop.exact import apply_settings
 from tasuki.spec.resolved import ResolvedStage, stage_from_plain, to_plain
 from tasuki.testing.memory import VARIABLE, memory_cap

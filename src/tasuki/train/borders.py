@@ -18,7 +18,7 @@ from datetime import timedelta
 from typing import Any
 
 from tasuki.data.shares import Limit, StepSplit
-from tasuki.estimate.factor import Border, Decision, Shrunk, Tuned, can_rise, decide
+from tasuki.estimation.factor import Border, Decision, Shrunk, Tuned, can_rise, decide
 from tasuki.failpoints import failpoint
 from tasuki.train.gauge import open_gauge
 from tasuki.train.task import Task

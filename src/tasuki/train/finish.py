@@ -11,7 +11,7 @@ from torch import Tensor
 from tasuki.checkpoint.export import is_exported, pack
 from tasuki.checkpoint.weights import read_weights, write_weights
 from tasuki.clock import utc
-from tasuki.estimate.scaling import Scaling, find_baseline
+from tasuki.estimation.scaling import Scaling, find_baseline
 from tasuki.failpoints import failpoint
 from tasuki.loop.best import Best, sweep_done
 from tasuki.loop.exact import describe

@@ -30,7 +30,7 @@ from tasuki.data.foreign import ForeignLoader
 from tasuki.data.loader import Loader
 from tasuki.data.order import Order
 from tasuki.data.shares import Limit, StepSplit, halve, share_of_step
-from tasuki.estimate.factor import is_worth_it
+from tasuki.estimation.factor import is_worth_it
 from tasuki.failpoints import failpoint
 from tasuki.runs.events import read_events
 from tasuki.train.advice import (

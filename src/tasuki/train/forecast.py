@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from tasuki.errors import StoreError
-from tasuki.estimate.forecast import Ahead, look_ahead, planned_s
+from tasuki.estimation.forecast import Ahead, look_ahead, planned_s
 from tasuki.runs.atomic import read_json, shaped
 from tasuki.runs.jobs import plan_path
 from tasuki.train.prepare import Setup

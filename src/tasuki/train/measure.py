@@ -19,7 +19,7 @@ from tasuki.answers import Told, answer
 from tasuki.checkpoint.parts import write_part
 from tasuki.clock import SystemClock
 from tasuki.data.fetch import seed_everything
-from tasuki.estimate.works import threads_of
+from tasuki.estimation.works import threads_of
 from tasuki.loop.exact import apply_settings
 from tasuki.loop.ranks import ALONE
 from tasuki.loop.state import capture

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 from tasuki.data.order import Order
 from tasuki.data.shares import StepSplit
 from tasuki.errors import StoreError
-from tasuki.estimate.facts import family_key, stage_key
-from tasuki.estimate.intervals import num_validations
-from tasuki.estimate.past import EVALUATION
+from tasuki.estimation.facts import family_key, stage_key
+from tasuki.estimation.intervals import num_validations
+from tasuki.estimation.past import EVALUATION
 from tasuki.loop.exact import describe
 from tasuki.runs.atomic import FORMAT, read_json, shaped
 from tasuki.runs.events import read_events

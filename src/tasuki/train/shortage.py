@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from tasuki.estimate.gpus import TABLE
+from tasuki.estimation.gpus import TABLE
 from tasuki.train.recompute import find_blocks
 from tasuki.units import format_bytes, parse_bytes
 

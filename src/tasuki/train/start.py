@@ -20,7 +20,7 @@ from tasuki.data.fingerprint import Fingerprint
 from tasuki.data.order import Order
 from tasuki.data.used import NONE, Used, UsedSamples
 from tasuki.errors import CheckpointError
-from tasuki.estimate.intervals import SaveCost
+from tasuki.estimation.intervals import SaveCost
 from tasuki.failpoints import failpoint
 from tasuki.loop.exact import describe, freeze
 from tasuki.loop.latest import Loaded, agree_on_checkpoint

@@ -21,7 +21,7 @@ from tasuki.answers import Told
 from tasuki.data.fetch import Request, seed_everything
 from tasuki.data.foreign import ForeignOrder
 from tasuki.errors import DataError, TasukiError
-from tasuki.estimate.works import covers, in_one_micro_batch, is_by_cost, probe_work, sizes_in
+from tasuki.estimation.works import covers, in_one_micro_batch, is_by_cost, probe_work, sizes_in
 from tasuki.spec.resolved import ResolvedStage, stage_from_plain, to_plain
 from tasuki.train.data import StageData, prepare_data, sizes_of
 from tasuki.train.examples import check_example

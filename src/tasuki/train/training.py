@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from tasuki.data.foreign import ForeignLoader
 from tasuki.data.loader import Loader, MicroBatch
 from tasuki.errors import EXIT_RESUME_ME, NotFinite, RunError, StoreError
-from tasuki.estimate.intervals import next_multiple, period_in_steps
+from tasuki.estimation.intervals import next_multiple, period_in_steps
 from tasuki.failpoints import failpoint
 from tasuki.loop.agreement import Agreement, Decision
 from tasuki.loop.room import when_there_is_room

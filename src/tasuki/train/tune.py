@@ -24,8 +24,8 @@ from tasuki.data.fetch import host_random_states, seed_everything
 from tasuki.data.foreign import ForeignOrder
 from tasuki.data.tempo import share_cpus
 from tasuki.errors import RunError, TasukiError
-from tasuki.estimate.ratios import CONFIDENCE, FEWEST_PAIRS, Ratio, ratio_of
-from tasuki.estimate.tuning import (
+from tasuki.estimation.ratios import CONFIDENCE, FEWEST_PAIRS, Ratio, ratio_of
+from tasuki.estimation.tuning import (
     Facts,
     Judged,
     Measured,

@@ -18,8 +18,8 @@ from typing import Any
 
 from tasuki.answers import OnProgress, Progress, ask
 from tasuki.errors import TasukiError
-from tasuki.estimate.conformal import is_ratio, ratios_in
-from tasuki.estimate.factor import Tuned, TunedBucket
+from tasuki.estimation.conformal import is_ratio, ratios_in
+from tasuki.estimation.factor import Tuned, TunedBucket
 from tasuki.failpoints import failpoint
 from tasuki.runs.events import read_events
 from tasuki.runs.history import read_history

@@ -17,11 +17,11 @@ import torch
 from tasuki.answers import Told
 from tasuki.data.order import Order
 from tasuki.data.worst import worst_in_steps
-from tasuki.estimate.by_cost import CostProbes
-from tasuki.estimate.gpus import find_gpu
-from tasuki.estimate.memory import MOST_BATCH, Beside, Figure, beside_on, largest_by, needs_of
-from tasuki.estimate.probes import Probe
-from tasuki.estimate.search import (
+from tasuki.estimation.by_cost import CostProbes
+from tasuki.estimation.gpus import find_gpu
+from tasuki.estimation.memory import MOST_BATCH, Beside, Figure, beside_on, largest_by, needs_of
+from tasuki.estimation.probes import Probe
+from tasuki.estimation.search import (
     MOST_TRIES,
     Predict,
     Tried,

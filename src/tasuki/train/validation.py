@@ -18,7 +18,7 @@ from torch.distributed import DistStoreError, Store
 from tasuki.checkpoint.manifest import parse_name
 from tasuki.data.foreign import is_loader
 from tasuki.errors import RecipeError
-from tasuki.estimate.intervals import period_in_steps
+from tasuki.estimation.intervals import period_in_steps
 from tasuki.failpoints import failpoint
 from tasuki.loop.best import keep_if_better
 from tasuki.loop.room import when_there_is_room

@@ -29,10 +29,10 @@ from tasuki.checkpoint.records import FileRecord
 from tasuki.checkpoint.weights import read_weights
 from tasuki.commands.history import Filter, list_history
 from tasuki.errors import DamagedCheckpoint, NewerFormat, StoreError, UsageError, WeightsError
-from tasuki.estimate.facts import family_key, stage_key
-from tasuki.estimate.learnt import learn_calibration, learn_margin
-from tasuki.estimate.scale import Shape
-from tasuki.estimate.times import estimate_stage
+from tasuki.estimation.facts import family_key, stage_key
+from tasuki.estimation.learnt import learn_calibration, learn_margin
+from tasuki.estimation.scale import Shape
+from tasuki.estimation.times import estimate_stage
 from tasuki.jobs.job import read_job
 from tasuki.runs.attempts import live_runner, read_attempt_ends, read_holder
 from tasuki.runs.control import everything_said

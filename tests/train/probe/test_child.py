@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tasuki.answers import ask
-from tasuki.estimate.probes import read_probe
+from tasuki.estimation.probes import read_probe
 from tasuki.spec.resolved import ResolvedStage, to_plain
 
 RECIPE = """

@@ -14,9 +14,9 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from tasuki.answers import Told
-from tasuki.estimate.gpus import find_gpu
-from tasuki.estimate.memory import MARGIN_INEXACT, beside_on, needs_of
-from tasuki.estimate.probes import read_probe
+from tasuki.estimation.gpus import find_gpu
+from tasuki.estimation.memory import MARGIN_INEXACT, beside_on, needs_of
+from tasuki.estimation.probes import read_probe
 from tasuki.spec.buckets import Buckets
 from tasuki.spec.resolved import ResolvedStage
 from tasuki.train.data import prepare_data

@@ -18,8 +18,8 @@ from tests.train.probe.models import (
     traces_of,
 )
 
-from tasuki.estimate.accumulated import accumulated
-from tasuki.estimate.probes import read_probe
+from tasuki.estimation.accumulated import accumulated
+from tasuki.estimation.probes import read_probe
 from tasuki.train.probe.bounded import Untraceable
 
 CLOSE = 1e-3

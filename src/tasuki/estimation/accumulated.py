@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tasuki.estimate.probes import Probe
+from tasuki.estimation.probes import Probe
 
 
 def accumulated(probe: Probe) -> Probe:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from tasuki.estimate.past import Past
+from tasuki.estimation.past import Past
 
 _ALIKE = 0.1
 """Samples of two kinds of steps: those of a bucket's last step are fewer, and dilute the mean."""

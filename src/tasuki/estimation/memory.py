@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
-from tasuki.estimate.allocator import MIB, simulate
-from tasuki.estimate.gpus import Gpu
-from tasuki.estimate.probes import Probe
+from tasuki.estimation.allocator import MIB, simulate
+from tasuki.estimation.gpus import Gpu
+from tasuki.estimation.probes import Probe
 
 ASSUMED = "assumed"
 MARGIN, MARGIN_INEXACT = 0.10, 0.25

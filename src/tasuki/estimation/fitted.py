@@ -14,11 +14,11 @@ from typing import Any
 import msgspec
 
 from tasuki.data.split import resolve_batch
-from tasuki.estimate.accumulated import accumulated
-from tasuki.estimate.by_cost import CostProbes
-from tasuki.estimate.gpus import TABLE, Gpu
-from tasuki.estimate.learnt import Margin
-from tasuki.estimate.memory import (
+from tasuki.estimation.accumulated import accumulated
+from tasuki.estimation.by_cost import CostProbes
+from tasuki.estimation.gpus import TABLE, Gpu
+from tasuki.estimation.learnt import Margin
+from tasuki.estimation.memory import (
     Beside,
     Largest,
     Needs,
@@ -26,10 +26,10 @@ from tasuki.estimate.memory import (
     largest_batch,
     needs_of,
 )
-from tasuki.estimate.probes import Probe
-from tasuki.estimate.roofline import Calibration, StepTime, probed_step_time
-from tasuki.estimate.scale import Shape
-from tasuki.estimate.times import StageTimes
+from tasuki.estimation.probes import Probe
+from tasuki.estimation.roofline import Calibration, StepTime, probed_step_time
+from tasuki.estimation.scale import Shape
+from tasuki.estimation.times import StageTimes
 from tasuki.spec.resolved import ResolvedStage
 
 PREDICTED = "predicted"

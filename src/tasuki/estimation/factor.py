@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from tasuki.estimate.conformal import bound_of
+from tasuki.estimation.conformal import bound_of
 from tasuki.units import format_bytes
 
 RISE = 0.1

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from tasuki.estimate.gpus import Gpu
-from tasuki.estimate.probes import Probe
+from tasuki.estimation.gpus import Gpu
+from tasuki.estimation.probes import Probe
 
 LAUNCH_S = 8e-6
 """Of one operation, from Python to the card; the card works meanwhile."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tasuki.estimate.memory import largest_by
+from tasuki.estimation.memory import largest_by
 
 Predict = Callable[[int], int]
 """Bytes at the peak of a step with micro-batches of so many samples (or of such a cost)."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tasuki.estimate.accumulated import accumulated
-from tasuki.estimate.memory import Beside, Largest, Needs, largest_batch, needs_of
-from tasuki.estimate.probes import Probe
+from tasuki.estimation.accumulated import accumulated
+from tasuki.estimation.memory import Beside, Largest, Needs, largest_batch, needs_of
+from tasuki.estimation.probes import Probe
 
 MOST_COST = 1 << 40
 """Where memory does not grow with what is computed."""

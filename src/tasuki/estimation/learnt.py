@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tasuki.estimate.memory import MARGIN
-from tasuki.estimate.past import Past, read_pasts
-from tasuki.estimate.roofline import Calibration, calibrate
+from tasuki.estimation.memory import MARGIN
+from tasuki.estimation.past import Past, read_pasts
+from tasuki.estimation.roofline import Calibration, calibrate
 
 LEAST_MARGIN = 0.02
 COVERED = 0.95

@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-from tasuki.estimate.facts import family_key, stage_key
-from tasuki.estimate.intervals import SaveCost, num_saves, num_validations
-from tasuki.estimate.past import Past, read_pasts
-from tasuki.estimate.scale import Shape, scale_steps, shape_of
+from tasuki.estimation.facts import family_key, stage_key
+from tasuki.estimation.intervals import SaveCost, num_saves, num_validations
+from tasuki.estimation.past import Past, read_pasts
+from tasuki.estimation.scale import Shape, scale_steps, shape_of
 from tasuki.spec.resolved import ResolvedStage
 
 DEFAULT_START_S = 8.0

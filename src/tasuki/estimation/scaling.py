@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tasuki.estimate.facts import stage_key
+from tasuki.estimation.facts import stage_key
 from tasuki.runs.history import wrong_in
 from tasuki.spec.resolved import ResolvedStage
 

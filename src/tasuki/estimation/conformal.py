@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tasuki.estimate.memory import MARGIN
+from tasuki.estimation.memory import MARGIN
 
 COVERAGE = 0.95
 ENOUGH = math.ceil(COVERAGE / (1 - COVERAGE) - 1e-9)

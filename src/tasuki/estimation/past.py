@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tasuki.estimate.gpus import may_mean_the_same
+from tasuki.estimation.gpus import may_mean_the_same
 from tasuki.runs.history import wrong_in
 
 EVALUATION = "evaluation"

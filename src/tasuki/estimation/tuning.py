@@ -16,7 +16,7 @@ import msgspec
 
 from tasuki.data.split import resolve_batch
 from tasuki.errors import UsageError
-from tasuki.estimate.ratios import FEWEST_PAIRS, Ratio
+from tasuki.estimation.ratios import FEWEST_PAIRS, Ratio
 from tasuki.spec.resolved import ResolvedStage
 from tasuki.units import format_seconds
 
