@@ -31,12 +31,12 @@ from typing import Any
 from _makespans import measure as measure_makespans
 from _measure import machine_facts, print_facts, print_table, write_results
 from _peers import BENCH, ROOT, NoPeers, Worker, python_with, say
-from tasuki.plan.packing.bounds import lower_bound
-from tasuki.plan.packing.build import build_parallel
-from tasuki.plan.packing.pack import pack
-from tasuki.plan.packing.problem import state_problem
-from tasuki.plan.packing.search import rules
-from tasuki.plan.packing.values import Item, Pool, Schedule
+from tasuki.planning.packing.bounds import lower_bound
+from tasuki.planning.packing.build import build_parallel
+from tasuki.planning.packing.pack import pack
+from tasuki.planning.packing.problem import state_problem
+from tasuki.planning.packing.search import rules
+from tasuki.planning.packing.values import Item, Pool, Schedule
 from tasuki.units import format_seconds
 
 SEEDS = int(os.environ.get("BENCH_SEEDS", "6"))

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tasuki.plan.packing.lanes import lanes_of
-from tasuki.plan.packing.pack import pack
-from tasuki.plan.packing.use import share_of_useful_time
-from tasuki.plan.packing.values import Item, Placement, Pool
-from tasuki.plan.values import Job, Lane, Piece, Plan
+from tasuki.planning.packing.lanes import lanes_of
+from tasuki.planning.packing.pack import pack
+from tasuki.planning.packing.use import share_of_useful_time
+from tasuki.planning.packing.values import Item, Placement, Pool
+from tasuki.planning.values import Job, Lane, Piece, Plan
 
 MINUTES: Mapping[str, Sequence[int]] = {
     "exp1": [75],

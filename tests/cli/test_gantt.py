@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from tasuki.plan.packing.values import Item
-from tasuki.plan.values import Plan
+from tasuki.planning.packing.values import Item
+from tasuki.planning.values import Plan
 from tasuki.testing import FakeClock
 from tasuki.views.chart import chart_of, place_in_cells, ticks
 from tasuki.views.gantt import show_gantt

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tests.cli.person import Project, person_environment
 
 from tasuki.commands.demo import limit_for_three_jobs
-from tasuki.plan.cut import cut_into_jobs
-from tasuki.plan.values import StageWork
+from tasuki.planning.cut import cut_into_jobs
+from tasuki.planning.values import StageWork
 
 MEASURED = st.fixed_dictionaries(
     {

@@ -11,7 +11,7 @@ from tasuki.clock import SystemClock
 from tasuki.commands.plan import PlanRequest, make_plan
 from tasuki.commands.run import RunRequest, RunResult, run_here
 from tasuki.jobs.local import Preemption
-from tasuki.plan.values import Plan
+from tasuki.planning.values import Plan
 from tasuki.runs.attempts import read_attempt_ends
 from tasuki.runs.runs import RunFolder
 from tasuki.spec.load import load_spec

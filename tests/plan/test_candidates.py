@@ -12,7 +12,7 @@ from tasuki.estimation.facts import stage_key
 from tasuki.estimation.fitted import Card, fit_bucket, put_bucket
 from tasuki.estimation.gpus import TABLE
 from tasuki.estimation.probes import read_probe
-from tasuki.plan.fit import choose
+from tasuki.planning.fit import choose
 from tasuki.spec.resolved import ResolvedStage
 from tests.estimate.probe_values import TERMS, small_value
 

@@ -10,8 +10,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tasuki.errors import PlanError
-from tasuki.plan.cut import LEAD_S, JobDraft, cut_into_jobs
-from tasuki.plan.values import Job, Piece, Plan, StageWork
+from tasuki.planning.cut import LEAD_S, JobDraft, cut_into_jobs
+from tasuki.planning.values import Job, Piece, Plan, StageWork
 
 HOUR = 3600.0
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasuki.errors import UsageError
-from tasuki.plan.fairness import Contender, Facts, Fairness, Row, compare_fairly
+from tasuki.planning.fairness import Contender, Facts, Fairness, Row, compare_fairly
 from tasuki.spec.resolved import ResolvedEvaluate, ResolvedExperiment, ResolvedStage
 from tasuki.spec.values import Length
 

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasuki.plan.fit import LEAST_EFFICIENCY, Candidate, choose, efficiency
+from tasuki.planning.fit import LEAST_EFFICIENCY, Candidate, choose, efficiency
 
 GB = 10**9
 

@@ -12,9 +12,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tasuki.errors import PlanError
-from tasuki.plan.laid import Chains, LaidJob, Layout, Terms
-from tasuki.plan.layout import lay_out
-from tasuki.plan.values import Piece, StageWork
+from tasuki.planning.laid import Chains, LaidJob, Layout, Terms
+from tasuki.planning.layout import lay_out
+from tasuki.planning.values import Piece, StageWork
 
 HOUR = 3600.0
 TICK_S = 0.002

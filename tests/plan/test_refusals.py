@@ -9,12 +9,18 @@ from typing import Any
 import pytest
 
 from tasuki.errors import PlanError
-from tasuki.plan.cut import cut_into_jobs
-from tasuki.plan.forecast import spread_of_end
-from tasuki.plan.laid import Terms
-from tasuki.plan.layout import lay_out
-from tasuki.plan.refusals import Verdict, doubts_about, judge, lay_out_or_refuse, usable_notice_s
-from tasuki.plan.values import StageWork
+from tasuki.planning.cut import cut_into_jobs
+from tasuki.planning.forecast import spread_of_end
+from tasuki.planning.laid import Terms
+from tasuki.planning.layout import lay_out
+from tasuki.planning.refusals import (
+    Verdict,
+    doubts_about,
+    judge,
+    lay_out_or_refuse,
+    usable_notice_s,
+)
+from tasuki.planning.values import StageWork
 from tests.plan.test_packed import HOUR, requirements_e, work
 
 # -- R13 ------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasuki.plan.risk import Left, left_of_run, look_at_deadline
+from tasuki.planning.risk import Left, left_of_run, look_at_deadline
 from tasuki.runs.standing import Planned, StageStanding, Standing
 
 

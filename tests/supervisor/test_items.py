@@ -190,8 +190,8 @@ def test_however_items_end_none_shares_a_gpu_or_comes_too_early_and_none_is_forg
 def test_a_job_of_one_lane_starts_without_the_plan_and_no_job_needs_numpy():
     code = (
         "import sys, tasuki.jobs.__main__, tasuki.jobs.loop\n"
-        "assert not [m for m in sys.modules if m.startswith('tasuki.plan')]\n"
-        "import tasuki.jobs.packed, tasuki.plan.packing.repack\n"
+        "assert not [m for m in sys.modules if m.startswith('tasuki.planning')]\n"
+        "import tasuki.jobs.packed, tasuki.planning.packing.repack\n"
         "assert not {'numpy', 'torch'} & set(sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], timeout=60, check=False)

@@ -16,7 +16,7 @@ from torch import nn
 
 from tasuki.data.split import resolve_batch
 from tasuki.errors import PlanError
-from tasuki.plan.cut import cut_into_jobs
+from tasuki.planning.cut import cut_into_jobs
 from tasuki.runs.claims import list_claims
 from tasuki.runs.control import last_said
 from tasuki.spec.buckets import Buckets

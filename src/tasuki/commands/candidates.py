@@ -21,7 +21,7 @@ from tasuki.data.split import resolve_batch
 from tasuki.estimation.fitted import BucketFit, Card, predicted_times, put_bucket, share_of
 from tasuki.estimation.scaling import exchange_s
 from tasuki.estimation.times import StageTimes, estimate_stage
-from tasuki.plan.fit import Candidate, Policy
+from tasuki.planning.fit import Candidate, Policy
 from tasuki.spec.resolved import ResolvedStage
 
 CHECKPOINTING = "gradient_checkpointing"

@@ -25,8 +25,8 @@ from tasuki.commands.run import RunRequest, run_here
 from tasuki.commands.status import brief_run, ledger_of, read_status
 from tasuki.errors import RunError, UsageError
 from tasuki.jobs.local import Preemption
-from tasuki.plan.cut import LEAD_S
-from tasuki.plan.values import Plan
+from tasuki.planning.cut import LEAD_S
+from tasuki.planning.values import Plan
 from tasuki.runs.atomic import FORMAT
 from tasuki.runs.attempts import read_attempt_ends, read_holder
 from tasuki.runs.metrics import read_metrics

@@ -16,7 +16,7 @@ from tasuki.commands.asking import Asking
 from tasuki.commands.equiv import ranks_of
 from tasuki.commands.finished import open_run
 from tasuki.commands.plan import choose_experiments
-from tasuki.plan.fairness import (
+from tasuki.planning.fairness import (
     Contender,
     Facts,
     compare_fairly,

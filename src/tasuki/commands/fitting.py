@@ -35,7 +35,7 @@ from tasuki.commands.outlook import Prospect
 from tasuki.commands.predict import Foretold
 from tasuki.errors import TasukiError
 from tasuki.estimation.fitted import Card
-from tasuki.plan.fit import Choice, Policy, choose
+from tasuki.planning.fit import Choice, Policy, choose
 from tasuki.runs.history import look_at_history
 from tasuki.runs.runs import RunFolder
 from tasuki.spec.resolved import ResolvedExperiment, ResolvedStage

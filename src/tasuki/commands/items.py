@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tasuki.commands.plan_request import PlanRequest
-from tasuki.plan.values import Job, Piece
+from tasuki.planning.values import Job, Piece
 from tasuki.spec.resolved import start_of
 
 _KINDS = ("train", "evaluate")

@@ -15,7 +15,7 @@ from tasuki.clock import Clock
 from tasuki.commands.items import PlannedItem, items_of
 from tasuki.commands.machine import device_for
 from tasuki.commands.plan import PlanRequest
-from tasuki.plan.values import Job, Piece, Plan
+from tasuki.planning.values import Job, Piece, Plan
 from tasuki.runs.atomic import FORMAT, make_folder, write_json
 from tasuki.runs.claims import highest_claim
 from tasuki.runs.events import EventLog

@@ -2,7 +2,7 @@
 
 The dry run: writes nothing but what was found out about stages (`runs/.probes`). Also used by `run`
 and `submit`, which write the plan they make. From top to bottom: what is left of each experiment
-(plan_work.py), laid out in jobs (tasuki.plan), named and priced.
+(plan_work.py), laid out in jobs (tasuki.planning), named and priced.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from tasuki.commands.plan_request import (
 from tasuki.commands.plan_work import evaluates, on_one_gpu, run_of, work_of
 from tasuki.errors import PlanError
 from tasuki.estimation.host import Asked, next_memory
-from tasuki.plan.laid import LaidJob, Layout, Terms
-from tasuki.plan.layout import is_packed
-from tasuki.plan.packing.exact import refuse_without_solver
-from tasuki.plan.refusals import doubts_about, lay_out_or_refuse, refuse_beyond_partition
-from tasuki.plan.values import Job, Plan, StageWork
+from tasuki.planning.laid import LaidJob, Layout, Terms
+from tasuki.planning.layout import is_packed
+from tasuki.planning.packing.exact import refuse_without_solver
+from tasuki.planning.refusals import doubts_about, lay_out_or_refuse, refuse_beyond_partition
+from tasuki.planning.values import Job, Plan, StageWork
 from tasuki.runs.history import History, look_at_history
 from tasuki.spec.resolved import ResolvedExperiment, start_of
 from tasuki.spec.site import load_site

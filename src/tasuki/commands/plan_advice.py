@@ -13,8 +13,8 @@ from tasuki.commands.machine import device_for
 from tasuki.commands.plan_request import PlanRequest, is_for_slurm
 from tasuki.data.tempo import share_cpus
 from tasuki.errors import PlanError
-from tasuki.plan.laid import Chains, Layout, Terms
-from tasuki.plan.layout import lay_out_freely
+from tasuki.planning.laid import Chains, Layout, Terms
+from tasuki.planning.layout import lay_out_freely
 from tasuki.spec.resolved import ResolvedStage
 from tasuki.units import format_seconds
 

@@ -25,7 +25,7 @@ from tasuki.commands.planned_batch import Known, PlannedBatch, plan_batch
 from tasuki.commands.recipes import check_stages, tell_absent, tell_misspelt
 from tasuki.errors import TasukiError, UsageError
 from tasuki.estimation.times import StageTimes, estimate_stage, needs_measuring
-from tasuki.plan.values import StageWork
+from tasuki.planning.values import StageWork
 from tasuki.runs.atomic import read_json, read_json_or_none
 from tasuki.runs.events import read_events
 from tasuki.runs.find import latest_run

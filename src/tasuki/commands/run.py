@@ -29,7 +29,7 @@ from tasuki.commands.sinks import check_sinks
 from tasuki.commands.status import how_to_lift, read_status
 from tasuki.errors import EXIT_DONE, RunError, UsageError
 from tasuki.jobs.local import LocalBackend, LocalJob, Preemption
-from tasuki.plan.values import Plan
+from tasuki.planning.values import Plan
 from tasuki.runs.accepted import CODE, DATA
 from tasuki.runs.atomic import FORMAT
 from tasuki.runs.attempts import Holder, forget_runner, live_runner, write_runner

@@ -15,7 +15,7 @@ from typing import Any
 from tasuki.clock import utc
 from tasuki.commands.queued import Known, RunsJob, is_gone
 from tasuki.errors import StoreError
-from tasuki.plan.risk import Left, left_of_run, look_at_deadline
+from tasuki.planning.risk import Left, left_of_run, look_at_deadline
 from tasuki.runs.accounts import read_accounts
 from tasuki.runs.atomic import FORMAT, open_plain, read_json, read_json_or_none, shaped, translated
 from tasuki.runs.attempts import live_runner, read_attempt_end, read_holder

@@ -20,7 +20,7 @@ from tasuki.commands.recipes import check_recipes
 from tasuki.commands.run import RunRequest, carry_out, nothing_to_profile, open_runs, take_up
 from tasuki.commands.status import read_status
 from tasuki.errors import RunError, UsageError
-from tasuki.plan.values import Job, Plan
+from tasuki.planning.values import Job, Plan
 from tasuki.runs.atomic import FORMAT, write_bytes
 from tasuki.runs.attempts import Holder
 from tasuki.runs.find import latest_run, stage_names

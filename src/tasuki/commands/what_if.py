@@ -17,7 +17,7 @@ from typing import Any
 from tasuki.commands.measure import Measurer
 from tasuki.commands.plan import PlanRequest, make_plan
 from tasuki.errors import TasukiError, UsageError
-from tasuki.plan.values import FORMAT, Plan
+from tasuki.planning.values import FORMAT, Plan
 from tasuki.spec.check import hints_of, nearest
 from tasuki.spec.resolved import ResolvedSpec
 from tasuki.spec.settings import read_settings

@@ -103,7 +103,7 @@ class Alerts:
                 self._watch_deadline(run, now)
 
     def _watch_deadline(self, run: RunFolder, now: float) -> None:
-        from tasuki.plan.risk import left_of_run, look_at_deadline
+        from tasuki.planning.risk import left_of_run, look_at_deadline
 
         self._look_at[run] = now + _SELDOM_S  # also if nothing can be read just now
         wall, spec = self.clock.wall(), read_json(run.spec)

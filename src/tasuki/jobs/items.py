@@ -17,7 +17,7 @@ from tasuki.jobs.job import JobOrder, LaneItem, share_of_cpus
 from tasuki.runs.values import Action, HandOver, LaneEnd, Leave
 
 if TYPE_CHECKING:  # only jobs of several lanes need it, and a supervisor's start is measured
-    from tasuki.plan.packing.values import ItemId, Placement, Schedule
+    from tasuki.planning.packing.values import ItemId, Placement, Schedule
 
 Gpus = tuple[int, ...]
 _GUESS_S = 3600.0
@@ -158,7 +158,7 @@ class Items:
     def _ask_plan(
         self, waiting: Sequence[Item], free: list[int], now: float
     ) -> list[tuple[Item, Gpus]]:
-        from tasuki.plan.packing.repack import Running, repack
+        from tasuki.planning.packing.repack import Running, repack
 
         if self._schedule is None:
             self._schedule = _schedule(
@@ -271,8 +271,8 @@ def _planned_start(item: Item) -> tuple[bool, float, int]:
 
 def _schedule(items: Sequence[Item], *, gpus: int, cpus: int | None) -> Schedule:
     """All items as `repack` wants them: one after another. Of a schedule it takes the order."""
-    from tasuki.plan.packing.values import Item as Packed
-    from tasuki.plan.packing.values import Placement, Pool, Schedule
+    from tasuki.planning.packing.values import Item as Packed
+    from tasuki.planning.packing.values import Placement, Pool, Schedule
 
     known = [item.order.seconds for item in items if item.order.seconds]
     guess_s = median(known) if known else _GUESS_S
@@ -297,6 +297,6 @@ def _schedule(items: Sequence[Item], *, gpus: int, cpus: int | None) -> Schedule
 
 
 def _id(item: Item) -> ItemId:
-    from tasuki.plan.packing.values import ItemId
+    from tasuki.planning.packing.values import ItemId
 
     return ItemId(item.order.run.name, str(item.number))

@@ -22,7 +22,7 @@ from tasuki.spec.hiding import hide_in_text
 from tasuki.units import format_seconds
 
 if TYPE_CHECKING:  # most jobs never tell anybody
-    from tasuki.plan.risk import Left, Risk
+    from tasuki.planning.risk import Left, Risk
 
 _PROGRESS = ("stage", "epoch", "step", "total_steps", "samples", "loss")
 
@@ -43,7 +43,7 @@ class Happened:
 def make_payload(
     run: RunFolder, happened: Happened, *, job: JobOrder, plans: PlanBook, now: float
 ) -> dict[str, Any]:
-    from tasuki.plan.risk import Left, left_of_run, look_at_deadline
+    from tasuki.planning.risk import Left, left_of_run, look_at_deadline
 
     # It goes to chats and mail: what an error says may hold the address that it was refused at.
     reason, hint = hide_in_text(happened.reason), hide_in_text(happened.hint)

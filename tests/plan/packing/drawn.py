@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from tasuki.plan.packing.values import Item, Pool
+from tasuki.planning.packing.values import Item, Pool
 
 EFFORT = 600
 """A search of milliseconds; what it promises does not hang on its length."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 
-from tasuki.plan.packing.pack import pack
-from tasuki.plan.packing.values import Item, Pool
+from tasuki.planning.packing.pack import pack
+from tasuki.planning.packing.values import Item, Pool
 from tests.plan.packing.drawn import problems
 from tests.plan.packing.test_pack import chain, check
 

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasuki.errors import PlanError
-from tasuki.plan.packing.lanes import PackedLane, lanes_of
-from tasuki.plan.packing.pack import pack
-from tasuki.plan.packing.place import choose_gpus
-from tasuki.plan.packing.use import fits, late_items, share_of_useful_time
-from tasuki.plan.packing.values import Item, ItemId, Placement, Pool
+from tasuki.planning.packing.lanes import PackedLane, lanes_of
+from tasuki.planning.packing.pack import pack
+from tasuki.planning.packing.place import choose_gpus
+from tasuki.planning.packing.use import fits, late_items, share_of_useful_time
+from tasuki.planning.packing.values import Item, ItemId, Placement, Pool
 from tests.plan.packing.drawn import EFFORT, problems
 from tests.plan.packing.test_pack import MINUTE, chain, five_experiments
 

@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasuki.errors import PlanError
-from tasuki.plan.packing.bounds import lower_bound
-from tasuki.plan.packing.branch import prove
-from tasuki.plan.packing.build import Built, build_parallel, build_serial
-from tasuki.plan.packing.pack import pack
-from tasuki.plan.packing.problem import Problem, order_by_priority, state_problem
-from tasuki.plan.packing.search import apply_rules, ranks_of, rules
-from tasuki.plan.packing.values import Item, ItemId, Placement, Pool, Schedule
+from tasuki.planning.packing.bounds import lower_bound
+from tasuki.planning.packing.branch import prove
+from tasuki.planning.packing.build import Built, build_parallel, build_serial
+from tasuki.planning.packing.pack import pack
+from tasuki.planning.packing.problem import Problem, order_by_priority, state_problem
+from tasuki.planning.packing.search import apply_rules, ranks_of, rules
+from tasuki.planning.packing.values import Item, ItemId, Placement, Pool, Schedule
 from tests.plan.packing.drawn import EFFORT, problems
 
 MINUTE = 60.0

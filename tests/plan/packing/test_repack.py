@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasuki.errors import PlanError
-from tasuki.plan.packing.pack import pack
-from tasuki.plan.packing.repack import Running, repack
-from tasuki.plan.packing.values import Item, ItemId, Placement, Pool, Schedule
+from tasuki.planning.packing.pack import pack
+from tasuki.planning.packing.repack import Running, repack
+from tasuki.planning.packing.values import Item, ItemId, Placement, Pool, Schedule
 from tests.plan.packing.drawn import EFFORT, problems
 from tests.plan.packing.test_lanes import item
 from tests.plan.packing.test_pack import MINUTE, chain

@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from tasuki.plan.packing.bounds import lower_bound
-from tasuki.plan.packing.build import Profile, build_serial
-from tasuki.plan.packing.pack import make_schedule
-from tasuki.plan.packing.problem import order_by_priority, state_problem
-from tasuki.plan.packing.search import ranks_of, rules
-from tasuki.plan.packing.values import Item, ItemId, Pool, Schedule
+from tasuki.planning.packing.bounds import lower_bound
+from tasuki.planning.packing.build import Profile, build_serial
+from tasuki.planning.packing.pack import make_schedule
+from tasuki.planning.packing.problem import order_by_priority, state_problem
+from tasuki.planning.packing.search import ranks_of, rules
+from tasuki.planning.packing.values import Item, ItemId, Pool, Schedule
 
 
 class Filling:

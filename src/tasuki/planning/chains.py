@@ -11,13 +11,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tasuki.plan.cut import JobDraft, cut_into_jobs
-from tasuki.plan.laid import Chains, LaidJob, Leg, Terms
-from tasuki.plan.packing.bounds import lower_bound
-from tasuki.plan.packing.problem import state_problem
-from tasuki.plan.packing.values import Pool
-from tasuki.plan.parts import Slots, parts_of
-from tasuki.plan.values import Lane, Piece, StageWork
+from tasuki.planning.cut import JobDraft, cut_into_jobs
+from tasuki.planning.laid import Chains, LaidJob, Leg, Terms
+from tasuki.planning.packing.bounds import lower_bound
+from tasuki.planning.packing.problem import state_problem
+from tasuki.planning.packing.values import Pool
+from tasuki.planning.parts import Slots, parts_of
+from tasuki.planning.values import Lane, Piece, StageWork
 
 
 def chain_into_jobs(chains: Chains, terms: Terms) -> tuple[LaidJob, ...]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tasuki.plan.packing.search import EFFORT
-from tasuki.plan.values import Lane, StageWork
+from tasuki.planning.packing.search import EFFORT
+from tasuki.planning.values import Lane, StageWork
 
 Chains = Sequence[Sequence[StageWork]]
 """By experiment, in order: what is left of its stages."""

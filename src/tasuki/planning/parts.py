@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from tasuki.errors import PlanError
-from tasuki.plan.cut import (
+from tasuki.planning.cut import (
     make_piece,
     part_that_fits,
     refuse_long_evaluation,
     refuse_without_progress,
 )
-from tasuki.plan.packing.values import Item, ItemId
-from tasuki.plan.values import Piece, StageWork
+from tasuki.planning.packing.values import Item, ItemId
+from tasuki.planning.values import Piece, StageWork
 
 _ROUNDING = 1 + 1e-9
 _MOST_PARTS = 10_000

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from tasuki.plan.packing.problem import Problem
+from tasuki.planning.packing.problem import Problem
 
 _MOST_HEADS = 32
 """Different earliest starts that are tried; more would bound big problems hardly better."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tasuki.errors import PlanError
-from tasuki.plan.values import Piece, StageWork
+from tasuki.planning.values import Piece, StageWork
 from tasuki.units import format_seconds
 
 LEAD_S = 1.0

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 
-from tasuki.plan.laid import LaidJob, Leg
+from tasuki.planning.laid import LaidJob, Leg
 
 _Z90 = 1.2815515655446004
 """Standard deviations from the median to the 90th percentile."""

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
-from tasuki.plan.packing.problem import Problem
+from tasuki.planning.packing.problem import Problem
 
 
 @dataclass(frozen=True, slots=True)

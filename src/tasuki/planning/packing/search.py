@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
-from tasuki.plan.packing.build import Built, build_parallel, build_serial
-from tasuki.plan.packing.problem import Problem, order_by_priority
+from tasuki.planning.packing.build import Built, build_parallel, build_serial
+from tasuki.planning.packing.problem import Problem, order_by_priority
 
 EFFORT = 200_000
 """Placements of items: half a second to a second."""

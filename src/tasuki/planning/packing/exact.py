@@ -13,8 +13,8 @@ from importlib.util import find_spec
 from typing import Any
 
 from tasuki.errors import PlanError
-from tasuki.plan.packing.build import Built
-from tasuki.plan.packing.problem import Problem
+from tasuki.planning.packing.build import Built
+from tasuki.planning.packing.problem import Problem
 
 _UNITS_PER_SECOND = 0.4
 """Of deterministic time; one is 2 to 3 seconds of a core for 20 to 100 items."""

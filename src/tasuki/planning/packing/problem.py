@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from tasuki.errors import PlanError
-from tasuki.plan.packing.values import Item, ItemId, Pool
+from tasuki.planning.packing.values import Item, ItemId, Pool
 
 
 @dataclass(frozen=True, slots=True)

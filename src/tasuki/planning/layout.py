@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tasuki.errors import PlanError
-from tasuki.plan.chains import bound_of_chains, chain_into_jobs
-from tasuki.plan.forecast import spread_of_end
-from tasuki.plan.laid import Chains, Layout, Terms
-from tasuki.plan.packed import Packed, pack_into_jobs
-from tasuki.plan.spread import spread
+from tasuki.planning.chains import bound_of_chains, chain_into_jobs
+from tasuki.planning.forecast import spread_of_end
+from tasuki.planning.laid import Chains, Layout, Terms
+from tasuki.planning.packed import Packed, pack_into_jobs
+from tasuki.planning.spread import spread
 from tasuki.units import format_seconds
 
 

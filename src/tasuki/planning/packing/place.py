@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 
-from tasuki.plan.packing.build import Built
-from tasuki.plan.packing.problem import Problem
+from tasuki.planning.packing.build import Built
+from tasuki.planning.packing.problem import Problem
 
 Gpus = tuple[int, ...]
 

@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tasuki.plan.packing.build import Built
-from tasuki.plan.packing.problem import Problem
+from tasuki.planning.packing.build import Built
+from tasuki.planning.packing.problem import Problem
 
 _MOST_ITEMS = 24
 

@@ -12,17 +12,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tasuki.errors import PlanError
-from tasuki.plan.cut import capacity_of, reserve_of
-from tasuki.plan.laid import Chains, LaidJob, Leg, Terms
-from tasuki.plan.packing.bounds import lower_bound
-from tasuki.plan.packing.lanes import lanes_of
-from tasuki.plan.packing.pack import pack
-from tasuki.plan.packing.problem import order_by_priority, state_problem
-from tasuki.plan.packing.search import rules
-from tasuki.plan.packing.values import Item, ItemId, Pool, Schedule
-from tasuki.plan.packing.within import fill, schedule_in_order
-from tasuki.plan.parts import Part, Slots, cut_anew, parts_of, split
-from tasuki.plan.values import Lane, Piece, StageWork
+from tasuki.planning.cut import capacity_of, reserve_of
+from tasuki.planning.laid import Chains, LaidJob, Leg, Terms
+from tasuki.planning.packing.bounds import lower_bound
+from tasuki.planning.packing.lanes import lanes_of
+from tasuki.planning.packing.pack import pack
+from tasuki.planning.packing.problem import order_by_priority, state_problem
+from tasuki.planning.packing.search import rules
+from tasuki.planning.packing.values import Item, ItemId, Pool, Schedule
+from tasuki.planning.packing.within import fill, schedule_in_order
+from tasuki.planning.parts import Part, Slots, cut_anew, parts_of, split
+from tasuki.planning.values import Lane, Piece, StageWork
 from tasuki.units import format_seconds
 
 _TICK_S = 0.002

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tasuki.errors import PlanError
-from tasuki.plan.packing.values import ItemId, Schedule
+from tasuki.planning.packing.values import ItemId, Schedule
 from tasuki.units import format_seconds
 
 

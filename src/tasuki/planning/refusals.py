@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from tasuki.errors import PlanError
-from tasuki.plan.cut import LEAD_S, step_seconds
-from tasuki.plan.laid import Chains, Layout, Terms
-from tasuki.plan.layout import lay_out, lay_out_freely
-from tasuki.plan.values import StageWork
+from tasuki.planning.cut import LEAD_S, step_seconds
+from tasuki.planning.laid import Chains, Layout, Terms
+from tasuki.planning.layout import lay_out, lay_out_freely
+from tasuki.planning.values import StageWork
 from tasuki.units import format_seconds
 
 _LONGER = (1.25, 1.5, 2, 3, 4, 6, 8, 12, 24, 48, 96)

@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from tasuki.plan.laid import Chains, LaidJob, Terms
-from tasuki.plan.packed import Packed, bound_of, pack_into_jobs
-from tasuki.plan.parts import Slots, parts_of
-from tasuki.plan.values import StageWork
+from tasuki.planning.laid import Chains, LaidJob, Terms
+from tasuki.planning.packed import Packed, bound_of, pack_into_jobs
+from tasuki.planning.parts import Slots, parts_of
+from tasuki.planning.values import StageWork
 
 _MOST_TRIES = 24
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tasuki.plan.packing.place import Gpus
-from tasuki.plan.packing.values import ItemId, Placement, Schedule
+from tasuki.planning.packing.place import Gpus
+from tasuki.planning.packing.values import ItemId, Placement, Schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from tasuki.errors import PlanError
-from tasuki.plan.packing.build import Built, build_parallel, build_serial
-from tasuki.plan.packing.place import Gpus, place_on_gpus
-from tasuki.plan.packing.problem import Problem, Room, order_by_priority, state_problem
-from tasuki.plan.packing.search import cost_of, ranks_of, rules
-from tasuki.plan.packing.values import Item, ItemId, Placement, Pool, Schedule
+from tasuki.planning.packing.build import Built, build_parallel, build_serial
+from tasuki.planning.packing.place import Gpus, place_on_gpus
+from tasuki.planning.packing.problem import Problem, Room, order_by_priority, state_problem
+from tasuki.planning.packing.search import cost_of, ranks_of, rules
+from tasuki.planning.packing.values import Item, ItemId, Placement, Pool, Schedule
 
 _EFFORT = 200_000
 """Placements of items."""

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tasuki.plan.packing.bounds import Bound, lower_bound
-from tasuki.plan.packing.branch import can_prove, prove
-from tasuki.plan.packing.build import Built
-from tasuki.plan.packing.exact import solve
-from tasuki.plan.packing.place import place_on_gpus
-from tasuki.plan.packing.problem import Problem, state_problem
-from tasuki.plan.packing.search import EFFORT, Found, anneal, apply_rules
-from tasuki.plan.packing.values import Item, ItemId, Placement, Pool, Schedule
+from tasuki.planning.packing.bounds import Bound, lower_bound
+from tasuki.planning.packing.branch import can_prove, prove
+from tasuki.planning.packing.build import Built
+from tasuki.planning.packing.exact import solve
+from tasuki.planning.packing.place import place_on_gpus
+from tasuki.planning.packing.problem import Problem, state_problem
+from tasuki.planning.packing.search import EFFORT, Found, anneal, apply_rules
+from tasuki.planning.packing.values import Item, ItemId, Placement, Pool, Schedule
 from tasuki.units import format_seconds
 
 
