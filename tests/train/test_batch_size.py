@@ -13,9 +13,9 @@ import torch
 from tests.harness.errands import Errands, errands
 from tests.train import tuned_models
 
+from tasuki.memory.batch_probe import LargestSamples
 from tasuki.spec.buckets import Buckets
 from tasuki.spec.resolved import ResolvedStage
-from tasuki.train.batch_probe import LargestSamples
 from tasuki.train.data import prepare_data
 
 MODELS = "tests.train.tuned_models"

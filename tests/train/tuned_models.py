@@ -20,9 +20,9 @@ from tasuki.data.loader import MicroBatch
 from tasuki.data.order import Order
 from tasuki.data.shares import share_of_step
 from tasuki.loop.ranks import ALONE
+from tasuki.memory import batch_size
 from tasuki.spec.resolved import stage_from_plain
 from tasuki.testing.memory import VARIABLE, memory_cap
-from tasuki.train import batch_size
 from tasuki.train.advice import is_out_of_memory
 from tasuki.train.assemble import assemble, make_engine
 from tasuki.train.data import prepare_data

@@ -2,7 +2,7 @@
 
 Chooses the stage, asks (tasuki.train.tune), and writes the winners into the spec if that is wanted.
 What is tried and what is kept is decided in estimate/tuning.py. With `--batch`: the largest
-micro-batch that fits this device (tasuki.train.batch_size), as a run's first start looks for it.
+micro-batch that fits this device (tasuki.memory.batch_size), as a run's first start looks for it.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def _ask_for_batch(stage: ResolvedStage, request: TuneRequest) -> dict[str, Any]
         buckets = msgspec.structs.replace(stage.buckets, budget="auto")
         open_stage = msgspec.structs.replace(open_stage, buckets=buckets)
     answer: dict[str, Any] = ask(
-        "tasuki.train.batch_size",
+        "tasuki.memory.batch_size",
         {
             "stage": to_plain(open_stage),
             "paths": [spec.folder],

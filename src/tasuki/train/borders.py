@@ -20,9 +20,9 @@ from typing import Any
 from tasuki.data.shares import Limit, StepSplit
 from tasuki.estimation.factor import Border, Decision, Shrunk, Tuned, can_rise, decide
 from tasuki.failpoints import failpoint
+from tasuki.memory.tuned import DECISION
 from tasuki.train.gauge import open_gauge
 from tasuki.train.task import Task
-from tasuki.train.tuned import DECISION
 
 EVENT = "safety-factor"
 _FEWEST_STEPS = 5

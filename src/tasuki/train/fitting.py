@@ -32,6 +32,7 @@ from tasuki.data.order import Order
 from tasuki.data.shares import Limit, StepSplit, halve, share_of_step
 from tasuki.estimation.factor import is_worth_it
 from tasuki.failpoints import failpoint
+from tasuki.memory.tuned import is_tuned, read_tuned
 from tasuki.runs.events import read_events
 from tasuki.train.advice import (
     OutOfMemory,
@@ -49,7 +50,6 @@ from tasuki.train.shortage import find_shortage
 from tasuki.train.snapshot import Progress
 from tasuki.train.task import Task
 from tasuki.train.together import OutOfMemoryElsewhere
-from tasuki.train.tuned import is_tuned, read_tuned
 from tasuki.train.undo import DoesNotFit, Undo
 
 EVENT = "micro-batch"

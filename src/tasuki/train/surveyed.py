@@ -22,6 +22,8 @@ from tasuki.data.fetch import Request, seed_everything
 from tasuki.data.foreign import ForeignOrder
 from tasuki.errors import DataError, TasukiError
 from tasuki.estimation.works import covers, in_one_micro_batch, is_by_cost, probe_work, sizes_in
+from tasuki.memory import child as probe_child
+from tasuki.memory.by_cost import probe_by_cost, worst_of
 from tasuki.spec.resolved import ResolvedStage, stage_from_plain, to_plain
 from tasuki.train.data import StageData, prepare_data, sizes_of
 from tasuki.train.examples import check_example
@@ -29,8 +31,6 @@ from tasuki.train.footprint import rank_rss_bytes
 from tasuki.train.importing import importing
 from tasuki.train.leaves import leaves_of
 from tasuki.train.made_of import code_of
-from tasuki.train.probe import child as probe_child
-from tasuki.train.probe.by_cost import probe_by_cost, worst_of
 from tasuki.train.recipe import load_recipe, optional
 
 _NICE = 10

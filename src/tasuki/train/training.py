@@ -24,6 +24,7 @@ from tasuki.loop.saving import NAN_HINT, Saving, finishing_saves
 from tasuki.loop.spoken import Spoken
 from tasuki.loop.starting import make_agreement, make_saver
 from tasuki.loop.watch import leave
+from tasuki.memory.tuned import tune_once
 from tasuki.runs.metrics import MetricLog
 from tasuki.runs.values import Cause, Ending
 from tasuki.train.advice import memory_advice
@@ -46,7 +47,6 @@ from tasuki.train.start import Begin, begin_or_resume
 from tasuki.train.task import Task
 from tasuki.train.throughput import MemoryGauge, read_tokens_per_sample, speeds
 from tasuki.train.trace import open_trace
-from tasuki.train.tuned import tune_once
 from tasuki.train.unused import noting_unused
 from tasuki.train.validation import Validation
 

@@ -12,12 +12,12 @@ from torch.nn import functional
 
 from tasuki.data.loader import MicroBatch
 from tasuki.loop.ranks import ALONE
+from tasuki.memory.fit import Fit, fit
+from tasuki.memory.steps import opened
+from tasuki.memory.trace import Trace
 from tasuki.spec.resolved import ResolvedStage
 from tasuki.train.assemble import assemble, make_engine
 from tasuki.train.footprint import count_bytes, tensors_in
-from tasuki.train.probe.fit import Fit, fit
-from tasuki.train.probe.steps import opened
-from tasuki.train.probe.trace import Trace
 
 STAGE: dict[str, Any] = {"name": "a", "recipe": "r:R", "fused": False}
 

@@ -9,10 +9,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from tasuki.errors import RecipeError
+from tasuki.memory.batches import Batches
+from tasuki.memory.key import probe_key
 from tasuki.spec.resolved import ResolvedSave, ResolvedStage
 from tasuki.spec.values import Every
-from tasuki.train.probe.batches import Batches
-from tasuki.train.probe.key import probe_key
 
 STAGE = ResolvedStage(name="a", recipe="r:R", data="x")
 

@@ -8,8 +8,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
-from tasuki.train.probe.bounded import Bounds, Untraceable
-from tasuki.train.probe.tracker import Tracker
+from tasuki.memory.bounded import Bounds, Untraceable
+from tasuki.memory.tracker import Tracker
 
 
 @pytest.fixture

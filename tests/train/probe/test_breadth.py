@@ -12,9 +12,9 @@ from tests.train.probe.models import BATCHES, Mlp, fit_of, profiled_peak, stage_
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tasuki.train.probe.bounded import Bounds, Untraceable
-from tasuki.train.probe.fake_ways import fake_ways
-from tasuki.train.probe.steps import opened
+from tasuki.memory.bounded import Bounds, Untraceable
+from tasuki.memory.fake_ways import fake_ways
+from tasuki.memory.steps import opened
 
 CLOSE = 1e-3
 BEYOND = (64, 0)

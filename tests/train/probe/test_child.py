@@ -87,7 +87,7 @@ def probe(tmp_path):
     def make(recipe, *, device="cuda", may_measure=False, **keys):
         stage = ResolvedStage(name="a", recipe=f"recipes:{recipe}", data="x", **keys)
         return ask(
-            "tasuki.train.probe.child",
+            "tasuki.memory.child",
             {
                 "stage": to_plain(stage),
                 "folder": str(tmp_path),

@@ -9,13 +9,13 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
-from tasuki.train.probe.autocast import (
+from tasuki.memory.autocast import (
     cuda_autocast,
     names_left_alone,
     names_with,
     names_with_policy,
 )
-from tasuki.train.probe.kernels import choose_attention, cuda_kernels
+from tasuki.memory.kernels import choose_attention, cuda_kernels
 
 BF16 = torch.bfloat16
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasuki.train.probe.batches import choose_points
-from tasuki.train.probe.fit import BATCH_TERMS, SIZE_TERMS, fit, fit_line, through_peaks
-from tasuki.train.probe.trace import Event, Trace, sort_frees
+from tasuki.memory.batches import choose_points
+from tasuki.memory.fit import BATCH_TERMS, SIZE_TERMS, fit, fit_line, through_peaks
+from tasuki.memory.trace import Event, Trace, sort_frees
 
 
 def trace_at(point, events, *, begin=1):

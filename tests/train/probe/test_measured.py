@@ -17,15 +17,15 @@ from tasuki.answers import Told
 from tasuki.estimation.gpus import find_gpu
 from tasuki.estimation.memory import MARGIN_INEXACT, beside_on, needs_of
 from tasuki.estimation.probes import read_probe
+from tasuki.memory.batches import Batches
+from tasuki.memory.bounded import Untraceable
+from tasuki.memory.by_cost import probe_by_cost, worst_of
+from tasuki.memory.fit import fit
+from tasuki.memory.measured import Bounded, RealSteps, Unmeasured, of_peak
+from tasuki.memory.steps import opened
 from tasuki.spec.buckets import Buckets
 from tasuki.spec.resolved import ResolvedStage
 from tasuki.train.data import prepare_data
-from tasuki.train.probe.batches import Batches
-from tasuki.train.probe.bounded import Untraceable
-from tasuki.train.probe.by_cost import probe_by_cost, worst_of
-from tasuki.train.probe.fit import fit
-from tasuki.train.probe.measured import Bounded, RealSteps, Unmeasured, of_peak
-from tasuki.train.probe.steps import opened
 
 CAUSE = Untraceable("some_op", "it reads numbers")
 STAGE = ResolvedStage(name="a", recipe="x:Y", data="z", fused=False)

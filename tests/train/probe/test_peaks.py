@@ -20,7 +20,7 @@ from tests.train.probe.models import (
 
 from tasuki.estimation.accumulated import accumulated
 from tasuki.estimation.probes import read_probe
-from tasuki.train.probe.bounded import Untraceable
+from tasuki.memory.bounded import Untraceable
 
 CLOSE = 1e-3
 BEYOND = (56, 0)

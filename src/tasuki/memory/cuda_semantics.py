@@ -19,10 +19,10 @@ from torch.amp.grad_scaler import GradScaler
 from torch.overrides import TorchFunctionMode
 from torch.utils import _foreach_utils
 
-from tasuki.train.probe.autocast import cuda_autocast
-from tasuki.train.probe.fake_ways import OPTIMIZER, patched
-from tasuki.train.probe.kernels import cuda_kernels
-from tasuki.train.probe.tracker import Tracker
+from tasuki.memory.autocast import cuda_autocast
+from tasuki.memory.fake_ways import OPTIMIZER, patched
+from tasuki.memory.kernels import cuda_kernels
+from tasuki.memory.tracker import Tracker
 
 _NOTHING = ("synchronize", "empty_cache", "set_device", "reset_peak_memory_stats", "ipc_collect")
 _NO_BYTES = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tasuki.train.probe.fake_ways import patched
+from tasuki.memory.fake_ways import patched
 
 _SCALES_PER_BLOCK = 256
 """Of bitsandbytes' second quantisation, of the scales."""

@@ -18,9 +18,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 from tasuki.data.fetch import Request
 from tasuki.data.foreign import ForeignOrder
 from tasuki.errors import RecipeError
+from tasuki.memory.fit import Point
 from tasuki.spec.resolved import ResolvedStage
 from tasuki.train.data import StageData, make_loader, prepare_data, sizes_of
-from tasuki.train.probe.fit import Point
 from tasuki.train.recipe import optional, where
 
 _BATCHES = (2, 3, 5)

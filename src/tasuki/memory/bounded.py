@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tasuki.errors import RecipeError
-from tasuki.train.probe.numbers import Numbers, largest_of, number_of, sum_of
+from tasuki.memory.numbers import Numbers, largest_of, number_of, sum_of
 
 _ATEN: Any = torch.ops.aten
 _MASKS = (torch.bool, torch.uint8)

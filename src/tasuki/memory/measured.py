@@ -26,14 +26,14 @@ from tasuki.answers import Told
 from tasuki.data.loader import MicroBatch
 from tasuki.errors import TasukiError
 from tasuki.loop.ranks import ALONE
+from tasuki.memory.batches import Batches, choose_points
+from tasuki.memory.bounded import Untraceable
+from tasuki.memory.fit import Fit, Point, fit, fit_line
+from tasuki.memory.steps import Device, opened
+from tasuki.memory.trace import Event, Kind, Trace
 from tasuki.spec.resolved import ResolvedStage
 from tasuki.train.assemble import assemble, make_engine
 from tasuki.train.footprint import count_bytes, host_available, tensors_in
-from tasuki.train.probe.batches import Batches, choose_points
-from tasuki.train.probe.bounded import Untraceable
-from tasuki.train.probe.fit import Fit, Point, fit, fit_line
-from tasuki.train.probe.steps import Device, opened
-from tasuki.train.probe.trace import Event, Kind, Trace
 from tasuki.train.recipe import where
 
 Wanted = tuple[Point, Callable[[], Any]]

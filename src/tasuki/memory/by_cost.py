@@ -18,13 +18,13 @@ from tasuki.data.fetch import Request
 from tasuki.data.order import Order
 from tasuki.data.worst import WorstBatches
 from tasuki.loop.exact import apply_settings
+from tasuki.memory.bounded import Untraceable
+from tasuki.memory.child import MOST_BYTES, Traced, origin, plain_cause, real_steps
+from tasuki.memory.fit import Fit, Point, fit_line
+from tasuki.memory.measured import Unmeasured, Wanted, measured_instead
 from tasuki.spec.resolved import ResolvedStage
 from tasuki.train.data import StageData
 from tasuki.train.footprint import count_bytes, tensors_in
-from tasuki.train.probe.bounded import Untraceable
-from tasuki.train.probe.child import MOST_BYTES, Traced, origin, plain_cause, real_steps
-from tasuki.train.probe.fit import Fit, Point, fit_line
-from tasuki.train.probe.measured import Unmeasured, Wanted, measured_instead
 
 _FAR, _NEAR = 8, 2
 _DEAREST = 4

@@ -29,11 +29,11 @@ from tasuki.estimation.search import (
     largest_fitting,
     next_try,
 )
+from tasuki.memory.batch_probe import LargestSamples, RealSteps
+from tasuki.memory.by_cost import worst_of
 from tasuki.spec.resolved import ResolvedStage
-from tasuki.train.batch_probe import LargestSamples, RealSteps
 from tasuki.train.data import StageData, parts_of_costs
 from tasuki.train.gauge import Gauge, name_of, open_gauge
-from tasuki.train.probe.by_cost import worst_of
 
 _SHARES_OF_CURVE = (0.125, 0.25, 0.375, *(n / 20 for n in range(10, 21)), 1.25)
 """Of the largest batch: where the predicted peaks are told."""

@@ -14,7 +14,7 @@ from fractions import Fraction
 from functools import cache
 from typing import Any
 
-from tasuki.train.probe.trace import KINDS, Event, Trace, peak_of
+from tasuki.memory.trace import KINDS, Event, Trace, peak_of
 
 Term = tuple[int, int]
 """Powers of batch and size."""

@@ -1,4 +1,4 @@
-"""`python -m tasuki.train.probe.child FD`: the probe file of a stage, for who asks (answers.py).
+"""`python -m tasuki.memory.child FD`: the probe file of a stage, for who asks (answers.py).
 
 The order: {"stage": as plain values, "folder": the spec's, "device": "cuda" | "cpu", "ranks": 1,
 "sizes": [] (those of the data), "may_measure": false}. The answer: {"probe": a probe file,
@@ -27,16 +27,16 @@ from torch import nn
 from tasuki.answers import Told, answer
 from tasuki.data.fetch import seed_everything
 from tasuki.loop.exact import apply_settings
+from tasuki.memory.batches import Batches, Points, choose_points
+from tasuki.memory.bounded import Bounds, Untraceable
+from tasuki.memory.fit import Fit, Point, fit
+from tasuki.memory.key import probe_key
+from tasuki.memory.measured import RealSteps, Unmeasured
+from tasuki.memory.steps import Device, opened
+from tasuki.memory.trace import Trace
 from tasuki.spec.resolved import ResolvedStage, stage_from_plain
 from tasuki.train.footprint import count_bytes, tensors_in
 from tasuki.train.prepare import start_seed
-from tasuki.train.probe.batches import Batches, Points, choose_points
-from tasuki.train.probe.bounded import Bounds, Untraceable
-from tasuki.train.probe.fit import Fit, Point, fit
-from tasuki.train.probe.key import probe_key
-from tasuki.train.probe.measured import RealSteps, Unmeasured
-from tasuki.train.probe.steps import Device, opened
-from tasuki.train.probe.trace import Trace
 from tasuki.train.recipe import load_recipe
 
 _NICE = 10

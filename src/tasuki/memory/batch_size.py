@@ -1,5 +1,5 @@
-"""`python -m tasuki.train.batch_size FD`: the largest micro-batch that fits this device, by bucket,
-for who asks (answers.py): a run's first start, and `tasuki tune --batch`.
+"""`python -m tasuki.memory.batch_size FD`: the largest micro-batch that fits a device, by bucket,
+for its caller (answers.py): a run's first start, and `tasuki tune --batch`.
 
 A child process, which leaves nothing behind and has touched nothing of the run when it ends. The
 order: {"stage": as plain values, "paths": where recipes lie, "device": "cuda:0" | "cpu", "ranks":
@@ -30,16 +30,16 @@ from tasuki.errors import TasukiError
 from tasuki.estimation.by_cost import CostProbes
 from tasuki.estimation.probes import Probe, read_probe
 from tasuki.loop.exact import apply_settings
+from tasuki.memory.by_cost import probe_by_cost, worst_of
+from tasuki.memory.child import work as trace
+from tasuki.memory.tuner import CostTuner, Tuner, beside_here
 from tasuki.spec.resolved import ResolvedStage, stage_from_plain, to_plain
 from tasuki.testing.memory import VARIABLE, memory_cap
 from tasuki.train.data import StageData, prepare_data
 from tasuki.train.gauge import open_gauge
 from tasuki.train.precision import apply_precision
 from tasuki.train.prepare import start_seed
-from tasuki.train.probe.by_cost import probe_by_cost, worst_of
-from tasuki.train.probe.child import work as trace
 from tasuki.train.recipe import load_recipe
-from tasuki.train.tuner import CostTuner, Tuner, beside_here
 
 _SIGNAL_ON_PARENT_DEATH = 1
 _NO_LIMIT = "the memory of this device has no limit that is known"

@@ -22,16 +22,16 @@ from torch.utils._python_dispatch import _disable_current_modes
 from tasuki.data.loader import MicroBatch
 from tasuki.errors import RecipeError, TasukiError
 from tasuki.loop.ranks import ALONE
+from tasuki.memory.bounded import Bounds, Untraceable
+from tasuki.memory.cuda_semantics import playing_cuda
+from tasuki.memory.fake_ways import fake_ways, library_ways
+from tasuki.memory.stand_ins import drawn_edges, packed
+from tasuki.memory.trace import Kind, Trace
+from tasuki.memory.tracker import Tracker
 from tasuki.spec.resolved import ResolvedStage
 from tasuki.train.assemble import Assembled, assemble, make_engine
 from tasuki.train.engine import StepEngine
 from tasuki.train.footprint import tensors_in
-from tasuki.train.probe.bounded import Bounds, Untraceable
-from tasuki.train.probe.cuda_semantics import playing_cuda
-from tasuki.train.probe.fake_ways import fake_ways, library_ways
-from tasuki.train.probe.stand_ins import drawn_edges, packed
-from tasuki.train.probe.trace import Kind, Trace
-from tasuki.train.probe.tracker import Tracker
 from tasuki.train.recipe import build_model, where
 
 Device = Literal["cuda", "cpu"]

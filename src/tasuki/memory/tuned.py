@@ -30,7 +30,7 @@ from tasuki.units import format_bytes
 
 EVENT = "batch-tuned"
 DECISION = "micro-batch"
-_CHILD = "tasuki.train.batch_size"
+_CHILD = "tasuki.memory.batch_size"
 _WITHIN_S = 1200.0
 _SHOWN = 4
 """Buckets with lines of their own; the larger ones."""

@@ -19,9 +19,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from tasuki.train.probe.bounded import Bounds
-from tasuki.train.probe.mended import mended
-from tasuki.train.probe.trace import Event, Kind, Trace, sort_frees
+from tasuki.memory.bounded import Bounds
+from tasuki.memory.mended import mended
+from tasuki.memory.trace import Event, Kind, Trace, sort_frees
 
 _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 _DEVICE_OF = torch.ops.prim.device.default
