@@ -57,7 +57,7 @@ class SignalPipe:
         self._writer = -1
 
     def drain(self) -> None:
-        """Read what has come; never blocks. Called by the one thread that listens."""
+        """Read what has come; never blocks."""
         with contextlib.suppress(BlockingIOError):
             while data := os.read(self.reader, 4096):
                 for number in data:

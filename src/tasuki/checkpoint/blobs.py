@@ -1,9 +1,8 @@
 """Tensor memory as blobs: each stretch of memory once, however many tensors look at it.
 
 Tied weights, views and the same tensor twice share one blob; what a tensor is (dtype, shape,
-stride, offset) stands in the tree, so a blob is only bytes. Where that is possible it has the
-first user's dtype and shape, so that people can open the file with plain safetensors.
-Called by the codec.
+stride, offset) stands in the tree, so a blob is only bytes. Where that is possible it has the first
+user's dtype and shape, so that people can open the file with plain safetensors.
 
 Only what is used is stored: two slices of a giant base that do not overlap become two blobs.
 """

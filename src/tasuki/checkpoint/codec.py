@@ -4,10 +4,9 @@ What it knows comes back exactly: types, float bits, tuples, key types, dtypes, 
 What it does not know is refused with its place at the first save, not met at the first restore.
 Nothing is imported, looked up or executed while decoding, and damage is one documented exception.
 
-A JSON object is a dict of the state unless one of its keys starts with `$`: that key is the tag.
-Called by `parts` and by `runtime`, which copies states to host memory. A device is not part of it:
-tensors come back on the CPU, without gradient. Python objects that are shared come back as copies;
-tensors that share memory still do.
+A JSON object is a dict of the state unless one of its keys starts with `$`: that key is the tag. A
+device is not part of it: tensors come back on the CPU, without gradient. Python objects that are
+shared come back as copies; tensors that share memory still do.
 """
 
 from __future__ import annotations

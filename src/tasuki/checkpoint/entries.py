@@ -1,8 +1,8 @@
 """What a checkpoint holds, entry by entry, read from its trees and headers alone.
 
 A tensor's dtype, shape and bytes stand in the tree, so nothing is decoded, no tensor is read, and
-torch is not needed. Called by actions/checkpoint.py; `compare` names entries the same way. A list
-of plain values is one entry: Python's random state alone has 625 numbers.
+torch is not needed. `compare` names entries the same way. A list of plain values is one entry:
+Python's random state alone has 625 numbers.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 `verify` stops at the first damage, since a resume needs no more; a person who asks wants to know
 all of it, and how far the reading is. Both come to the same verdict (tests hold them together).
-Called by actions/checkpoint.py. Needs no torch.
+Needs no torch.
 """
 
 from __future__ import annotations

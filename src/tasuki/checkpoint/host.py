@@ -2,7 +2,7 @@
 
 Training waits for one copy and goes on; a thread writes the file from here. The memory is pinned
 beside a GPU, so that all copies run at once and are waited for together. It is given back to nobody
-and grows at most once per stage. Called by `runtime.saver`.
+and grows at most once per stage.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What lies beside a run's checkpoints, and which of it nobody needs any more.
 
 Drafts that were never published, removals that were cut short, damaged checkpoints set aside, and
-files of frozen parameters. Called by actions/checkpoint.py and actions/prune.py; a running attempt
-sweeps its own way (`commit`, `retention`, `frozen`). Needs no torch.
+files of frozen parameters. A running attempt sweeps its own way (`commit`, `retention`, `frozen`).
+Needs no torch.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Never by number or time: an attempt that was thought dead may commit a higher step after its
 successor took over. Such a commit is not on the way from the highest claim down, so it is not seen.
-Called by whoever resumes, and by retention. Needs no torch.
+Needs no torch.
 """
 
 from __future__ import annotations

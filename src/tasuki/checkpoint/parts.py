@@ -1,7 +1,7 @@
 """A part: one rank's share of a checkpoint, as a JSON tree and a safetensors file.
 
-Called by every rank with a draft folder, and again on restore. Files are written once and durably;
-the records that come back go into the manifest, without which none of them counts.
+Files are written once and durably; the records that come back go into the manifest, without which
+none of them counts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Files that are written once, with a checksum per chunk, and checked whenever they are read.
 
-A record stands in the manifest; damage is found before a byte is used, and its place is named.
-A chunk at a time, so that checking a file of many gigabytes needs 16 MiB. Called by `parts`,
-`commit` and `verify`.
+A record stands in the manifest; damage is found before a byte is used, and its place is named. A
+chunk at a time, so that checking a file of many gigabytes needs 16 MiB.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ the whole in between.
 The library writes a file at once, from bytes it gathers first, and reads into memory that is copied
 again; it knows no checksums on the way. Here the header is laid out, the tensors' bytes follow as
 they lie, and each is read into memory of its own while its checksum is taken. Any safetensors
-reader opens the file. Called by `parts`, `host` and `frozen`.
+reader opens the file.
 """
 
 from __future__ import annotations

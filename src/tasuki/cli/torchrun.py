@@ -3,7 +3,7 @@
 torchrun starts one process per rank. The first one does what `tasuki run` does, and its supervisor
 starts the ranks; the others have nothing to do and leave. What torchrun sets for its processes
 (RANK, MASTER_ADDR, one thread …) is taken out of the environment, so that ranks are the same
-whoever started them. Called by the verbs that train. Nodes are the business of `tasuki submit`.
+whoever started them. Nodes are the business of `tasuki submit`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`tasuki resume --from`: go back to a checkpoint that a person names, and train on from there.
 
 First `plan_going_back` finds out what that means, and refuses; nothing is changed. Then `go_back`
-does it, durably: a claim that names the checkpoint (store/back.py says why). Nothing is removed:
+does it, durably: a claim that names the checkpoint (runs/back.py says why). Nothing is removed:
 what becomes void is put aside, checkpoints that are left behind stay until a person prunes.
 """
 

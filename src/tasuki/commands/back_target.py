@@ -1,5 +1,6 @@
 """From which checkpoint: `resume --from step-N|best|PATH`. Found and read to its last byte; nothing
-is changed. Called by actions/back.py."""
+is changed.
+"""
 
 from __future__ import annotations
 

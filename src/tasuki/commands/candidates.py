@@ -1,9 +1,8 @@
-"""Ways to do the step of a stage on a card: what plan/fit.py chooses from.
+"""Ways to do the step of a stage on a card: what planning/fit.py chooses from.
 
 Pure: from what was foretold of the stage (predict.py), once for each way to recompute. A rank's
 share is cut into 1, 2, 4, … even micro-batches, or as the spec gives it; ranks beyond the traced
 one follow from it. Times are a data sheet's, put right by history where it knows one of the ways.
-Called by fitting.py.
 """
 
 from __future__ import annotations

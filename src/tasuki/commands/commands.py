@@ -1,5 +1,5 @@
 """A look at commands before their jobs wait in a queue for hours: is there such a program, and the
-script that it is given? Also what of a plan is told about them. Called by plan.py and run.py.
+script that it is given? Also what of a plan is told about them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """A run's numbers over its steps, ready to be drawn: metrics of all attempts, and machine figures.
 
 What an attempt wrote beyond the step from which a later one went on is void, as everywhere
-(telemetry/metrics.py). Thinned here, so that a browser gets thousands of points and not millions. A
-`CurveReader` reads only what was added since its last look, so a live page costs little. Called by
-the board, the report and `watch`.
+(runs/metrics.py). Thinned here, so that a browser gets thousands of points and not millions. A
+`CurveReader` reads only what was added since its last look, so a live page costs little.
 """
 
 from __future__ import annotations

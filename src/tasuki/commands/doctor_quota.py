@@ -2,8 +2,7 @@
 
 `quota` (ext4, xfs, NFS) and `lfs quota` (Lustre) are asked, briefly, and print one table; other
 file systems are not asked. Who has no quota, or no such program, has none that is known. The
-parsers are pure and tested on recorded output. Called by doctor_machine.py; the rules are in
-doctor_rules.py.
+parsers are pure and tested on recorded output. The rules are in doctor_rules.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What tasuki will do on a partition, and what to change before a job is submitted. Pure.
 
 From what Slurm says, the spec and the site to words. A *problem* would stop a job from working; an
-*advice* makes it work better. Called by doctor.py, which reads everything.
+*advice* makes it work better.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Can any node of the partition give a job what the spec wishes? Pure.
 
 Slurm refuses some of these wishes in words of its own, and takes others for jobs that wait for
-ever. Called by doctor.py with what `sinfo` says of the nodes, also of those that are down for now.
+ever.
 """
 
 from __future__ import annotations

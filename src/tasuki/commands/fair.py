@@ -1,7 +1,7 @@
 """`tasuki equiv --compare`: may these experiments, or these runs, be compared?
 
-Gathers what is known of each (its spec, its run, its data) and lets plan/fairness.py judge. Steps
-and samples of stages that have not ended are asked of a child process, which opens the data.
+Gathers what is known of each (its spec, its run, its data) and lets planning/fairness.py judge.
+Steps and samples of stages that have not ended are asked of a child process, which opens the data.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Batch fitting at a fixed effective batch: `gradient_checkpointing: auto` and `gpus: auto`.
 
-Reads what a run was begun with, which stays; else asks for traces (outlook.py), lets plan/fit.py
-choose, and says what lost and why. The micro-batch itself stays `auto` in a run: it is found on
-the card at a stage's first start (train/tuned.py), here it is foretold. Where nothing can be
-foretold it falls back, in words. A choice is never worth a plan: what fails in here is a warning.
-Called by plan.py for every plan, by estimate.py, and by whoever carries a plan out.
+Reads what a run was begun with, which stays; else asks for traces (outlook.py), lets
+planning/fit.py choose, and says what lost and why. The micro-batch itself stays `auto` in a run: it
+is found on the card at a stage's first start (memory/tuned.py), here it is foretold. Where nothing
+can be foretold it falls back, in words. A choice is never worth a plan: what fails in here is a
+warning.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 of stages whose micro-batches a budget bounds, that budget.
 
 From the memory probe of the stage that takes a bucket's samples (outlook.py): asked for with the
-name of a GPU, else only if it is kept already; never measured here. Called by inspect.py.
+name of a GPU, else only if it is kept already; never measured here.
 """
 
 from __future__ import annotations

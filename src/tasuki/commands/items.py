@@ -2,7 +2,7 @@
 
 Pure. Pieces of one run that follow each other in one lane are one item: an attempt keeps its claim
 over its stages. An item ends where others wait for its weights, and where the run goes on in
-another lane. Called by jobs.py, which writes them.
+another lane.
 """
 
 from __future__ import annotations

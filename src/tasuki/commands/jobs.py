@@ -1,6 +1,6 @@
 """Write a plan and a folder for each of its jobs: all that a supervisor needs to know.
 
-Called by `run` and `submit`; the backends start what is written.
+The backends start what is written.
 """
 
 from __future__ import annotations

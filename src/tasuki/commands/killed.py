@@ -2,7 +2,7 @@
 
 A rank that gets SIGKILL and says nothing was killed by the kernel, or by the guard of Slurm's
 cgroup: nobody else does that to one (the supervisor names those that it kills itself). What its job
-had asked for stands in the plan that made the job. Called by estimate, plan and submit.
+had asked for stands in the plan that made the job.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The stages of an estimate on each of its cards: what a spec leaves open is chosen card by card.
 
-Stages that use fewer ranks than the others are looked at by themselves. Called by estimate.py.
+Stages that use fewer ranks than the others are looked at by themselves.
 """
 
 from __future__ import annotations

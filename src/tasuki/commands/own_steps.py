@@ -1,7 +1,7 @@
 """What a run's own steps tell of a stage: as long as it is still the same work on the same card.
 
 A spec, the command line or the cluster may say something else by now than the steps were made with:
-a run that was tried on a CPU tells nothing of a GPU. Called by estimate.py and plan.py.
+a run that was tried on a CPU tells nothing of a GPU.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a person should hear about a plan beside its jobs: settings without effect, work that is
 left out, workers that are cut, deadlines that are close, GPUs that could be shared.
 
-Each is one line, and none changes the plan. Called by plan.py.
+Each is one line, and none changes the plan.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What is left to do of each experiment, with the times, batches and memory of its stages.
 
-Reads runs, history and what is measured; asks children where nothing else tells. Called by plan.py.
+Reads runs, history and what is measured; asks children where nothing else tells.
 """
 
 from __future__ import annotations

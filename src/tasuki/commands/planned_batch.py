@@ -2,7 +2,7 @@
 
 Pure. With `auto` the micro-batch is found at a stage's first start, where memory has an end; until
 then it is what this run has decided, what the same work had the last time, or what is predicted,
-and each says so; else `auto`. Nothing is looked for here. Called by plan.py.
+and each says so; else `auto`. Nothing is looked for here.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """What is known of stages before they run: asked of a child once, and kept under `runs/.probes`.
 
-An answer is found again by a key of the stage's plain values (estimate/works.py) and holds while
+An answer is found again by a key of the stage's plain values (estimation/works.py) and holds while
 the files of code that the child named, the stage's data (names, sizes, times) and torch's version
-are as they were; so neither torch nor the recipe is imported to find it. Called by estimate, plan,
-submit (which only looks) and inspect.
+are as they were; so neither torch nor the recipe is imported to find it.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class Foretold:
     """Of its data, as train/survey.py tells them."""
     probe: Probe | None
     small: Probe | None = None
-    """By cost: of even samples, where `probe` is of the dearest (estimate/by_cost.py)."""
+    """By cost: of even samples, where `probe` is of the dearest (estimation/by_cost.py)."""
     untraced: dict[str, str] | None = None
     """What stands in the way of a trace: {"op", "reason"}; then `probe` was measured, if any."""
     unmeasured: str | None = None

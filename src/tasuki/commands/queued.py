@@ -1,7 +1,4 @@
-"""Which jobs of Slurm work, or will work, on which run: the queue joined with the job folders.
-
-Called by submit, status, cancel and extend.
-"""
+"""Which jobs of Slurm work, or will work, on which run: the queue joined with the job folders."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What became of a stage in a rehearsal, by column: from the places that its processes reached.
 
 Pure. `places` are those that train/rehearsed.py writes down, in their order; a place belongs to the
-column in which a person looks for what failed there. Called by rehearse.py.
+column in which a person looks for what failed there.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What a rehearsal looks at without running anything: room on the disk, sinks, setup, commands.
 
-Rules about room are pure; what doctor knows about machine and quota is asked there. Called by
-rehearse.py.
+Rules about room are pure; what doctor knows about machine and quota is asked there.
 """
 
 from __future__ import annotations

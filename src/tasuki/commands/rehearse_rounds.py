@@ -2,8 +2,7 @@
 
 A round is what `tasuki run` would do: experiments with their stages, one after another. A stage
 that fails ends its experiment's round, so the others come in the next one; they start from the
-weights that are there by then. What starts from weights that will never be is not tried. Called by
-rehearse.py.
+weights that are there by then. What starts from weights that will never be is not tried.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`tasuki report`: everything there is to tell of some runs, as values.
 
 Reads only; a run of which a part cannot be read tells the rest, and what is wrong. Nothing of the
-environment goes into it but versions and devices (actions/told_spec.py), and of what errors say no
+environment goes into it but versions and devices (commands/told_spec.py), and of what errors say no
 secret (spec/hiding.py).
 """
 

@@ -1,5 +1,5 @@
 """`tasuki resume`: a person has looked; lift what holds the run, and go on from its frozen spec.
-From which checkpoint, if not from the last: actions/back.py."""
+From which checkpoint, if not from the last: commands/back.py."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Plan against reality: when each piece of work was to be done, and when it was.
 
 Planned is what the newest plan of each run says (runs/.plans), from the moment when it was given
-out; actual is what the events of its attempts tell. Called by the board and the report.
+out; actual is what the events of its attempts tell.
 """
 
 from __future__ import annotations

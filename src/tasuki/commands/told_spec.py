@@ -3,8 +3,7 @@
 By allow-list: what a job's cluster is like, what its stages are; nothing of the environment but
 versions and devices. Values that are named like keys and passwords are left out (hiding.py), and so
 are the arguments of sinks. Of a command only what differs from the defaults is told: its script
-decides on batches, rates and saves, and nobody knows what it took. Called by the board and the
-report.
+decides on batches, rates and saves, and nobody knows what it took.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`tasuki tune`: what each switch buys on the user's own recipe, measured by a child process.
 
 Chooses the stage, asks (tasuki.train.tune), and writes the winners into the spec if that is wanted.
-What is tried and what is kept is decided in estimate/tuning.py. With `--batch`: the largest
+What is tried and what is kept is decided in estimation/tuning.py. With `--batch`: the largest
 micro-batch that fits this device (tasuki.memory.batch_size), as a run's first start looks for it.
 """
 

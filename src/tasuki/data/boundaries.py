@@ -8,7 +8,7 @@ f(z) = z^power, C and W the running sums of c and c·f(z):
 
 For a fixed i this is a line in f(z_j) with the slope -C_i, which falls with i, asked at ascending
 places: the lower envelope of the lines gives each layer in O(m) instead of O(m²). All numbers are
-whole: nothing is rounded. Called by buckets.py and by `inspect`.
+whole: nothing is rounded.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Put the samples of a stage into buckets: those of one bucket may share a step.
 
 Sizes come in as numbers, a few at a time where there are many; the index of a large data set lies
-in a file that is mapped into memory, so that 10⁸ samples cost no memory of their own. Called by
-the stage's set-up and by `inspect`; order.py draws each step from one bucket. Which micro-batch a
-bucket gets is not decided here.
+in a file that is mapped into memory, so that 10⁸ samples cost no memory of their own. order.py
+draws each step from one bucket. Which micro-batch a bucket gets is not decided here.
 """
 
 from __future__ import annotations

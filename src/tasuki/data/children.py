@@ -2,7 +2,7 @@
 
 torch's handler of SIGCHLD raises in the main thread when a worker dies, wherever that stands: in an
 optimizer's step, or in the middle of a save. Here it is kept and asked while somebody waits for a
-batch; until then a death is only noted. Called by loader.py and foreign.py.
+batch; until then a death is only noted.
 """
 
 from __future__ import annotations

@@ -13,8 +13,6 @@ everything is seeded. What is not found: samples so rare that none is among thos
 fixed state, which is the same for all of them; and should other samples draw, or take about a
 millisecond, what they see hangs on what this process has learnt before. Such data say
 `draws_random_numbers = True`, and are always seeded.
-
-Called by the loader, in the training process and in its workers.
 """
 
 from __future__ import annotations

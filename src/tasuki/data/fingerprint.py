@@ -12,7 +12,7 @@ Two digests, either of which may be unknown:
            Sees what no file tells: data that are generated, downloaded or found elsewhere. Only
            comparable where code, parameters and versions are the same, which `made_by` tells.
 
-Called by a rank at its start (train/fingerprints.py); the checkpoint keeps the result.
+The checkpoint keeps the result.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Which samples a step takes: a pure function of (seed, stage, epoch, bucket plan, step).
 
 Nothing is stored and nothing is replayed: a resumed run computes the step at which it stands. Pure:
-no clock, no disk, no global random state. Called by the loader and by the audit. It does not know
-ranks or micro-batches (split.py).
+no clock, no disk, no global random state. It does not know ranks or micro-batches (split.py).
 
 THE ORDER, FORMAT 1. Every resumed run depends on it: it changes only with a new ORDER_FORMAT.
 

@@ -1,8 +1,8 @@
 """Shuffle range(size) by a key, without storing the shuffle.
 
 Any place of the shuffle is computed in O(1) time and memory, and so is its inverse: this is what
-lets a run seek to a step instead of replaying an epoch. Called by order.py. Not cryptography: it
-mixes well enough for training data, and hides nothing.
+lets a run seek to a step instead of replaying an epoch. Not cryptography: it mixes well enough for
+training data, and hides nothing.
 
 The definition is part of the order's format (order.py): it must never change under one format
 number. It uses unsigned 64-bit integers with wrap-around only, so platforms and numpy versions

@@ -1,8 +1,8 @@
 """What the sizes of samples say: how many of each, how even they are, and what padding costs.
 
 Pure: sizes and bytes come in block by block and are added up, so that no file is too large; memory
-grows with the number of *distinct* sizes only. Called by the children of `inspect`
-(data/hdf5/inspect.py, train/inspect.py). Batch sizes and memory on a GPU are not predicted here.
+grows with the number of *distinct* sizes only. Batch sizes and memory on a GPU are not predicted
+here.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Every checkpoint carries it for all steps of its stage so far; `tasuki audit` computes it anew from
 the order (recount.py) and compares. A sum, so that neither the number of ranks nor micro-batches
 nor the order within a step matter, and ranks need not talk to each other: rank 0 adds what they
-hand in with their parts. Called by the training loop; it knows neither orders nor checkpoints.
+hand in with their parts. It knows neither orders nor checkpoints.
 
 THE DIGEST, FORMAT 1. It stands in manifests and events: it changes only with another name there.
 

@@ -7,7 +7,7 @@ A draw moves the place in the words, a new round of them changes the first and t
 normal number that waits is looked at, too.
 
 A generator that is made *calm* stands in one fixed state. Whoever draws from it moves it, so that a
-look tells afterwards whether anybody did. Called by drawn.py, fetch.py and the step's undo.
+look tells afterwards whether anybody did.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Memory goes by cost, but not by cost alone: a few large graphs have other shares
 than many small ones, and samples that are padded take as much as the largest among them. So there
 are two kinds that are made up, filled with the dearest samples and with as many even ones as a step
 has (the dearest sample goes alone where it is over the budget); and those that the steps of a run
-really have, as the order is known before it begins. Asked by the batch tuner (train/tuner.py), the
-first two also by who traces before a run (train/probe/by_cost.py).
+really have, as the order is known before it begins. Asked by the batch tuner (memory/tuner.py), the
+first two also by who traces before a run (memory/by_cost.py).
 """
 
 from __future__ import annotations

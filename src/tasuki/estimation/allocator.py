@@ -13,7 +13,7 @@ Two ways of getting memory are known:
 When the card is full, whatever is cached and whole (a segment, or pages) goes back to it, once, and
 the request is tried again. Not modelled: several streams, CUDA graphs, `max_split_size_mb`,
 `roundup_power2_divisions`, `garbage_collection_threshold`; and cudaMalloc's choice of addresses,
-which decides between blocks of equal size (here: the older segment). Called by memory.py.
+which decides between blocks of equal size (here: the older segment).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a card must hold for a micro-batch of a cost, and the largest budget that fits it.
 
-Pure: from the two probes that train/probe/by_cost.py makes, of the dearest samples and of even
+Pure: from the two probes that memory/by_cost.py makes, of the dearest samples and of even
 ones; the worse counts. The dearest sample goes alone where it is over the budget, so that no budget
 takes less than it. Used by fitted.py and by the batch tuner.
 """

@@ -3,7 +3,7 @@
 Pure. It starts as the spec says. At epoch borders it rises, by a tenth at most, while the peaks
 that were measured say that the next one fits (conformal.py); it falls after a surprise: a step that
 ran out of memory, or a peak that nobody expected. It decides about micro-batches only; a step's
-samples stay what they are. Called by train/tuned.py at the start and by train/borders.py.
+samples stay what they are.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Pure: from the data's facts and a probe (train/survey.py), a card, and the stage's own keys. What is
 given wins and is checked; else the micro-batch is the largest that fits, times the safety factor,
-and never more than a rank's share of the effective batch. Called by actions/estimate.py and plan.
+and never more than a rank's share of the effective batch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """When a running stage will be done, by its own epochs so far; and what its plan had said. Pure.
 
-Everything that an epoch took counts: steps, waits for data, validations, saves. Called by
-train/forecast.py at an epoch's end.
+Everything that an epoch took counts: steps, waits for data, validations, saves.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ Pure: a table of public data-sheet values, without sparsity; consumer cards with
 fp32, as training has it. `memory_bytes` is what CUDA reports of the card, at the lower end of what
 people report; it is a few percent below what is printed on the box, as ECC and the driver keep the
 rest. A site file's `gpus` adds cards and corrects these. Nothing here was measured by us.
-Called by memory.py and roofline.py.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@
 `m` seconds, the least is lost, to saves and to losses, when saves are √(2 c m) apart. Both are
 measured: `c` is how long training stands still for a save, `m` comes from how attempts of this run
 ended so far.
-
-Called by the training, which keeps to it (runtime/rhythm.py), and by estimates, which count.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """What finished stages teach about a kind of card: how far predictions were from what was. Pure.
 
 Only where a line of history holds both, prediction and measurement. Of time a factor on the data
-sheet (roofline.py), of memory a margin on what the card must hold (memory.py). Called by whoever
-predicts for a card.
+sheet (roofline.py), of memory a margin on what the card must hold (memory.py).
 """
 
 from __future__ import annotations

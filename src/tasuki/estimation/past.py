@@ -1,8 +1,7 @@
 """Past stages as values: the lines of the history, as far as they can be believed. Pure.
 
 An evaluation is a phase of its own after the training, and so a line of its own: it is joined here
-to its stage. Lines with a value that cannot be tell nothing (store/history.py says which). Called
-by times.py, learnt.py and `tasuki history`.
+to its stage. Lines with a value that cannot be tell nothing (runs/history.py says which).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A probe file's value: the allocations of one training step, for any batch and size.
 
-A probe (train/probe, in a child) traces a step at a few small batches and sizes and fits every
+A probe (memory, in a child) traces a step at a few small batches and sizes and fits every
 allocation as a polynomial of both; from it the bytes that are alive at each moment of a step follow
 for any batch, without a GPU and without torch. Pure; the file is read elsewhere. What is not whole
 or not ours is refused. Used by memory.py and roofline.py.

@@ -4,7 +4,6 @@ What a step has to do is its samples times their size. Where a past step had as 
 is taken. Between steps that had less and more, step = a + b · samples · size is fitted, with the
 size squared where that fits better (a matrix, attention). From one step alone nobody knows how much
 of it is fixed: the answer lies between all of it and nothing of it, and the error bar says so.
-Called by times.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Pure: from what was predicted and what the tries so far measured follows which batch to try next, or
 that nothing more is to be learnt. A prediction is corrected by what was measured, and where there
-is none, peaks are joined by lines. Whoever tries is train/batch_probe.py; running out of memory is
+is none, peaks are joined by lines. Whoever tries is memory/batch_probe.py; running out of memory is
 an answer, not an error.
 """
 

@@ -2,8 +2,8 @@
 
 Pure, and free of torch: keys are made of a stage's plain values, so that what was found out once is
 found again without importing anything. What a key cannot hold (code, data, torch's version) is kept
-beside the answer and compared (actions/kept.py). Used by actions/predict.py, actions/measure.py and
-train/surveyed.py.
+beside the answer and compared (commands/kept.py). Used by commands/predict.py, commands/measure.py
+and train/surveyed.py.
 """
 
 from __future__ import annotations

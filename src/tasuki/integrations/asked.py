@@ -1,7 +1,6 @@
 """Which run a script means: by a name, by a folder, or by what the script itself is called.
 
-Free of torch: a script that only asks whether a run is complete should not wait for it. Called by
-open.py and several.py.
+Free of torch: a script that only asks whether a run is complete should not wait for it.
 """
 
 from __future__ import annotations

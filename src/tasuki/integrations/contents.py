@@ -1,4 +1,4 @@
-"""What a checkpoint of a loop holds: asked by runtime/saving.py at step boundaries, on every rank.
+"""What a checkpoint of a loop holds: asked by loop/saving.py at step boundaries, on every rank.
 
 Where the loop stands, what it holds, what it has logged and which samples it used; when that is
 saved is not decided here (loop.py).

@@ -2,7 +2,7 @@
 
 Read from the environment, as failpoints are; without an order nothing changes. Which samples stay
 is a pure function of the data's length, so that every attempt and every twin has the same ones. The
-trace is that of train/trace.py, as far as a loop tells: actions/drill_diagnosis.py reads both.
+trace is that of train/trace.py, as far as a loop tells: commands/drill_diagnosis.py reads both.
 """
 
 from __future__ import annotations

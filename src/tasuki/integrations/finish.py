@@ -1,6 +1,6 @@
 """The end of a stage whose loop is the user's own: weights, metrics, then the stage is done.
 
-The counterpart of train/finish.py. Called by rank 0 when the loop is through.
+The counterpart of train/finish.py.
 """
 
 from __future__ import annotations

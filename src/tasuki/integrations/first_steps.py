@@ -2,8 +2,6 @@
 
 Who writes a loop hears here what would otherwise go wrong in silence: something trains and is not
 tracked (untracked.py), what is tracked does not train, or ranks of unlike shares count alike.
-Called by run.py, which compares `look_at` with the steps that are done, and looks when it is
-reached.
 """
 
 from __future__ import annotations

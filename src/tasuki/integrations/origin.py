@@ -1,7 +1,7 @@
 """Which checkpoint an attempt of a loop goes on from: looked for once, the same on all ranks.
 
 It is the newest good one; where all its steps are done and only what follows the loop is missing,
-the one before the last step (replay.py). Called by loop.py, which restores it.
+the one before the last step (replay.py).
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@ A script may need what its loop's body has set (`run.finish({"loss": loss.item()
 that goes on from the last checkpoint would enter no body. So a loop is also saved before its last
 step, and such an attempt goes through that one again; then the last checkpoint is restored, which
 stays the truth: nothing of what is repeated is written, saved or counted as progress. Where that
-save failed or is damaged, the steps from the newest good checkpoint before it are. Called by
-origin.py and loop.py.
+save failed or is damaged, the steps from the newest good checkpoint before it are.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Tracked things as a Loop holds them: what `run.track` was given, and where the loader stands.
 
-Called by run.py; adapters have their own (driven.py).
+Adapters have their own (driven.py).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A resume would put the rest back and go on, in silence, as another training. Parameters and
 schedulers are seen before the first step. An optimizer is seen when it steps, by a hook of torch on
 all of them that lives for the first steps only, so that later ones cost nothing. One that steps
-only once is somebody's inner loop, made anew each time, and has no state to lose. Called by run.py.
+only once is somebody's inner loop, made anew each time, and has no state to lose.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A supervisor that runs a command has no wire to it: it writes the deadline and the notice into files
 (docs/commands.md). Without a supervisor the loop asks Slurm itself how long it has, if it is a job
-of it. Everything else is runtime/watch.py.
+of it. Everything else is loop/watch.py.
 """
 
 from __future__ import annotations

@@ -7,8 +7,7 @@ get it twice. A kill before it loses nothing: the outcome itself is in the run's
 of the job comes next (another start, `--after`) finds that nobody was told.
 
 Beside the job, never in its way: nobody waits for a command while ranks run, at a handover for some
-seconds at most, and after 30 s it is killed with all it has started. Called by loop.py, by
-__main__.py and by after.py.
+seconds at most, and after 30 s it is killed with all it has started.
 """
 
 from __future__ import annotations

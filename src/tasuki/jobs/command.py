@@ -4,7 +4,7 @@ It is told of the end by two files and by SIGTERM, and tells by its exit code: 0
 "resume me", everything else failed. 0 after a notice is done only with its done-marker: a script
 that obeys SIGTERM ends well in the middle of its work too. Nobody of it watches our clock, so the
 supervisor gives the notice before a time limit. One process, or with `ranks: 4` four of the same
-command, which go down together. Called by lane.py, beside phase.py.
+command, which go down together.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What a lane uses, every half minute: one line in the attempt's log and one event.
 
-Called by lane.py at every turn of the loop. Costs nothing until a line is due and never ends a job:
-what cannot be read is counted. GPUs are asked in a thread of their own: the driver of a sick GPU
-may take minutes to answer, and a notice must not wait for that.
+Costs nothing until a line is due and never ends a job: what cannot be read is counted. GPUs are
+asked in a thread of their own: the driver of a sick GPU may take minutes to answer, and a notice
+must not wait for that.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 Its process group; and whoever left that (torchrun gives each worker a session of its own) but has
 the command's mark in its environment: the path of its notice file, which no other phase shares.
-Called by command.py, and by after.py where a supervisor died before its command.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Carry out a packed job: a lane for each item as long as it runs, on whatever GPUs are free.
 
-Called by loop.py, which gives notices, watches the clock and hears the ranks, as for any lane. What
-a person says of one run (cancel, and resume) is found in its folder: a signal would reach all.
+What a person says of one run (cancel, and resume) is found in its folder: a signal would reach all.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """What an alert says: all that a message to a person is made of, and a line that may be sent as it
-is. Called by alerts.py.
+is.
 """
 
 from __future__ import annotations

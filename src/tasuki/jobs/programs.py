@@ -1,7 +1,4 @@
-"""Start the processes of a command: which program, in which environment, as which rank.
-
-Called by command.py, which watches them.
-"""
+"""Start the processes of a command: which program, in which environment, as which rank."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Silence is counted in the supervisor's own turns, not read off a clock: what passes while the
 supervisor itself is stopped (a suspended job, a laptop asleep), or while a clock jumps, is nobody's
-silence. Called by phase.py.
+silence.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Start the ranks of one phase on this node.
-
-Called by the lane on the first node, and by the followers on the others.
-"""
+"""Start the ranks of one phase on this node."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The end of a command that is done: what stands in the stage's folder, and in the history.
 
 The counterpart of train/finish.py and train/remember.py, without torch and without knowing what the
-script did: its time, and the numbers that it chose to leave. Called by lane.py.
+script did: its time, and the numbers that it chose to leave.
 """
 
 from __future__ import annotations

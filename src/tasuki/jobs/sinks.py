@@ -1,7 +1,7 @@
 """The process beside an attempt that feeds the run's sinks: started, told of the end, waited for.
 
 Only where the spec names sinks. Whatever becomes of it means nothing to the job: it is never waited
-for while ranks run, and at the end for some seconds at most. Called by lane.py.
+for while ranks run, and at the end for some seconds at most.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A sink that raises, hangs or cannot keep up is told of and left alone for this attempt: the next one
 gives it everything again. What it raised is printed, into a log of its own, and nowhere else: the
-words of a client may hold keys. Called by `__main__.py`.
+words of a client may hold keys.
 """
 
 from __future__ import annotations

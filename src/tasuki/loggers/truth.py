@@ -1,6 +1,6 @@
 """A run's rows as they count now, over all attempts and stages, followed while they are written.
 
-Reads only. Called by `__main__.py`, again and again.
+Reads only.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which checkpoint a stage goes on from: the newest good one, found by rank 0. Called by starts."""
+"""Which checkpoint a stage goes on from: the newest good one, found by rank 0."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""How long a rank may be silent, and when it stops hoping for its step boundary. Pure.
-
-Called by watch.py, which knows the times that these are decided from.
-"""
+"""How long a rank may be silent, and when it stops hoping for its step boundary. Pure."""
 
 from __future__ import annotations
 

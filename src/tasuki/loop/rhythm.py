@@ -1,4 +1,4 @@
-"""When the next save of a stage is due. Pure; how far apart they are: estimate/intervals.py."""
+"""When the next save of a stage is due. Pure; how far apart they are: estimation/intervals.py."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ class Saver:
         self._rank, self._world = rank, world
         self._store = connect() if connect is not None and world > 1 else None
         self.before: Callable[[], None] = lambda: None
-        """Called by rank 0's thread first: what a checkpoint counts on is made durable."""
+        """Make what a checkpoint counts on durable: rank 0's thread does this first."""
         self.after = after
         self.parent: str | None = None
         """The last checkpoint of this lineage."""
@@ -150,8 +150,9 @@ class Saver:
         facts: dict[str, Any],
         used: Used | None = None,
     ) -> float:
-        """Called by every rank at the same step. Returns when the state is copied, with the
-        seconds that took; the commit goes on by itself. `facts` are rank 0's."""
+        """Returns when the state is copied, with the seconds that took; the commit goes on by
+        itself. `facts` are rank 0's.
+        """
         failpoint("save.begin")
         began = self._clock.monotonic()
         self._join()

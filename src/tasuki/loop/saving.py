@@ -1,6 +1,6 @@
 """When a stage is saved, and what follows from it. Asked by the loop at its step boundaries.
 
-The copy happens at a boundary, the commit beside the steps that follow (runtime/saver.py). A save
+The copy happens at a boundary, the commit beside the steps that follow (loop/saver.py). A save
 that fails for want of room, or by an error of the disk, does not end the training: the last
 checkpoint is still there, and the next is tried when there is room again.
 """
@@ -155,7 +155,7 @@ class Saving:
     # -- at a step boundary ---------------------------------------------------------------------
 
     def save(self, *, is_end: bool = False) -> None:
-        """Copy the state of this step; the commit follows. Called by all ranks at the same step."""
+        """Copy the state of this step; the commit follows."""
         progress = self._progress
         if progress.saved_step == progress.step and not is_end:
             return

@@ -3,8 +3,7 @@
 The two lists differ in about 170 operations, layer_norm and softmax among them, and with them what
 the backward pass keeps. The policies are those of torch 2.13 (ATen/autocast_mode.h); which
 operations have one is asked of torch itself, and a test compares both. Where both devices have the
-same policy a CPU's own kernel stays: it caches casts of weights, as CUDA's does. Called by
-cuda_semantics.py.
+same policy a CPU's own kernel stays: it caches casts of weights, as CUDA's does.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ A child process, which leaves nothing behind and has touched nothing of the run 
 order: {"stage": as plain values, "paths": where recipes lie, "device": "cuda:0" | "cpu", "ranks":
 1, "threads": 1, "is_bounded": no more than `safety_factor` leaves of use, "parent": pid | null}.
 The answer: {"capacity_bytes": null, "reason"} where no limit is known; else see `Tuner.answer`. A
-prediction (train/probe) comes first, at most four tries on the device correct it.
+prediction (memory) comes first, at most four tries on the device correct it.
 """
 
 from __future__ import annotations

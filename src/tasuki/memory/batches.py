@@ -1,7 +1,7 @@
 """Batches to trace with: of the recipe's `example_batch`, else of the stage's own data.
 
 Only their shapes matter, so a sample may stand in a batch many times: the largest of its size.
-Which points (batch, size) are traced follows from the sizes that there are. Called by child.py.
+Which points (batch, size) are traced follows from the sizes that there are.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Shapes that depend on the data get their upper bound (as many entries as there could be), so that
 memory is never guessed too low; each kind is counted and told. What has no bound is taken as the
 batch's own numbers have it (numbers.py), or refused by name. Numbers that code reads (`.item()`)
-are the batch's where they come from it alone; else 1, and conditions true. Called by tracker.py.
+are the batch's where they come from it alone; else 1, and conditions true.
 """
 
 from __future__ import annotations

@@ -2,10 +2,9 @@
 
 Two probes, whose `batch` is a cost: of micro-batches filled with the dearest samples and with even
 ones (data/worst.py). Each is a line through two of them, traced at the budget where one is given,
-else at a rank's whole share of a step; two more traces, one far beyond, tell whether it holds.
-What cannot be traced is measured with small ones, where the order allows it (measured.py). Called
-by surveyed.py and by the batch tuner (train/tuner.py); what a budget then takes is
-estimate/by_cost.py's.
+else at a rank's whole share of a step; two more traces, one far beyond, tell whether it holds. What
+cannot be traced is measured with small ones, where the order allows it (measured.py). What a budget
+then takes is estimation/by_cost.py's.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 `cuda` wherever it is named means the CPU; autocast, attention, dropout and foreach go CUDA's way
 (autocast.py, kernels.py); a copy from the host to the device is a copy, counted as the batch's;
 what goes to the host leaves the count. What is made without saying where is counted as the
-device's: too much rather than too little. All of it holds for one `with` block. Called by steps.py.
+device's: too much rather than too little. All of it holds for one `with` block.
 """
 
 from __future__ import annotations

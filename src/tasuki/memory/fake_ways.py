@@ -1,6 +1,6 @@
 """What torch does by other means, or not at all, when tensors are fake; put right.
 
-Holds for every fake trace, whichever device is played. Called by steps.py.
+Holds for every fake trace, whichever device is played.
 """
 
 from __future__ import annotations

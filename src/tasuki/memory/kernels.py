@@ -3,7 +3,7 @@
 A CPU's attention keeps other tensors than CUDA's fused kernels, and its dropout a mask of floats in
 place of one of bytes: for a GPT that is a factor of two. Put in place below autocast and above
 autograd, so that every way to call them is caught. The choice is that of torch 2.13 on a GPU of
-sm80 or newer (ATen/native/transformers/cuda/sdp_utils.cpp). Called by cuda_semantics.py.
+sm80 or newer (ATen/native/transformers/cuda/sdp_utils.cpp).
 """
 
 from __future__ import annotations

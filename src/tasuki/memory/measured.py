@@ -3,8 +3,7 @@
 On a CPU the tracker looks at real tensors, so that a fit is as good as that of a trace. On a GPU
 its allocator tells the most that tensors took, and nothing of what they were for. Where a GPU is
 meant and none is here, steps are a CPU's, and a note says so. Bounded: no more than a minute, and
-half of the host's free memory; what was seen until then counts if it is two batches. Called by
-child.py and by_cost.py, where the order allows it.
+half of the host's free memory; what was seen until then counts if it is two batches.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Results whose memory a fake tensor does not tell as the real kernel has it; put right.
 
 Found by comparing fake and real results of 630 operations (fp32, two samples each of torch's own
-tests, without its sparse and linear algebra ones), and in models of the tests. Called by
-tracker.py.
+tests, without its sparse and linear algebra ones), and in models of the tests.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 Whole numbers of a batch often decide sizes: the longest sample, how many graphs there are, how
 often a row is repeated. So operations on them, and on nothing else, are done for real as well; they
-are few and small. What comes from weights, or from the floats of a batch, is never known. Called by
-bounded.py, which answers what is read.
+are few and small. What comes from weights, or from the floats of a batch, is never known.
 """
 
 from __future__ import annotations

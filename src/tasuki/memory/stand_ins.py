@@ -3,7 +3,7 @@
 bitsandbytes packs weights of 4 bits when they are moved to a device, by kernels that need numbers:
 here a layer gets a packed weight of the right size and goes through the library's own operations.
 torch_geometric draws negative edges in numpy: here as many come as were asked for. A library that
-the recipe has not imported is not looked for. Called by steps.py.
+the recipe has not imported is not looked for.
 """
 
 from __future__ import annotations

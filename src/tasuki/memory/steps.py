@@ -2,7 +2,7 @@
 
 Assembled once: the first step is thrown away (it makes the optimizer's states and fills caches), a
 step at each further point is a trace. Fake, nothing is computed and no memory is taken; real, on a
-CPU, the same code proves the fake. Called by child.py; what a batch is, is batches.py's business.
+CPU, the same code proves the fake. What a batch is, is batches.py's business.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Works on fake and on real tensors alike, which is how the first are proved by the second. A storage
 is known by its place in memory and is gone when Python's weak reference to it says so; so garbage
-collection must be off meanwhile, or cycles go at moments of its own choosing. Called by steps.py.
+collection must be off meanwhile, or cycles go at moments of its own choosing.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Rank 0 asks a child process (batch_size.py) before anything of the run is on the
 of it is on disk before the stage's first checkpoint, as `micro-batch` events and one `batch-tuned`
 after them, and holds for all ranks and all attempts. A child that fails never ends a run: then a
 rank's whole share is one micro-batch, and running out of memory is survived (fitting.py). A given
-`micro_batch`, `accumulation` or `budget` is left alone. Called by training.py; `tasuki tune
---batch` asks the same child.
+`micro_batch`, `accumulation` or `budget` is left alone. `tasuki tune --batch` asks the same
+child.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The largest micro-batch of each bucket that fits, by at most four tries on the device.
 
-A prediction (train/probe) says where to begin, real steps with the worst real micro-batches correct
-it (batch_probe.py), and which batch is tried next is estimate/search.py's. In samples, or in what
+A prediction (memory) says where to begin, real steps with the worst real micro-batches correct
+it (batch_probe.py), and which batch is tried next is estimation/search.py's. In samples, or in what
 they cost together where the spec has `budget: auto`. Held by the tuner's child (batch_size.py).
 """
 

@@ -1,7 +1,7 @@
 """Jobs of stages that each use all GPUs of a job: a chain of jobs per experiment.
 
 Pure. Chains of different experiments may run at the same time, as far as there are GPUs: on a
-cluster each in its own jobs, here as many as fit the machine, in order. Called by layout.py.
+cluster each in its own jobs, here as many as fit the machine, in order.
 """
 
 from __future__ import annotations

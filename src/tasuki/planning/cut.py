@@ -1,7 +1,7 @@
 """Cut the stages of an experiment into jobs that each end before the cluster's time limit.
 
-Called by chains.py; parts.py takes its rules of what fits. Steps are forecasts: a running job does
-what comes next in its lane until its deadline, and never re-plans itself.
+parts.py takes its rules of what fits. Steps are forecasts: a running job does what comes next in
+its lane until its deadline, and never re-plans itself.
 """
 
 from __future__ import annotations

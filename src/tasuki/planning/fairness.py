@@ -5,7 +5,7 @@ experiments and what is known of their runs go in, rows of keys and values come 
 compared by their place in the chain, chains by their sums. What experiments are made to vary
 (`params`, `recipe`, the keys of `each`, and what the person names) is intended, and so is what
 follows from it; what decides only when, where and in which pieces work is done is harmless. All
-else is not meant. Called by actions/fair.py.
+else is not meant.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which micro-batch, accumulation, recomputation and GPUs do a step of fixed size soonest.
 
-Pure: whoever predicts (actions/candidates.py) hands in ways to do the same step, with what a card
+Pure: whoever predicts (commands/candidates.py) hands in ways to do the same step, with what a card
 must hold and how long they take. All of them have the same effective batch, so none changes what
 is learnt. On a given number of GPUs the fastest that fits is taken; equal ones by fewer
 micro-batches, then without recomputing. Where the number is open it is the largest whose GPUs are

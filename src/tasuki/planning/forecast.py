@@ -9,7 +9,7 @@ wrong data sheet, is so for each of them; drawn apart they would cancel out too 
 saves vary as the steps do: a busy file system is slow at both.
 
 What has no error bar (`expect`) counts as exact. Limits are not looked at: what outlasts its job
-goes on in the next one, which costs a start more than is counted here. Called by layout.py.
+goes on in the next one, which costs a start more than is counted here.
 """
 
 from __future__ import annotations

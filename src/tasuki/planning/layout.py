@@ -2,7 +2,7 @@
 
 Pure. Where every stage uses all GPUs of a job, each experiment has jobs of its own; where any uses
 fewer, all of them are packed together. Refuses what misses its deadline or is more jobs than the
-site takes; refusals.py then looks for the nearest layout that works. Called by actions/plan.py.
+site takes; refusals.py then looks for the nearest layout that works.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 Pure. Job after job: all that is left is packed; what ends within the job is its work, the rest goes
 to the next one, which comes after it. `cut: fill` also begins what does not end in time, at whole
 steps. Of very much work only what could fit a job several times is looked at for that job.
-Called by layout.py for plans in which a stage uses fewer GPUs than a job has.
 """
 
 from __future__ import annotations

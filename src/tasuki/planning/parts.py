@@ -1,9 +1,9 @@
 """What is packed: the work of stages as parts, none longer than a job can be used.
 
-Pure. A part is a stage's training, or a range of its steps where it is longer than a job, each
-with a start and a save of its own; and its evaluation, with it where both use one GPU, else by
-itself: an evaluation has one rank. Within a run part follows part; a stage that starts from another
-experiment's weights follows the last part of that stage. Called by packed.py.
+Pure. A part is a stage's training, or a range of its steps where it is longer than a job, each with
+a start and a save of its own; and its evaluation, with it where both use one GPU, else by itself:
+an evaluation has one rank. Within a run part follows part; a stage that starts from another
+experiment's weights follows the last part of that stage.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Pure. Alternatives are found by really planning again: with a longer limit, more GPUs, fewer epochs,
 jobs that are filled up, a later deadline. Nothing is promised that was not laid out. Also which
-jobs can progress at all, and what a notice is long enough for. Called by actions/plan.py.
+jobs can progress at all, and what a notice is long enough for.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 The stage in work is judged by itself: by its own forecast, else by the median of its steps. Stages
 that have not begun take what the plan expects of them, as uncertain as the plan is as a whole. What
-a run waits in queues is not counted: nobody knows it. Called by `tasuki status` and, for
-`on: {deadline-risk: …}`, by the supervisor, so that both say the same.
+a run waits in queues is not counted: nobody knows it.
 """
 
 from __future__ import annotations

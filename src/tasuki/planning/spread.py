@@ -1,8 +1,7 @@
 """Spread experiments over several jobs side by side, as few as meet a deadline.
 
 Pure. Experiments that start from each other's weights stay together. Groups go, the one with the
-most work first, to the job that has the least so far. Called by layout.py where one job after
-another would end too late.
+most work first, to the job that has the least so far.
 """
 
 from __future__ import annotations

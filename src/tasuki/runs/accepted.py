@@ -2,7 +2,7 @@
 
 Written into `spec.json` with the highest claim of that moment. It holds for going on from a
 checkpoint of that claim or an earlier one, so it is used up by the next commit: a second change has
-to be accepted anew. Written by actions/freeze.py, read by every rank's start.
+to be accepted anew. Written by commands/freeze.py, read by every rank's start.
 """
 
 from __future__ import annotations

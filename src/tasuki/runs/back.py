@@ -5,8 +5,8 @@ as durable as any claim: lineage finds it whoever is killed, a forgotten attempt
 the attempts that follow hang on each other as always. What the word makes void (results of stages,
 the completion marker) is put aside under the claim's number, never removed. What it tells all who
 look (metrics, events, state) is written into the claim's folder before it, and moved from there.
-Whoever begins next finishes what a kill has cut short here. Written by actions/back.py; read by the
-supervisor, by retention and by who looks.
+Whoever begins next finishes what a kill has cut short here. Written by commands/back.py; read by
+the supervisor, by retention and by who looks.
 """
 
 from __future__ import annotations

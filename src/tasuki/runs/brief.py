@@ -2,8 +2,7 @@
 
 Every `progress` of a stage holds all that the earlier ones of its attempt held, and whoever writes
 into a file of their own (machine figures, memory) is asked for the last word only. So a look costs
-as much after a week as after an hour. Called by `tasuki status`; who wants the whole story reads
-events.py.
+as much after a week as after an hour. Who wants the whole story reads events.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """`next_action`: what an attempt does next. `settle`: what becomes of its job.
 
-Called by the supervisor between phases and at a job's end. Never counts attempts itself: what
-happened before is in the RunView.
+Never counts attempts itself: what happened before is in the RunView.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A curve's outline from a few places of its files: for a list of many runs.
 
-Reads a bounded number of bytes however long the run is; an exact curve is `actions/curves.py`'s.
+Reads a bounded number of bytes however long the run is; an exact curve is `commands/curves.py`'s.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Plain /proc, since walking all processes of a large node (as psutil does for children) takes longer
 than the whole reading may; NVML (extra `gpu`) is imported where GPUs are first read. No reader
-raises: what cannot be read is left out and said. Called by supervisor/figures.py; decides nothing.
+raises: what cannot be read is left out and said. Decides nothing.
 """
 
 from __future__ import annotations

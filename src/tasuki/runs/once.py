@@ -1,7 +1,7 @@
 """Warnings about a run's sinks, each told once per run and not again by every attempt.
 
 What a sink's code raised may hold keys and addresses, so a warning says where the whole words are
-instead of repeating them. Called by the process that feeds sinks and by the supervisor.
+instead of repeating them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`runs/.probes/<key>.json`: what was found out about stages before they ran. Rebuildable.
 
 What does not read, is newer or somebody else's is no answer, and the reason is told: it is made
-anew. Where nothing can be written nothing is kept. Used by actions/kept.py.
+anew. Where nothing can be written nothing is kept. Used by commands/kept.py.
 """
 
 from __future__ import annotations

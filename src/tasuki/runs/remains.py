@@ -1,7 +1,7 @@
 """What is gone from a run's folder of which somebody deleted a part, and what can be done still.
 
 Only what is surely missing is named: a run that was just begun has not made all of its files yet.
-Called by whoever shows runs or looks for one by its name; nothing is mended here.
+Nothing is mended here.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 A series is appended to as a run goes on, cut back where an attempt resumes from an earlier step,
 and thinned for whoever draws it: each bucket keeps its lowest and its highest value, so that no
 peak is lost. What is no finite number is a gap. Plain arrays: whoever looks must not import numpy.
-Called by actions/curves.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A run goes on with the code it began with; an edited copy would change what is learnt without a
 word. The copy's hash stands in `spec.json`; a list of its files lies in the copy itself, so that
-both are put in place by one rename, and tells which file it was. Used by actions/freeze.py, which
+both are put in place by one rename, and tells which file it was. Used by commands/freeze.py, which
 takes the copy, and by every rank's start.
 """
 

@@ -1,7 +1,6 @@
 """What one stage took over all its attempts: seconds by part, waits, attempts, saves. Pure.
 
-From the events of its run, as the ledger (ledger.py), which tells the same of the whole run. Called
-by train/remember.py at a stage's end, for the history, and for commands by supervisor/result.py.
+From the events of its run, as the ledger (ledger.py), which tells the same of the whole run.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""How far a run is, and what its plan expects of the rest: what plan/risk.py judges by.
+"""How far a run is, and what its plan expects of the rest: what planning/risk.py judges by.
 
-Read from the run's folder and the plan it was last submitted with; decides nothing. Called by
-`tasuki status` and by the supervisor that watches a deadline.
+Read from the run's folder and the plan it was last submitted with; decides nothing.
 """
 
 from __future__ import annotations

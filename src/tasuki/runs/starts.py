@@ -1,7 +1,6 @@
 """Why a run cannot begin: it starts from weights of another one, which are not coming.
 
-Derived from the folders of both at each look, so that it is never out of date. Called by status,
-and by whoever decides what an attempt does next.
+Derived from the folders of both at each look, so that it is never out of date.
 """
 
 from __future__ import annotations

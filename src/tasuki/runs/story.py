@@ -3,7 +3,6 @@
 From events and from how attempts ended, to values and one sentence each. Steps are run-wide, over
 all stages, as in the names of checkpoints; what nobody told is None, never a guess. Clocks of two
 hosts differ and may be set back: a time that would come out below zero is not told either.
-Called by actions/why.py and, for its marks and stages, by actions/curves.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Events in plain words: one line each, for people who watch. Pure.
 
-What only machines need (signs of life, figures) has no words. Called by `watch` and the board; what
-they hold may come from anywhere, so whoever shows them makes them harmless first.
+What only machines need (signs of life, figures) has no words. What they hold may come from
+anywhere, so whoever shows them makes them harmless first.
 """
 
 from __future__ import annotations

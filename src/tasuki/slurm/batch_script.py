@@ -1,7 +1,7 @@
 """Read a script that people gave to sbatch before: its options, its preparations, its one command.
 
 Pure. What cannot be taken apart without a shell is left whole: bash runs the script then, to which
-`#SBATCH` lines are comments. Called by `actions/new_from_slurm.py`.
+`#SBATCH` lines are comments.
 """
 
 from __future__ import annotations

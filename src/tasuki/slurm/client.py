@@ -2,8 +2,7 @@
 changes what is printed.
 
 The shell around text.py. A question is asked again while the controller is busy; a request that
-changes something is not: whether it was heard is for the caller to find out. Called by the slurm
-backend, by a job's supervisor, and by `doctor`.
+changes something is not: whether it was heard is for the caller to find out.
 """
 
 from __future__ import annotations

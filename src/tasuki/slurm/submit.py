@@ -3,7 +3,7 @@
 What is to be submitted is written into every job's folder first; a number that sbatch gave is
 written down at once. An answer that got lost is looked for in the queue by the job's comment, which
 no other job has; so is what a process had submitted that was killed before it could write. So a
-plan of which only a part was submitted can be finished by anybody. Called by actions/submit.py.
+plan of which only a part was submitted can be finished by anybody.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 Pure, and tested on recorded output. Names and comments are free text that may hold anything, even
 `JobState=RUNNING`: they are taken apart first, so that nothing in them is mistaken for a field.
 (Over several lines they might; tasuki's own have one.)
-Called by the client, which asks, and by `doctor`.
 """
 
 from __future__ import annotations

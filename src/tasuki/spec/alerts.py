@@ -1,7 +1,7 @@
 """`on`: who is told of what became of a run. A mapping from outcomes to commands.
 
 A command is written as everywhere else: a list of words, or one text that is split as a shell does
-and read by none (`[bash, -c, '…']` has one). Checked by check.py, run by supervisor/alerts.py.
+and read by none (`[bash, -c, '…']` has one). Checked by check.py, run by jobs/alerts.py.
 """
 
 from __future__ import annotations

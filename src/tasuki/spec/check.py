@@ -1,8 +1,7 @@
 """Is each key known, and does it hold what it should? Says file, line, value and what to write.
 
 The structs of `written.py` are the only list of keys; msgspec converts value by value, because its
-own paths hide the keys of mappings. Called by `load.py`, before layers are merged: a mistake in a
-layer that is later overruled is still a mistake.
+own paths hide the keys of mappings.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Pure. tasuki starts such a stage once, tells it of the end, and knows nothing else of it: what the
 script does with a learning rate or a batch is its own business, and keys that only a recipe could
-use warn. Called by resolve.py and load.py.
+use warn.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Pure but for reading the files that a spec names. ruamel.yaml's composer says where a value stands;
 the text is changed there and nowhere else, so comments, quotes and the user's own layout stay. What
 comes out is read again and must differ in these values alone; else nothing is changed, and the
-error says what to write by hand. Called by `tasuki tune --write`.
+error says what to write by hand.
 """
 
 from __future__ import annotations

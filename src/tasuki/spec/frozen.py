@@ -1,6 +1,6 @@
 """What `spec.json` of a run holds: an experiment as it was asked for, frozen at its first start.
 
-Pure. Written by actions/freeze.py, and by a loop of one's own that nobody has planned.
+Pure. Written by commands/freeze.py, and by a loop of one's own that nobody has planned.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 By name, whatever the value is; in text also by shape (`https://me:pw@host`, `--token x`,
 `API_KEY=x`, `Bearer x`, keys that begin as those of well-known services do). Where a name leaves
 doubt the value is hidden; names that training uses every day (`num_tokens`, `key_dim`) leave none.
-Nothing guards a password that is called `note`. Called by told_spec.py, and of what errors say by
-report.py, board.py and payload.py.
+Nothing guards a password that is called `note`.
 """
 
 from __future__ import annotations

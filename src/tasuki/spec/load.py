@@ -1,7 +1,7 @@
 """Load a spec: the one way from what people wrote to what everybody else works with.
 
-Read → include files → settings → check → put over the site → expand → merge → resolve. Called by
-`actions`; the environment is an argument. Nothing here knows a cluster, a data set or torch.
+Read → include files → settings → check → put over the site → expand → merge → resolve. The
+environment is an argument. Nothing here knows a cluster, a data set or torch.
 """
 
 from __future__ import annotations

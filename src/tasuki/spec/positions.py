@@ -1,8 +1,8 @@
 """YAML with the place of every value, so that an error can name file and line.
 
 YAML 1.2 through ruamel.yaml's composer; only plain values come out (no tags, no objects). Limits
-hold against files that expand beyond reason. Called by `load.py`; who only has plain values (a
-Python spec, `--set`) makes nodes with `locate`.
+hold against files that expand beyond reason. Who only has plain values (a Python spec, `--set`)
+makes nodes with `locate`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`sinks:` in a spec: where else the metrics of a run go, beside its own folder.
 
 Pure. Names are ours (`tensorboard`) or `module:Class` of the user's; whether they can be imported
-is found out where they are, by `actions/sinks.py` and by the process that feeds them.
+is found out where they are, by `commands/sinks.py` and by the process that feeds them.
 """
 
 from __future__ import annotations

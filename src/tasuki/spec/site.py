@@ -2,8 +2,7 @@
 
 `/etc/tasuki/site.yaml` by whoever runs the cluster, `~/.config/tasuki/site.yaml` by a user or by
 `tasuki doctor --write-site`; the later one wins, key by key, and the spec wins over both.
-TASUKI_SITE names one file that replaces both (empty: none at all). Called by `load.py` for the keys
-of `cluster`, by `doctor`, and by whoever asks Slurm for GPUs.
+TASUKI_SITE names one file that replaces both (empty: none at all).
 """
 
 from __future__ import annotations
@@ -106,7 +105,7 @@ class SiteGpu:
     bandwidth: int | None = None
     """Bytes per second."""
     tflops: Mapping[str, float] = field(default_factory=dict)
-    """By precision, dense. Of these three: what is not written is as estimate/gpus.py has it."""
+    """By precision, dense. Of these three: what is not written is as estimation/gpus.py has it."""
     price_per_gpu_hour: float | None = None
 
     @property

@@ -1,7 +1,7 @@
 """Where a spec comes from: a YAML file, the files it names, or a Python function in a child.
 
-The shell of this package: the only module here that reads files and starts a process. Called by
-`load.py`. The user's Python runs in a child, so that a verb never imports torch by accident.
+The shell of this package: the only module here that reads files and starts a process. The user's
+Python runs in a child, so that a verb never imports torch by accident.
 """
 
 from __future__ import annotations

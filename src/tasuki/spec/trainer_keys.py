@@ -1,8 +1,7 @@
 """Keys of transformers' Trainer, and of scripts around it, in the words of a spec.
 
 Pure: one file's mapping in, a stage's keys and what became of each key out. Every value keeps the
-place where it was written, so that a mistake in it is told with their file and line. Called by
-`translated.py`, which knows the files beside this one.
+place where it was written, so that a mistake in it is told with their file and line.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A spec out of configuration files that people had before: one file per experiment or stage.
 
 Pure. `exp3_stage2.yaml` is the second stage of `exp3`, any other file an experiment by itself. What
-comes out are texts to write and what became of each key; `actions/new_from_yaml.py` reads and
+comes out are texts to write and what became of each key; `commands/new_from_yaml.py` reads and
 writes. Nothing is guessed: a key that means nothing here is handed to the recipe, or named.
 """
 

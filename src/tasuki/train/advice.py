@@ -1,8 +1,7 @@
 """What went wrong and what to write instead, in plain words: memory that was too little, data that
 are not there, an embedding that is too small.
 
-Translates torch's and Python's errors at the border, once. Called by the worker, by training around
-its steps, by recipe.py where data are opened, and by `tasuki evaluate`.
+Translates torch's and Python's errors at the border, once.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Back to a checkpoint inside an attempt: where something was not finite, and in a rehearsal.
 
-A resume is something else: it is a start (start.py). Called by training.py.
+A resume is something else: it is a start (start.py).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """At epoch borders: may micro-batches be larger, must they be smaller? (`micro_batch: auto`)
 
-Rank 0 decides for all from the highest peak of any rank (estimate/factor.py), before anything of
+Rank 0 decides for all from the highest peak of any rank (estimation/factor.py), before anything of
 the border is saved: the decision is an event `safety-factor` after the `micro-batch` events it
 stands for, on disk before the step from which it holds, and an attempt that comes by again does
 not decide again. Peaks are those of training: a validation has a batch of its own, which is no

@@ -2,7 +2,7 @@
 
 Sizes are never made "dynamic" on the way: which kernel computes a batch would then hang on the
 batches before it, and a resumed run, which has seen others, would compute with other ones. Either
-each shape has its kernel, or one kernel serves all from the first batch on. Called by assemble.py.
+each shape has its kernel, or one kernel serves all from the first batch on.
 """
 
 from __future__ import annotations

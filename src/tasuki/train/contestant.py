@@ -3,7 +3,7 @@
 Several live in one process and take turns. What holds for the whole process (threads, deterministic
 algorithms, TF32, random numbers) is put in place at each turn, so that one does not see the other:
 equal weights, equal data and equal random numbers give equal losses, to the bit where the switch
-allows it. Nothing is saved. Called by tune.py.
+allows it. Nothing is saved.
 """
 
 from __future__ import annotations

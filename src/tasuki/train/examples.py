@@ -1,7 +1,7 @@
 """Is the recipe's `example_batch` a batch as its data give it? If not, it would foretell nonsense.
 
 Compared are names, types and shapes of what a batch consists of. Lengths that differ between two
-samples of the same size (edges of a graph) are the example's to choose. Called by surveyed.py.
+samples of the same size (edges of a graph) are the example's to choose.
 """
 
 from __future__ import annotations

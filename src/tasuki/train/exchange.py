@@ -1,8 +1,8 @@
 """How long a step waits for the gradients of the other ranks, measured before any state.
 
-A pass alone and the same pass with the exchange, by turns, after DDP has settled: the difference
-is what the exchange adds, less what hides behind the backward pass, with the wait for slower ranks.
-What it does to model and random numbers is undone by the restore that follows. Called by start.py.
+A pass alone and the same pass with the exchange, by turns, after DDP has settled: the difference is
+what the exchange adds, less what hides behind the backward pass, with the wait for slower ranks.
+What it does to model and random numbers is undone by the restore that follows.
 """
 
 from __future__ import annotations

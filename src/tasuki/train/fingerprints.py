@@ -2,7 +2,7 @@
 
 A change that nobody announced is refused, because the run would quietly become another one; a
 person may accept it (`--accept-change`), which is written down. Spec, ranks, threads and versions
-are compared elsewhere (actions/freeze.py, exact.py).
+are compared elsewhere (commands/freeze.py, exact.py).
 """
 
 from __future__ import annotations

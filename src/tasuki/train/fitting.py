@@ -8,7 +8,7 @@ ends, and the next one starts from the last checkpoint with the smaller micro-ba
 optimizer's step parameters may be half updated; with several ranks and a micro-batch that had
 fitted before, the others wait for a sum that never comes (together.py). A loader of the recipe's
 own makes its batches itself: nothing here can split them. What is decided before the first step and
-at epoch borders is tuned.py's and borders.py's. Called by training.py.
+at epoch borders is tuned.py's and borders.py's.
 """
 
 from __future__ import annotations

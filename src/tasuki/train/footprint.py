@@ -1,7 +1,7 @@
 """What the memory is used for, measured in one step of each attempt that runs anyway.
 
 Device and host are summed apart. `Footprint.measured` wraps that step: it only looks, so the step's
-numbers are the same bits, and later steps cost nothing. The sums are pure. Called by training.py.
+numbers are the same bits, and later steps cost nothing. The sums are pure.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A fresh word on when a stage will be done, after its first epoch; and later where that changes.
 
 One line in the log and one event. Nothing is done at a step: the loop's next boundary is the epoch
-border at which a look is due. Called by training.py on rank 0.
+border at which a look is due.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """From what was measured of a run's steps to sentences: what is slow, and what to write instead.
 
-Pure, and silent where all is well. Called by profile.py. What to do when memory was too little is
-in advice.py.
+Pure, and silent where all is well. What to do when memory was too little is in advice.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a recipe's `loss` may give, and what is said of anything else. Called by the step engine."""
+"""What a recipe's `loss` may give, and what is said of anything else."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Which files of code recipes are made of: answers that are kept hold while these are the same.
 
-Of packages that are installed the versions count (actions/kept.py), not the files. Used by children
-whose answers are kept.
+Of packages that are installed the versions count (commands/kept.py), not the files. Used by
+children whose answers are kept.
 """
 
 from __future__ import annotations

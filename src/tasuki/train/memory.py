@@ -1,7 +1,6 @@
 """Measure an attempt's memory in its first steps and tell it, once: an event and a line in the log.
 
-Called by training.py on rank 0. A figure is never worth a run: what fails in here is told as a
-warning, and the training goes on.
+A figure is never worth a run: what fails in here is told as a warning, and the training goes on.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The optimizer on the host: its states, and its step, leave the GPU's memory to activations.
 
-The optimizer works on copies of the parameters in host memory. After the backward pass gradients
-go there, after its step the parameters come back. What is saved is the optimizer as it is; the
-copies are made anew from the model after every restore. Costs the way over the bus in every step,
-and one wait for it. Called by assemble.py; on a CPU it is the same work with nothing gained.
+The optimizer works on copies of the parameters in host memory. After the backward pass gradients go
+there, after its step the parameters come back. What is saved is the optimizer as it is; the copies
+are made anew from the model after every restore. Costs the way over the bus in every step, and one
+wait for it. On a CPU it is the same work with nothing gained.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def work(order: dict[str, Any], told: Told) -> list[dict[str, Any]]:
 
 
 def _tell(told: Told, at: tuple[int, int], column: str) -> None:
-    """If nothing comes after it, this is where it hangs: read by actions/rehearse.py."""
+    """If nothing comes after it, this is where it hangs: read by commands/rehearse.py."""
     told.progress(_WORDS[column], *at)
 
 

@@ -4,8 +4,8 @@ After a warm-up the parts of the engine, the waits for data and whatever the sto
 wrapped for a window of steps, and unwrapped again; then some steps are traced by torch's profiler,
 for Perfetto. So steps outside the window, and runs that are not profiled, pay nothing, and no
 number changes. At the end of the stage, or at a handover, the profile is written once more: with
-how much saves and validation took in all, and how the loss went. A profile that cannot be made
-ends no run. Called by training.py.
+how much saves and validation took in all, and how the loss went. A profile that cannot be made ends
+no run.
 """
 
 from __future__ import annotations

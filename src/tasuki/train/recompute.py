@@ -3,7 +3,7 @@
 The model's code stays as it is: the `forward` of the chosen modules is wrapped on the instance.
 Numbers do not change: the second pass has the random numbers (Python's, numpy's, torch's) and the
 buffers of the first, and leaves both as they are now, so that running means (of BatchNorm) move
-once. Called by assemble.py.
+once.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """What `tasuki rehearse` wants of a rank beside what drilled.py does: where it is, and no network.
 
 A line in a file for every place on the way of a phase, and one more if it fails, so that
-actions/rehearse.py can say what passed. Outside of a rehearsal every function here does nothing.
-Called by worker.py and along the way of a phase.
+commands/rehearse.py can say what passed. Outside of a rehearsal every function here does nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _ABOUT_NETWORK = ("something wants to reach", "huggingface.co", "HF_HUB_OFFLINE"
 """Of our own refusal, and of libraries that were told to ask nobody."""
 _SHORTLY_S = 0.5
 STACKS = ".stacks"
-"""Beside the lines: read by actions/rehearse.py."""
+"""Beside the lines: read by commands/rehearse.py."""
 _lines: list[LineWriter] = []
 
 

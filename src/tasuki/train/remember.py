@@ -4,7 +4,7 @@ Built when all steps are done, from what the loop kept anyway and from the run's
 costs nothing more for it. The times of steps are known in their order, and the order of steps is a
 function, so the bucket of each follows. An evaluation is a later phase, and writes a line of its
 own, which readers join by the hash of the weights. A figure is never worth a run: what fails in
-here is a warning. Called by finish.py and evaluate.py on rank 0.
+here is a warning.
 """
 
 from __future__ import annotations

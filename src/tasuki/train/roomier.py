@@ -3,7 +3,7 @@
 A pass is thus a pure function of the weights, the data and the sizes of its batches; in a run these
 are events on disk before they are used, each with the step from which it holds, so that who resumes
 finds the same numbers to the last bit. The recipe's own `evaluate` and loaders make their batches
-themselves: there nothing can be halved. Called by evaluate.py, validation.py and assess.py.
+themselves: there nothing can be halved.
 """
 
 from __future__ import annotations

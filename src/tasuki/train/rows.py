@@ -1,4 +1,4 @@
-"""Numbers of a recipe's own in a line of metrics. Called by training.py."""
+"""Numbers of a recipe's own in a line of metrics."""
 
 from __future__ import annotations
 

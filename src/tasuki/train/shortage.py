@@ -2,7 +2,7 @@
 
 Nothing is measured here: weights, gradients and the optimizer's states are counted, and torch's
 error tells what it wanted and what the device has. What a sample takes without a limit nobody knows
-then; `tasuki estimate` does. Called by fitting.py.
+then; `tasuki estimate` does.
 """
 
 from __future__ import annotations

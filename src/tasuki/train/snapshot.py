@@ -58,7 +58,7 @@ def capture_all(
 
 
 class StageContents:
-    """What the checkpoints of a recipe's stage hold (runtime/saving.py asks)."""
+    """What the checkpoints of a recipe's stage hold (loop/saving.py asks)."""
 
     def __init__(
         self,

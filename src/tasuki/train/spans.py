@@ -3,7 +3,6 @@
 On the CPU by the clock. On a GPU by events in its stream: work is only queued there, so a clock
 would see how long the queueing takes. Seen from the stream all parts lie one behind the other: a
 wait for data that is hidden behind work which is still queued takes no time, as it should.
-Called by profile.py, for a few steps of a run that is profiled.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """What can be known of stages before they run: their data, and the memory of a step.
 
 Data are opened as training opens them, and what they take of the host's memory is measured; a step
-is traced by train/probe. Where the recipe has `example_batch`, stages that differ in data and size
-alone share a probe. What cannot be traced is measured by a few real steps, if the order says that
-it may be; else nothing is trained, and no GPU asked for. Writes nothing. Called by survey.py.
+is traced by memory. Where the recipe has `example_batch`, stages that differ in data and size alone
+share a probe. What cannot be traced is measured by a few real steps, if the order says that it may
+be; else nothing is trained, and no GPU asked for. Writes nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tasuki.train.made_of import code_of
 from tasuki.train.recipe import load_recipe, optional
 
 _NICE = 10
-"""As train/probe/child.py: behind everything else."""
+"""As memory/child.py: behind everything else."""
 
 
 def survey(order: dict[str, Any], told: Told) -> dict[str, Any]:

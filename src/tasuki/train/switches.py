@@ -1,7 +1,6 @@
 """In words, which of a stage's switches are in force on this device, and which gain nothing there.
 
-Pure. Called by worker.py as a stage starts; what a recipe, a compiler or a model cannot do is said
-where it shows.
+Pure. What a recipe, a compiler or a model cannot do is said where it shows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a line of metrics tells of a step's speed and memory beside its loss. Called by training.py.
+"""What a line of metrics tells of a step's speed and memory beside its loss.
 
 None of these numbers is part of the result: two equal runs differ in them.
 """

@@ -5,7 +5,7 @@ DDP adds gradients up while the backward pass of the last micro-batch runs. A ra
 memory there leaves the others in a sum that never ends, and nothing can be undone. So a micro-batch
 of a size that has not been seen to fit is passed without DDP's sums; then the ranks vote, and the
 gradients are added up here: in DDP's own groups, in its order and with its factor, so that the bits
-are those of DDP and it does not matter which steps are done which way. Called by engine.py.
+are those of DDP and it does not matter which steps are done which way.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def find_groups(module: DistributedDataParallel) -> Groups:
 
 
 def agree_on_any(is_so: bool, flag: Tensor) -> bool:
-    """On whichever rank. Called by all; `flag` is a whole number to do it with."""
+    """On whichever rank. `flag` is a whole number to do it with."""
     flag.fill_(int(is_so))
     dist.all_reduce(flag, op=dist.ReduceOp.MAX)
     return bool(flag)
@@ -49,7 +49,7 @@ def agree_on_any(is_so: bool, flag: Tensor) -> bool:
 
 @torch.no_grad()
 def add_up(module: DistributedDataParallel, groups: Groups) -> None:
-    """The mean over ranks of every gradient, in its place. Called by all."""
+    """The mean over ranks of every gradient, in its place."""
     refuse_missing(module)
     factor = 1.0 / dist.get_world_size()
     for group in groups:

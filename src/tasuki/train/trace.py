@@ -1,9 +1,10 @@
-"""What every step of a drill came from and led to, as digests; actions/drill_diagnosis.py reads it.
+"""What every step of a drill came from and led to, as digests; commands/drill_diagnosis.py reads
+it.
 
 One file per attempt and rank. Its first line is the state that was restored; then a line per step:
 `hidden` is what no checkpoint holds (hidden.py) and `before` the random states, both when the step
 began; `after` has the batches, the loss, the model, the optimizer, the schedule and the random
-states when it was done. Called by training.py, in a drill only; it reads and changes nothing.
+states when it was done. It reads and changes nothing.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The kernel counts for each thread how long it ran, and how long it could have run but had no CPU. So
 a process that has nothing to do is told from one that is kept from it. Only reads; where the kernel
-does not tell, nothing is known. Called by profile.py.
+does not tell, nothing is known.
 """
 
 from __future__ import annotations

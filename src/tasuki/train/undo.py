@@ -6,7 +6,7 @@ caches): buffers that a first step does not move are looked at again only when a
 the others are copied byte by byte. A frozen parameter that moves all the same (a teacher that
 follows its student) is seen by samples of some of them, and then nothing is called undone. What the
 user's own code remembers elsewhere, and what a pass does to parameters that are trained, beside
-giving them gradients, is not undone. Called by engine.py.
+giving them gradients, is not undone.
 """
 
 from __future__ import annotations

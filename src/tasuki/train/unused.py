@@ -4,8 +4,7 @@ DDP waits for the gradient of every parameter; one that gets none on some rank s
 micro-batch is tried alone, before any state: where a parameter gets no gradient, or did not in an
 earlier attempt, DDP is told to look for such parameters in every step. Then a parameter that no
 rank used keeps the gradient None, as on one rank, and no optimizer touches it. One that goes unused
-only later ends the attempt, named, and the next attempt looks for it. Called by start.py (before)
-and by the engine (after the last micro-batch of a step).
+only later ends the attempt, named, and the next attempt looks for it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 One may take longer than what is left of the notice, or of the job. So the state before it is kept
 in host memory, with the word that the validation of this step is still to be done; the watch may
-commit it, and the next attempt makes up for the validation. Called by training.py.
+commit it, and the next attempt makes up for the validation.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Bars and small curves out of block characters, or plain ASCII where a terminal has nothing else.
 
-Pure. Called by why.py and watch.py.
+Pure.
 """
 
 from __future__ import annotations

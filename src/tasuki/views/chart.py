@@ -3,7 +3,6 @@
 Pure: from the values of `plan --json` to rows, one for each GPU of each job. What the plan leaves
 open is worked out where it follows (a job begins when those before it have ended, a piece when its
 lane is free) and stays open where it does not: a bar that is not known has no length of its own.
-Called by gantt.py and plan_picture.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A packed plan as a Gantt in the terminal: a row for each GPU, a bar for each piece.
 
 Without colour it says the same: bars begin with an edge, evaluations are shaded, idle time is
-dotted. Where the encoding has no such signs they are ASCII. Called by plan.py, live.py, submit.py.
+dotted. Where the encoding has no such signs they are ASCII.
 """
 
 from __future__ import annotations

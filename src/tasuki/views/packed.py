@@ -1,6 +1,6 @@
 """A plan whose jobs have lanes side by side: a table by job and lane, a Gantt, and what to expect.
 
-Called by plan.py; live.py shows the Gantt and the first lines of it.
+live.py shows the Gantt and the first lines of it.
 """
 
 from __future__ import annotations

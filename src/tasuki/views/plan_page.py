@@ -1,7 +1,7 @@
 """A plan as one page to look at and to hand on: picture, figures, every piece, and the reasons.
 
 Pure. One file without scripts and without anything from elsewhere: its content policy allows its
-own style and nothing more. It holds no paths of this machine. Called by `tasuki plan --html`.
+own style and nothing more. It holds no paths of this machine.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from tasuki.spec.spelling import spell
 
 
 def spec_lines(told: Mapping[str, Any]) -> str:
-    """Of the values of actions/told_spec.py."""
+    """Of the values of commands/told_spec.py."""
     return "\n".join(_lines(told)) + "\n"
 
 

@@ -1,8 +1,8 @@
 """`tasuki watch`: several runs as a list, one as a page, as lines of text. Pure.
 
-From the values of actions/watch.py to lines that fit a window: nothing is wider or longer, whatever
-names and logs hold. What does not fit gives way from the right and from below. The terminal itself
-is watch_screen.py's.
+From the values of commands/watch.py to lines that fit a window: nothing is wider or longer,
+whatever names and logs hold. What does not fit gives way from the right and from below. The
+terminal itself is watch_screen.py's.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def write_parquet(path: Path, documents: Sequence[str | None], *, rows: int = 7)
 
 
 def order(*files: Path, output: Path, **more: Any) -> dict[str, Any]:
-    """As actions/data.py gives it, with bytes as tokens."""
+    """As commands/data.py gives it, with bytes as tokens."""
     return {
         "verb": "tokenize",
         "files": [str(file) for file in files],

@@ -1,7 +1,7 @@
 """The work folder of HDF5 files that are not finished, with what was found in each source.
 
     .<output>.partial/
-      lock, journal.json (store/unfinished.py)
+      lock, journal.json (runs/unfinished.py)
       <digests>, …       what was found in each source file
       new.<output>       laid out at once, then filled block by block
 

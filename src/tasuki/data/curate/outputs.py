@@ -1,7 +1,4 @@
-"""A file of samples as it is laid out before its values are there, and the filling of it.
-
-Called by writer.py, which says which samples go into it.
-"""
+"""A file of samples as it is laid out before its values are there, and the filling of it."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ never change:
       the values, in row-major order, little-endian
 
 It does not know how a file keeps its samples (rows, flat, groups): the same sample has the same
-digest in all of them. Called by check, merge and split; keeps what it found in the work folder
-(journal.py) where there is one, and goes on from there.
+digest in all of them. Keeps what it found in the work folder (journal.py) where there is one, and
+goes on from there.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The work folder of tokens that are not finished: how far the stream is.
 
     .<output>.partial/
-      lock, journal.json (store/unfinished.py)
+      lock, journal.json (runs/unfinished.py)
       new/               what becomes the output, by one rename
 
 Where the stream stands is a number of tokens and a place in a source, so going back to the begin of

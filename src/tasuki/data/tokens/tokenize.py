@@ -84,7 +84,7 @@ class Wanted:
 
 
 def tokenize(order: dict[str, Any], talk: Talk) -> dict[str, Any]:
-    """The order of actions/data.py → the values of `tasuki data tokenize --json`."""
+    """The order of commands/data.py → the values of `tasuki data tokenize --json`."""
     wanted = read_order(order)
     given = _given_vocabulary(order)
     if order["dry_run"]:

@@ -9,7 +9,7 @@ cannot lead to a shorter schedule is not followed:
   its GPUs were idle all the while: starting it earlier is no worse;
 - the same items were started before, and the GPUs were free no later.
 
-Called by pack.py for small problems. Gives up, and proves nothing, after a number of steps.
+Gives up, and proves nothing, after a number of steps.
 """
 
 from __future__ import annotations

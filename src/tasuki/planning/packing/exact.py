@@ -1,7 +1,7 @@
 """Solve with OR-tools' CP-SAT, where it is installed: better schedules, bounds and proofs.
 
 Bounded by CP-SAT's own deterministic time, which counts work done, so that a slow machine gets the
-same answer as a quick one, only later. Called by pack.py; the only file that imports ortools.
+same answer as a quick one, only later. The only file that imports ortools.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Items of different widths share GPUs in turn, so lanes may overlap: a lane of GP
 lane of GPU 0 and one of GPU 1. Therefore each entry names what it waits for besides the entry
 before it: what it depends on, and whose GPUs and CPUs it takes over. Who starts an entry when all
 of these have ended keeps every promise of the schedule, however long items really take: no GPU is
-used twice, no CPU is oversubscribed, and nobody waits for ever. Called by who writes jobs.
+used twice, no CPU is oversubscribed, and nobody waits for ever.
 """
 
 from __future__ import annotations

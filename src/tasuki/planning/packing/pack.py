@@ -1,7 +1,7 @@
 """Pack items on a pool of GPUs so that the last one ends early. The way into this package.
 
 Rules and annealing first; a small problem is then searched through for a proof; CP-SAT is asked
-only where `exact` says so. Called by who plans jobs; knows nothing of specs and schedulers.
+only where `exact` says so. Knows nothing of specs and schedulers.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Pure, and the same for the same facts. Running items never move; those that wait
 place and order. The remaining items are scheduled anew by every rule and by the order of the plan,
 and what the shortest of these starts now is started; the rest is only a forecast, made again when
 the next item ends. So nobody is kept from idle GPUs, unless waiting for a wide item is the shorter
-way. Called by who carries a schedule out.
+way.
 """
 
 from __future__ import annotations

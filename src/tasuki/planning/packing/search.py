@@ -5,7 +5,7 @@ schedule is *justified*: all items are pushed to the right as far as they go, in
 ends, then back to the left. That closes holes, and is worth more than many further tries: without
 it a search of the same length is 0.3 % worse on 20 chains, and rules alone 1 to 3 %.
 
-Called by pack.py. Proofs are not its business: it stops early when the lower bound is reached.
+Proofs are not its business: it stops early when the lower bound is reached.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Fill a job up to its end: what of an order of items ends in time, and what waits for the next.
 
 The serial builder's way with one more rule: what would not end by then is left out, and so is what
-depends on it; smaller items behind it may still fill the hole. Called by who has more work than one
-job holds.
+depends on it; smaller items behind it may still fill the hole.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 Which samples a step has and who gets which of them is asked of the order and the split that a run
 uses. A trade that is too large for float64 on a CPU is made smaller with its proportions kept.
-Called by child.py and causes.py.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ All causes can be put to rest on both sides: random numbers give their average, 
 running statistics, nothing is computed anew, samples are remembered, micro-batches are cut from the
 plain batch, weights are those that fit best. With all at rest the sides are equal, unless the whole
 batch is needed; then each cause is let live alone, and is a culprit if the sides differ. So several
-culprits at once are all found. Called by child.py.
+culprits at once are all found.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A gradient has thousands of numbers and a step a few micro-batches: weights that
 out do not exist by accident. So where they exist the loss is a mean or a sum over *something*, and
 they tell over what; where they do not, no weights can make this split equal. Gradients are compared
 as sketches (signed sums of their numbers): linear, and so small that one of each micro-batch can be
-kept. Called by causes.py.
+kept.
 """
 
 from __future__ import annotations

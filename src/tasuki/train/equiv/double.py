@@ -3,7 +3,7 @@
 A model and its batches are converted; what the user's code casts down on the way (`logits.float()`)
 stays double, because a cast is an operation like any other and is answered here. Operations that
 compute with fewer bits all the same are remembered. Random numbers can be put to rest: then an
-operation that draws gives what it gives on average. Called by passes.py.
+operation that draws gives what it gives on average.
 """
 
 from __future__ import annotations

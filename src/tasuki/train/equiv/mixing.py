@@ -2,7 +2,7 @@
 
 A batch and a part of it are passed: a module that is given the same rows and gives others has
 looked at the other samples. That can be seen only where rows are samples; of graphs that were
-joined into one nothing is found. Called by causes.py.
+joined into one nothing is found.
 """
 
 from __future__ import annotations

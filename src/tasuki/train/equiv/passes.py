@@ -3,7 +3,7 @@
 All ranks are in one process: their micro-batches are passed one rank after another with the factors
 that the engine gives a rank, and the sum is divided by their number, as DDP does it. Random
 numbers, buffers and simple attributes are put back before each gradient, so that two of them differ
-only by what they are meant to differ by. Called by causes.py and child.py.
+only by what they are meant to differ by.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 uvicorn's own limit counts every connection, and answers 503 to the owner when others hold the line;
 it waits without end for a first request. Here who does not ask is sent away: after a while, or at
-once when many wait, the oldest first. Called by serve.py.
+once when many wait, the oldest first.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The report as one page: results, curves, plan and reality, times, attempts, environment, spec.
 
 Pure. One file without scripts, as `plan --html` makes them; it can be mailed, printed and kept.
-Called by `tasuki report`.
 """
 
 from __future__ import annotations
