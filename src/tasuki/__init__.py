@@ -1,15 +1,13 @@
 """tasuki: PyTorch training that finishes inside the clock of a cluster.
 
-Every verb is also a function here that returns what `--json` prints; specs can be written with the
-classes below. Names are loaded when they are used: importing tasuki imports neither torch nor
+Every command is also a function here that returns what `--json` prints. Specs can be written with
+the classes below. Names are loaded when they are used: importing tasuki imports neither torch nor
 anything else.
 """
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -121,75 +119,35 @@ __all__ = [
     "why",
 ]
 
-_VERBS = (
-    "audit",
-    "cancel",
-    "checkpoint_diff",
-    "checkpoint_prune",
-    "checkpoint_show",
-    "checkpoint_verify",
-    "data_check",
-    "data_merge",
-    "data_split",
-    "data_tokenize",
-    "doctor",
-    "drill",
-    "equiv",
-    "estimate",
-    "evaluate",
-    "export",
-    "extend",
-    "history",
-    "inspect",
-    "logs",
-    "new",
-    "plan",
-    "rehearse",
-    "report",
-    "resume",
-    "run",
-    "status",
-    "submit",
-    "tune",
-    "watch",
-    "why",
-)
-
 _HOMES = {
+    "Cluster": "tasuki.spec.written",
+    "Evaluate": "tasuki.spec.written",
+    "Expect": "tasuki.spec.written",
+    "Experiment": "tasuki.spec.written",
     "Hdf5Dataset": "tasuki.data.hdf5.dataset",
+    "Loader": "tasuki.spec.written",
     "Run": "tasuki.integrations.run",
+    "Save": "tasuki.spec.written",
     "Sink": "tasuki.loggers.sink",
     "SinkRow": "tasuki.loggers.sink",
     "SinkRun": "tasuki.loggers.sink",
+    "Spec": "tasuki.spec.written",
+    "Stage": "tasuki.spec.written",
     "TasukiError": "tasuki.errors",
     "TokenDataset": "tasuki.data.tokens.reader",
+    "Validate": "tasuki.spec.written",
     "is_complete": "tasuki.integrations.several",
     "open_run": "tasuki.integrations.open",
     "pad_collate": "tasuki.data.collate",
 }
+"""Modules of the names above. All other names are functions of `tasuki.api`."""
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'tasuki' has no attribute {name!r}")
-    return getattr(import_module(_HOMES.get(name, "tasuki.spec.written")), name)
+    return getattr(import_module(_HOMES.get(name, "tasuki.api")), name)
 
 
 def __dir__() -> list[str]:
     return sorted([*__all__, "__version__"])
-
-
-class _Tasuki(ModuleType):
-    """Verbs are properties: a subpackage of the same name (`tasuki.plan`) must not hide one."""
-
-
-def _verb(name: str) -> property:
-    return property(
-        lambda _: getattr(import_module("tasuki.api"), name),
-        lambda _, __: None,  # the import of the subpackage tries to set itself here
-    )
-
-
-for _name in _VERBS:
-    setattr(_Tasuki, _name, _verb(_name))
-sys.modules[__name__].__class__ = _Tasuki

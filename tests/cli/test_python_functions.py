@@ -69,7 +69,6 @@ def test_importing_tasuki_imports_nothing_heavy():
 def test_every_name_in_all_is_what_it_says_whichever_is_used_first():
     code = (
         "import tasuki, json\n"
-        "import tasuki.planning.cut\n"  # a subpackage of the same name as a verb
         "tasuki.status\n"
         "print(json.dumps({n: type(getattr(tasuki, n)).__name__ for n in tasuki.__all__}))"
     )

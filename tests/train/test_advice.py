@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from tests.cli.person import Project
-from tests.plan.test_cut import HOUR, work
+from tests.planning.test_cut import HOUR, work
 from torch import nn
 
 from tasuki.data.split import resolve_batch

@@ -2,7 +2,7 @@
 
 Pure. From the second micro-batch on all gradients lie there from the beginning; each new one comes,
 is added to the one that is there, and goes. So no second trace is needed, which would take twice as
-long. Held against real traces of accumulating steps in tests/train/probe.
+long. Held against real traces of accumulating steps in tests/memory.
 """
 
 from __future__ import annotations
