@@ -8,7 +8,7 @@ SYSTEM := strace:strace tmux:tmux slurmctld:slurmctld slurmd:slurmd sbatch:slurm
 # In CI a test that fails is tried once more, and named: real processes on a shared machine are not always in time.
 PYTEST := $(BIN)/pytest -n 2 --dist worksteal $(if $(CI),--reruns 1 -raR)
 
-.PHONY: demo test test-full check format docs docs-json pictures bench system setup clean
+.PHONY: demo test test-full check format docs docs-json pictures bench size system setup clean
 .DEFAULT_GOAL := test
 
 setup: $(READY)
@@ -59,6 +59,10 @@ pictures: system $(READY)
 bench: $(READY)
 	@test -n "$(NAME)" || { echo "usage: make bench NAME=…  with one of: $$(ls bench/*.py | xargs -n1 basename | grep -v '^_' | sed 's/.py//' | tr '\n' ' ')"; exit 2; }
 	$(BIN)/python bench/$(NAME).py
+
+# Lines and modules per package.
+size:
+	@$(PYTHON) tools/size.py
 
 format: $(READY)
 	$(BIN)/ruff check --fix src tests bench examples tools

@@ -32,8 +32,7 @@ likewise, but 0 when a successor goes on, and one that requeued itself is killed
 
 ## Kinds of errors
 
-As Python they are classes; each has `message`, `hint` and the exit code of the command line. All messages:
-[errors](../errors.md).
+As Python they are classes; each has `message`, `hint` and the exit code of the command line.
 
 | class | code | means |
 | --- | --- | --- |

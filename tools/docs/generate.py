@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tools.docs.errors_page import errors_page
 from tools.docs.exit_codes_page import exit_codes_page
 from tools.docs.files_page import files_page
 from tools.docs.json_page import json_page
@@ -20,7 +19,6 @@ GENERATED: dict[str, Callable[[], str]] = {
     "reference/files.md": files_page,
     "reference/exit-codes.md": exit_codes_page,
     "reference/python.md": python_page,
-    "errors.md": errors_page,
 }
 
 
