@@ -1,0 +1,90 @@
+"""A `tasuki submit` that is killed at any moment, and typed again: every experiment is queued once.
+
+Counted in Slurm's own queue, by the comments of its jobs and the runs that their folders name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tasuki.store.jobs import job_folder
+from tests.slurm.project import SlurmProject, make_slurm_project
+
+SEED = 20_251
+TRIALS = 40
+LAST_MOMENT_S = 0.08
+"""From a submit's first file until its last job is in the queue, and a little more."""
+EXPERIMENTS = ("first", "second", "third")
+
+
+def make_project(cluster, folder: Path) -> SlurmProject:
+    """Three experiments, each a job of its own, which Slurm holds: none starts."""
+    stages = [{"name": "one", "data": "d", "epochs": 2}]
+    experiments = {name: {"stages": stages} for name in EXPERIMENTS}
+    wanted = {"extra": {"hold": True}}
+    return make_slurm_project(cluster, folder, more={"experiments": experiments}, **wanted)
+
+
+def start_submit(project: SlurmProject, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "tasuki", "submit"],
+        cwd=project.folder,
+        env={**project.environment, **environment},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def is_over(process: subprocess.Popen[str], *, within_s: float) -> bool:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=within_s)
+    return process.returncode is not None
+
+
+def count_queued(project: SlurmProject) -> Counter[str]:
+    """Jobs in the queue of each run of the project."""
+    runs = project.folder / "runs"
+    counts: Counter[str] = Counter()
+    for line in project.cluster.run("squeue", "-h", "-o", "%i|%k").splitlines():
+        folder = job_folder(runs, line.partition("|tasuki ")[2])
+        if folder.lanes.exists():
+            lanes = json.loads(folder.lanes.read_text())["lanes"]
+            counts.update({item["run"] for lane in lanes for item in lane["items"]})
+    return counts
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_forty_kills_at_random_moments_leave_every_experiment_queued_once(cluster, tmp_path):
+    draw = random.Random(SEED)
+    wrong, between = [], 0
+    for trial in range(TRIALS):
+        project = make_project(cluster, tmp_path / f"p{trial}")
+        killed = start_submit(project)
+        # Imports and the plan take most of a submit: moments before its first file are all alike.
+        while not project.jobs and not is_over(killed, within_s=0.001):
+            pass
+        is_over(killed, within_s=draw.uniform(0, LAST_MOMENT_S))
+        killed.kill()
+        killed.communicate()
+        folders = list(project.folder.glob("runs/.jobs/*/sbatch.json"))
+        recorded = list(project.folder.glob("runs/.jobs/*/slurm.json"))
+        between += 0 < len(recorded) < len(folders)
+        project.tasuki("submit")
+        counts = count_queued(project)
+        if counts != dict.fromkeys(EXPERIMENTS, 1):
+            wrong.append(f"trial {trial}: {dict(counts)}")
+        cluster.run("scancel", "-u", str(os.getuid()))
+    print(f"{TRIALS - len(wrong)} of {TRIALS} right; {between} were killed between two sbatch")
+    assert not wrong, "\n".join(wrong)
