@@ -9,6 +9,8 @@ import contextlib
 import json
 import os
 import random
+import shutil
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -16,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from tasuki.store.jobs import job_folder
+from tasuki.runs.jobs import job_folder
 from tests.slurm.project import SlurmProject, make_slurm_project
 
 SEED = 20_251
@@ -64,8 +66,72 @@ def count_queued(project: SlurmProject) -> Counter[str]:
     return counts
 
 
+def hold_second_sbatch(folder: Path) -> dict[str, str]:
+    """PATH with an sbatch whose second job waits for `let_go`; its pid lies in `pid` by then."""
+    folder.mkdir()
+    os.mkfifo(folder / "gate")
+    program = folder / "sbatch"
+    program.write_text(f"""\
+#!/bin/bash
+cd {folder}
+if [[ "$*" != *--test-only* ]] && echo >> calls && [ "$(wc -l < calls)" = 2 ]; then
+  echo $$ > pid.part && mv pid.part pid
+  read -r < gate
+fi
+exec {shutil.which("sbatch")} "$@"
+""")
+    program.chmod(0o700)
+    return {"PATH": f"{folder}:{os.environ['PATH']}:/usr/sbin:/sbin"}
+
+
+def kill_in_second_sbatch(project: SlurmProject, folder: Path) -> int:
+    """The pid of an sbatch that has lost its submit and was not heard yet."""
+    killed = start_submit(project, **hold_second_sbatch(folder))
+    project.wait((folder / "pid").exists, "at its second job")
+    killed.kill()
+    killed.communicate()
+    return int((folder / "pid").read_text())
+
+
+def test_a_submit_waits_for_the_sbatch_of_one_that_was_killed(cluster, tmp_path):
+    project = make_project(cluster, tmp_path / "p")
+    kill_in_second_sbatch(project, tmp_path / "bin")
+    again = start_submit(project)
+    lines = iter(again.stdout.readline, "")
+    notes = next((line for line in lines if "is at work: waiting for it" in line), "")
+    assert notes or again.wait() == 0
+    (tmp_path / "bin" / "gate").write_text("go\n")
+    said = again.communicate()[0]
+    assert again.returncode == 0, said
+    assert count_queued(project) == dict.fromkeys(EXPERIMENTS, 1)
+    cluster.run("scancel", "-u", str(os.getuid()))
+
+
+def test_what_was_ordered_and_never_submitted_is_withdrawn(cluster, tmp_path):
+    project = make_project(cluster, tmp_path / "p")
+    os.kill(kill_in_second_sbatch(project, tmp_path / "bin"), signal.SIGKILL)
+    project.tasuki("submit")
+    assert count_queued(project) == dict.fromkeys(EXPERIMENTS, 1)
+    marks = [path for path in project.jobs if (path / "withdrawn.json").exists()]
+    assert len(marks) == 2
+    # An sbatch of another host that nobody could wait for: Slurm starts the job all the same.
+    for mark in marks:
+        for more in ([], ["--after"]):
+            done = subprocess.run(
+                [sys.executable, "-m", "tasuki.jobs", str(mark), *more],
+                env={**project.environment, "SLURM_JOB_ID": "1"},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert done.returncode == 0 and "withdrawn" in done.stderr
+        assert not (mark / "starts").exists() and not list(mark.glob("outcome.*"))
+    assert not list(project.folder.glob("runs/*/claims"))
+    cluster.run("scancel", "-u", str(os.getuid()))
+
+
 @pytest.mark.long
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(600)
 def test_forty_kills_at_random_moments_leave_every_experiment_queued_once(cluster, tmp_path):
     draw = random.Random(SEED)
     wrong, between = [], 0

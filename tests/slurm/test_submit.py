@@ -11,7 +11,7 @@ import pytest
 from tasuki.clock import SystemClock
 from tasuki.slurm.client import Answer, Slurm, SlurmSilent
 from tasuki.slurm.script import SlurmJob
-from tasuki.slurm.submit import Order, submit_jobs, write_order
+from tasuki.slurm.submit import Order, linked_with, submit_jobs, write_order
 from tasuki.testing import FakeClock
 
 USER = str(os.getuid())
@@ -86,6 +86,22 @@ def test_who_was_killed_before_it_could_write_the_number_finds_its_job_again(tmp
     (tmp_path / "p-02" / "slurm.json").unlink()
     assert submit(controller, jobs)["p-02"] == "101"
     assert len(controller.jobs) == 3
+
+
+@pytest.mark.parametrize(
+    ("queued", "linked"),
+    [
+        ([], ""),
+        (["a-1"], "a-1 a-2 a-3"),
+        (["a-3"], "a-1 a-2 a-3"),
+        (["b-1"], "b-1"),
+        (["of another plan"], ""),
+    ],
+)
+def test_jobs_that_wait_for_each_other_belong_together(tmp_path, queued, linked):
+    after = {"a-1": (), "b-1": (), "a-2": ("a-1",), "a-3": ("a-2",)}
+    orders = make_jobs(tmp_path, after)
+    assert linked_with(queued, orders) & after.keys() == set(linked.split())
 
 
 def test_on_a_real_cluster_a_plan_of_fifty_jobs_has_the_graph_it_should_have(cluster, tmp_path):

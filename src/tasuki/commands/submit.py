@@ -38,7 +38,7 @@ from tasuki.slurm.script import (
     render_submit,
     sbatch_options,
 )
-from tasuki.slurm.submit import Order, read_order, submit_jobs, write_order
+from tasuki.slurm.submit import linked_with, read_order, submit_jobs, withdraw, write_order
 from tasuki.spec.resolved import ResolvedCluster
 from tasuki.spec.site import Site, SiteGpu
 
@@ -100,13 +100,18 @@ def submit(request: SubmitRequest) -> SubmitResult:
     )
     if request.is_dry:
         return _submit(request, terms)
-    with locked(submit_lock(Path(request.plan.spec.runs))):  # two terminals, one job
+    lock = submit_lock(Path(request.plan.spec.runs))
+    wait = "another `tasuki submit` of these runs, or its sbatch, is at work: waiting for it"
+    # Two terminals, one job. An sbatch whose submit was killed holds the lock until it has ended.
+    with locked(lock, is_inheritable=True, on_wait=lambda: request.on_note(wait)):
         return _submit(request, terms)
 
 
 def _submit(request: SubmitRequest, terms: Terms) -> SubmitResult:
     cluster, runs = request.plan.spec.cluster, Path(request.plan.spec.runs)
     known = _look(request, runs)
+    if not request.is_dry and _finish_earlier(request, known, runs):
+        known = _look(request, runs)
     _refuse_queued(request.plan, known)
     plan_request, notes = _leave_out_queued(_for_cluster(request.plan), known, _changes(request))
     notes += [*_unknown_gpu(cluster, request.site), *_doubtful_python(cluster)]
@@ -139,10 +144,9 @@ def _submit(request: SubmitRequest, terms: Terms) -> SubmitResult:
     for made in written:
         if setup is not None:
             write_bytes(made.folder.path / SETUP, setup)
-    left = _left_of_plans(known, runs)
     numbers = submit_jobs(
         request.slurm,
-        [*left, *orders],
+        orders,
         user=request.user,
         clock=request.clock,
         on_submitted=lambda order, number: request.on_submitted(order.folder.name, number),
@@ -249,14 +253,35 @@ def _doubtful_python(cluster: ResolvedCluster) -> list[str]:
     return [f"`cluster.python: {python}` is no program on this machine; on the nodes?"]
 
 
-def _left_of_plans(known: Known, runs: Path) -> list[Order]:
-    """Plans of which a part is in the queue and a part was never submitted: whoever did it was
-    stopped. Jobs that were submitted are listed too, since others wait for them."""
-    plans = {job.folder.name.rpartition("-")[0] for jobs in known.by_run.values() for job in jobs}
-    folders = [job for job in list_jobs(runs) if job.name.rpartition("-")[0] in plans]
-    if all(folder.submitted.exists() for folder in folders):
-        return []
-    return [read_order(folder) for folder in folders if folder.order.exists()]
+def _finish_earlier(request: SubmitRequest, known: Known, runs: Path) -> bool:
+    """Was anything submitted of what an earlier submit, killed or refused, has left?
+
+    Only what belongs with a job in the queue: its runs are not planned again. All other jobs are
+    withdrawn before a new plan takes their runs, so that no run is ever in two plans.
+    """
+    folders = [job for job in list_jobs(runs) if job.order.exists() and not job.withdrawn.exists()]
+    left = [folder for folder in folders if not folder.submitted.exists()]
+    if not left:
+        return False
+    queued = {job.folder.name for jobs in known.by_run.values() for job in jobs}
+    orders = [read_order(folder) for folder in folders]
+    linked = linked_with(queued, orders)
+    missing = {folder.name for folder in left if folder.name in linked}
+    for folder in left:
+        if folder.name not in missing:
+            withdraw(folder)
+    submit_jobs(
+        request.slurm,
+        [order for order in orders if order.folder.name in linked],
+        user=request.user,
+        clock=request.clock,
+        on_submitted=lambda order, number: (
+            request.on_submitted(order.folder.name, number)
+            if order.folder.name in missing
+            else None
+        ),
+    )
+    return bool(missing)
 
 
 def _surplus_s(cluster: ResolvedCluster) -> float:

@@ -31,6 +31,9 @@ def main(arguments: list[str], launch: Launcher | None = None, clock: Clock | No
     try:
         job = read_job(Path(arguments[0]).absolute())
         place = read_place(os.environ, is_slurm=job.is_slurm)
+        if job.folder.withdrawn.exists():
+            sys.stderr.write("tasuki: this job was withdrawn: another one works on its runs\n")
+            return EXIT_DONE
         if arguments[1:2] == ["--after"]:
             return _settle(job, place)
         if _is_finished(job):

@@ -57,6 +57,12 @@ class JobFolder:
         """How this job is given to Slurm: after which jobs, with which options."""
         return self.path / "sbatch.json"
 
+    @property
+    def withdrawn(self) -> Path:
+        """Exists when the job must not start: it was ordered, not submitted, and then its runs were
+        planned again."""
+        return self.path / "withdrawn.json"
+
     def slurm_log(self, number: str) -> Path:
         """What Slurm itself, the shell and a supervisor that cannot begin say."""
         return self.path / f"slurm-{number}.log"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tasuki.clock import SystemClock
@@ -22,14 +22,22 @@ _LOCK_EVERY_S = 0.1
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Wait for our turn; `path` is made, and stays."""
+def locked(
+    path: Path, *, is_inheritable: bool = False, on_wait: Callable[[], None] = lambda: None
+) -> Iterator[None]:
+    """Wait for our turn; `path` is made, and stays. `is_inheritable`: a child that is started with
+    `close_fds=False` holds the lock too, until it ends."""
     make_folder(path.parent)
     with translated(path):
         lock = os.open(path, os.O_RDWR | os.O_CREAT, FILE_MODE)
     try:
+        os.set_inheritable(lock, is_inheritable)
         with contextlib.suppress(OSError):
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                on_wait()
+                fcntl.flock(lock, fcntl.LOCK_EX)
         yield
     finally:
         os.close(lock)

@@ -95,6 +95,9 @@ def run_command(command: Sequence[str], environment: Mapping[str, str], within_s
             errors="replace",
             timeout=within_s,
             check=False,
+            # The lock of a submit is inheritable: when the submit is killed, its sbatch goes on and
+            # may still be heard. The next submit waits for the end of both.
+            close_fds=False,
         )
     except subprocess.TimeoutExpired as error:
         raise TimeoutError(f"{command[0]} gave no answer within {within_s:g} s") from error

@@ -8,7 +8,7 @@ plan of which only a part was submitted can be finished by anybody.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from tasuki.clock import Clock
@@ -77,6 +77,25 @@ def read_order(folder: JobFolder) -> Order:
             options=tuple(map(str, value["options"])),
             arguments=tuple(map(str, value["arguments"])),
         )
+
+
+def linked_with(queued: Collection[str], orders: Sequence[Order]) -> set[str]:
+    """Names of the jobs that are in the queue, wait for one of these, or are waited for by one."""
+    linked = set(queued)
+    while True:
+        found = set()
+        for order in orders:
+            names = {order.folder.name, *order.after}
+            if order.folder.name in linked or not linked.isdisjoint(order.after):
+                found |= names
+        if found <= linked:
+            return linked
+        linked |= found
+
+
+def withdraw(folder: JobFolder) -> None:
+    """Should Slurm start this job all the same, it ends at once."""
+    write_json(folder.withdrawn, {"format": FORMAT})
 
 
 def submit_jobs(
