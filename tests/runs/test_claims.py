@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tasuki.errors import ClaimLost, StoreError
+from tasuki.runs import claims
 from tasuki.runs.claims import (
     claim_folder,
     ensure_claim_holds,
@@ -16,6 +17,7 @@ from tasuki.runs.claims import (
     list_claims,
     parent_of,
     record_parent,
+    sweep_temps,
     take_claim,
 )
 from tasuki.runs.runs import RunFolder
@@ -108,3 +110,27 @@ def test_claims_that_cannot_be_listed_are_a_store_error(run: RunFolder) -> None:
 def test_taking_a_claim_touches_nothing_else(run: RunFolder) -> None:
     take_claim(run)
     assert os.listdir(run.path) == ["claims"]
+
+
+def test_a_sweep_takes_no_file_of_an_attempt_that_begins_in_the_middle_of_it(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = take_claim(run)
+    old, new = run.path / ".spec.json.1-a.tmp", run.path / ".spec.json.2-b.tmp"
+    old.touch()
+
+    def begin_another(run: RunFolder) -> int:
+        highest = highest_claim(run)
+        claim_folder(run, highest + 1).mkdir()
+        new.touch()
+        return highest
+
+    with monkeypatch.context() as patch:
+        patch.setattr(claims, "highest_claim", begin_another)
+        sweep_temps(run, claim=first)
+    assert not old.exists() and new.exists()
+    third = take_claim(run)
+    sweep_temps(run, claim=first)  # it has lost the run
+    assert new.exists()
+    sweep_temps(run, claim=third)
+    assert not new.exists()

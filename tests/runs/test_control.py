@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tasuki.errors import NewerFormat
-from tasuki.runs.control import Said, Word, everything_said, last_said, say
+from tasuki.runs.claims import take_claim
+from tasuki.runs.control import Said, Word, everything_said, is_wanted, last_said, say
 from tasuki.runs.runs import RunFolder
 from tests.runs.processes import NUM_RACERS, race
 
@@ -29,6 +30,30 @@ def test_the_last_word_counts_with_all_that_was_said(run: RunFolder) -> None:
     say(run, Word.CANCEL, reason="enough", claim=1)
     say(run, Word.HOLD, reason="3 attempts", hint="look", claim=7, facts={"by": "relay"})
     assert last_said(run) == Said(Word.HOLD, "3 attempts", "look", 7, {"by": "relay"})
+
+
+@pytest.mark.parametrize("word", [Word.HOLD, Word.FAIL])
+def test_a_hold_or_fail_of_an_attempt_that_has_lost_the_run_does_not_count(
+    run: RunFolder, word: Word
+) -> None:
+    first = take_claim(run)
+    say(run, word, reason="full disk", claim=first)
+    assert last_said(run) is not None
+    second = take_claim(run)
+    assert last_said(run) is None and is_wanted(run)
+    say(run, Word.CANCEL, reason="enough", claim=second)
+    say(run, word, reason="late", claim=first)
+    said = last_said(run)
+    assert said is not None and said.word is Word.CANCEL
+    say(run, word, reason="crashed", claim=second)
+    said = last_said(run)
+    assert said is not None and said.reason == "crashed"
+
+
+def test_a_cancel_counts_whatever_attempt_begins_later(run: RunFolder) -> None:
+    say(run, Word.CANCEL, reason="enough", claim=take_claim(run))
+    take_claim(run)
+    assert not is_wanted(run)
 
 
 def test_more_than_nine_words_are_still_in_order(run: RunFolder) -> None:

@@ -67,7 +67,7 @@ def count_queued(project: SlurmProject) -> Counter[str]:
 
 
 def hold_second_sbatch(folder: Path) -> dict[str, str]:
-    """PATH with an sbatch whose second job waits for `let_go`; its pid lies in `pid` by then."""
+    """PATH with an sbatch that at the second job writes its pid and waits for a line in `gate`."""
     folder.mkdir()
     os.mkfifo(folder / "gate")
     program = folder / "sbatch"

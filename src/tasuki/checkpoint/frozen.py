@@ -23,7 +23,14 @@ from tasuki.checkpoint.tensorfile import lay_out, write_tensors
 from tasuki.checkpoint.verify import frozen_folder, read_manifest
 from tasuki.errors import CheckpointError, DamagedCheckpoint
 from tasuki.failpoints import failpoint
-from tasuki.runs.atomic import fsync_folder, list_folder, make_folder, sweep, translated
+from tasuki.runs.atomic import (
+    fsync_folder,
+    list_folder,
+    list_temps,
+    make_folder,
+    remove_files,
+    translated,
+)
 from tasuki.runs.claims import ensure_claim_holds
 from tasuki.runs.runs import RunFolder
 
@@ -101,8 +108,9 @@ def sweep_frozen(run: RunFolder, *, claim: int, keep: FileRecord | None) -> list
 
 def sweep_frozen_drafts(run: RunFolder, *, claim: int) -> None:
     """What killed attempts left half-written. Called at an attempt's start."""
-    ensure_claim_holds(run, claim)
-    sweep(frozen_folder(run.checkpoints), ".*.tmp")
+    temps = list_temps(frozen_folder(run.checkpoints))
+    ensure_claim_holds(run, claim)  # after the listing: none of these files is a newer attempt's
+    remove_files(temps)
 
 
 def _is_whole(path: Path, record: FileRecord) -> bool:

@@ -43,7 +43,7 @@ from tasuki.integrations.rows import Rows
 from tasuki.integrations.several import note_completed
 from tasuki.loop.agreement import Agreement, Decision
 from tasuki.loop.best import Best
-from tasuki.loop.ending import ending_of
+from tasuki.loop.ending import ending_of, explain_error
 from tasuki.loop.exact import describe, freeze
 from tasuki.loop.latest import Loaded
 from tasuki.loop.progress import Progress
@@ -461,6 +461,7 @@ class Loop:
             self.journal.flush(worker.clock.monotonic())
         if self._saver is not None:
             finish_save(worker, self._saver)
+        error = explain_error(error, worker.run, worker.claim)
         if isinstance(error, TasukiError):
             words, hint = error.message, error.hint
         else:

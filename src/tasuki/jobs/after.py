@@ -26,8 +26,9 @@ from tasuki.jobs.job import JobOrder
 from tasuki.jobs.local_allocation import told_cause
 from tasuki.jobs.place import Place
 from tasuki.jobs.turn import remember_cancel
+from tasuki.runs.attempt import as_superseded
 from tasuki.runs.attempts import read_attempt_end, read_holder, write_attempt_end
-from tasuki.runs.claims import highest_claim
+from tasuki.runs.claims import highest_claim, is_superseded, list_claims
 from tasuki.runs.control import Word, is_wanted, say
 from tasuki.runs.decide import after_stillbirth, next_action
 from tasuki.runs.events import EventLog, read_recent_events
@@ -47,7 +48,7 @@ from tasuki.runs.values import (
     Train,
     Verdict,
 )
-from tasuki.runs.view import read_view
+from tasuki.runs.view import live_holder, read_view
 
 if TYPE_CHECKING:
     from tasuki.slurm.client import Slurm
@@ -198,7 +199,7 @@ def _bury(job: JobOrder, place: Place, start: int, cause: Cause, clock: Clock) -
         hint=f"see {log}",
     )
     left = {run: until for run, until in _wishes(job).items() if is_wanted(run)}
-    is_stillborn = not any(_is_ours(job, start, run) for run in left) and cause is Cause.NONE
+    is_stillborn = not any(_own_claim(job, start, run) for run in left) and cause is Cause.NONE
     deaths = 1 + _deaths_before(job, start) if is_stillborn else 0
     actions = [
         after_stillbirth(deaths, hint=end.hint)
@@ -210,7 +211,8 @@ def _bury(job: JobOrder, place: Place, start: int, cause: Cause, clock: Clock) -
         if isinstance(action, Hold):
             with contextlib.suppress(StoreError):  # not even that can be written
                 claim = highest_claim(run)
-                say(run, Word.HOLD, reason=action.reason, hint=action.hint, claim=claim)
+                if not _is_another_jobs(job, run, clock):
+                    say(run, Word.HOLD, reason=action.reason, hint=action.hint, claim=claim)
     return {
         **_settle(actions),
         "at": clock.wall(),
@@ -249,11 +251,19 @@ def _deaths_before(job: JobOrder, start: int) -> int:
     return deaths
 
 
-def _is_ours(job: JobOrder, start: int, run: RunFolder) -> bool:
-    """Did this start take the run's newest claim?"""
-    claim = highest_claim(run)
-    holder = read_holder(run, claim) if claim else None
-    return holder is not None and (holder.job, holder.start) == (job.folder.name, start)
+def _own_claim(job: JobOrder, start: int, run: RunFolder) -> int | None:
+    """The newest claim that this start took; another job may have taken a newer one since."""
+    for claim in reversed(list_claims(run)):
+        holder = read_holder(run, claim)
+        if holder is not None and (holder.job, holder.start) == (job.folder.name, start):
+            return claim
+    return None
+
+
+def _is_another_jobs(job: JobOrder, run: RunFolder, clock: Clock) -> bool:
+    """Does an attempt of another job work on it? A job that cannot begin says nothing of that."""
+    holder = live_holder(run, now=clock.wall())
+    return holder is not None and holder.job != job.folder.name
 
 
 def _bury_run(
@@ -270,12 +280,14 @@ def _bury_run(
 def _bury_attempt(
     job: JobOrder, start: int, run: RunFolder, until: str | None, end: PhaseEnded, clock: Clock
 ) -> Action:
-    claim = highest_claim(run)
+    taken = _own_claim(job, start, run)
+    claim = highest_claim(run) if taken is None else taken
+    is_open = taken is not None and read_attempt_end(run, claim) is None
     view = read_view(run, until=until, requeue=job.requeue)
-    if job.is_packed and not (_is_ours(job, start, run) and read_attempt_end(run, claim) is None):
+    if job.is_packed and not is_open:
         return next_action(view, Started(end.cause))  # not in work when the supervisor died
     told = read_recent_events(run, claim)
-    if run.commands.is_dir():
+    if run.commands.is_dir() and not is_superseded(run, claim):
         from tasuki.jobs.kin import end_leftovers
 
         end_leftovers(run, sleep=clock.sleep)
@@ -284,8 +296,9 @@ def _bury_attempt(
         has_progressed=_has_committed(run, claim) or has_worked(told, now=clock.wall()),
         has_stepped=any(event["kind"] == "progress" for event in told),
     )
+    own = as_superseded(run, claim, own)
     action = next_action(view, own)
-    if _is_ours(job, start, run) and read_attempt_end(run, claim) is None:
+    if is_open:
         write_attempt_end(run, claim, {**asdict(own), "at": clock.wall()})
         log = EventLog(run, claim=claim, node=0, who="after", clock=clock)
         log.add("attempt-ended", **asdict(own))

@@ -18,7 +18,7 @@ from tasuki.jobs.ranks import PhaseOrder, publish_order, start_ranks
 from tasuki.jobs.sinks import AT_END_S, AT_HANDOVER_S, SinkProcesses
 from tasuki.runs.accounts import keep_accounts
 from tasuki.runs.atomic import FORMAT, read_json, read_json_or_none, shaped, write_json
-from tasuki.runs.attempt import close_attempt, write_state
+from tasuki.runs.attempt import as_superseded, close_attempt, write_state
 from tasuki.runs.attempts import write_holder
 from tasuki.runs.back import settle_back
 from tasuki.runs.claims import take_claim
@@ -115,13 +115,14 @@ class Lane:
             self._finish_lane(action, is_continued=item.is_continued)
             return
         claim = take_claim(item.run)
+        events = EventLog(item.run, claim=claim, node=0, who="supervisor", clock=self.clock)
+        self.attempt = Attempt(item, claim, events)  # from here on `give_up` is about this one
         now = self.clock.wall()
         write_holder(item.run, claim, job=self.job.folder.name, start=self.start, at=now)
         write_json(
             self.job.folder.claim(self.start, self.number),
             {"format": FORMAT, "run": item.run.name, "claim": claim},
         )
-        events = EventLog(item.run, claim=claim, node=0, who="supervisor", clock=self.clock)
         events.add(
             "attempt-started",
             job=self.job.folder.name,
@@ -129,7 +130,6 @@ class Lane:
             gpus=len(self.order.gpus) * self.place.nodes,
             price_per_gpu_hour=self.job.price_per_gpu_hour,
         )
-        self.attempt = Attempt(item, claim, events)
         # A cancel may have come before it could see that we hold the run: look once more.
         action = next_action(self._view(item), Started(self.notice))
         if not isinstance(action, Train | Evaluate | Finish):
@@ -347,6 +347,7 @@ class Lane:
             has_progressed=attempt.has_progressed,
             has_stepped=attempt.has_stepped,
         )
+        whole = as_superseded(attempt.item.run, attempt.claim, whole)
         action = next_action(self._view(attempt.item), whole)
         if not isinstance(action, Train | Evaluate | Finish):
             self._close_attempt(whole, _state_after(action))
@@ -373,16 +374,22 @@ class Lane:
         self.end = LaneEnd(gpus=len(self.order.gpus), action=final, is_continued=is_continued)
 
     def give_up(self, error: TasukiError) -> None:
-        """The run's own folder cannot be used: hold it, if that can be written at all."""
+        """The run's own folder cannot be used: hold it, if that can be written at all. An attempt
+        that lost the run leaves it alone: its files were swept."""
         if self.phase is not None:
             self.phase.kill()
             self.phase = None
-        action = Hold(error.message, error.hint)
+        action: Action = Hold(error.message, error.hint)
         if self.attempt is not None:
             run, claim = self.attempt.item.run, self.attempt.claim
             with contextlib.suppress(TasukiError):
-                say(run, Word.HOLD, reason=error.message, hint=error.hint, claim=claim)
-                self._close_attempt(PhaseEnded(ending=Ending.STUCK, message=error.message), "held")
+                end = PhaseEnded(ending=Ending.STUCK, message=error.message)
+                end = as_superseded(run, claim, end)
+                if end.ending is Ending.SUPERSEDED:
+                    action = Leave("superseded")
+                else:
+                    say(run, Word.HOLD, reason=error.message, hint=error.hint, claim=claim)
+                self._close_attempt(end, _state_after(action))
             self.tell(run)
         self.end = LaneEnd(gpus=len(self.order.gpus), action=action)
 

@@ -10,7 +10,22 @@ from tasuki.errors import (
     StoreError,
     TasukiError,
 )
+from tasuki.runs.claims import ensure_claim_holds
+from tasuki.runs.runs import RunFolder
 from tasuki.runs.values import Ending
+
+
+def explain_error(error: BaseException, run: RunFolder, claim: int) -> BaseException:
+    """ClaimLost where a newer attempt has the run: it sweeps what this one was writing, so a rename
+    may fail with ENOENT, and nothing is wrong with the run."""
+    try:
+        ensure_claim_holds(run, claim)
+    except ClaimLost as lost:
+        lost.__cause__ = error
+        return lost
+    except StoreError:
+        pass
+    return error
 
 
 def ending_of(error: BaseException) -> Ending:

@@ -13,11 +13,12 @@ import io
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from tasuki.errors import DiskFull, NewerFormat, StoreError
+from tasuki.failpoints import failpoint
 
 FORMAT = 1
 """Of every JSON file tasuki writes. A reader refuses a larger one by name."""
@@ -90,6 +91,7 @@ def write_bytes(path: Path, data: bytes) -> None:
     with translated(path, need=len(data)):
         temp = _write_temp(path, data)
         try:
+            failpoint(f"rename {path.name}")
             temp.replace(path)
         except BaseException:
             temp.unlink(missing_ok=True)
@@ -194,12 +196,19 @@ def remove_tree(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def sweep(folder: Path, pattern: str) -> None:
+def list_temps(folder: Path) -> list[Path]:
+    """Files that are being written, or were when their writer was killed."""
+    try:
+        return list(folder.glob(".*.tmp"))
+    except OSError:
+        return []
+
+
+def remove_files(paths: Iterable[Path]) -> None:
     """Remove files that nobody needs, as far as that is possible."""
-    with contextlib.suppress(OSError):
-        for path in list(folder.glob(pattern)):
-            with contextlib.suppress(OSError):
-                path.unlink()
+    for path in paths:
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def list_folder(folder: Path, pattern: str = "*") -> list[Path]:

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from tasuki.clock import Clock, utc
 from tasuki.runs.atomic import FORMAT, read_json_or_none, write_json
 from tasuki.runs.attempts import write_attempt_end
-from tasuki.runs.claims import highest_claim
+from tasuki.runs.claims import highest_claim, is_superseded
 from tasuki.runs.events import EventLog
 from tasuki.runs.runs import RunFolder
-from tasuki.runs.values import PhaseEnded
+from tasuki.runs.values import Ending, PhaseEnded
 from tasuki.runs.view import count_preemptions
+
+
+def as_superseded(run: RunFolder, claim: int, end: PhaseEnded) -> PhaseEnded:
+    """However it ended: an attempt that is not the newest has lost the run. What it met since, such
+    as ENOENT of a file that the newer one swept, is no failure and nothing to hold the run for."""
+    if end.ending is Ending.SUPERSEDED or not is_superseded(run, claim):
+        return end
+    message = f"attempt {highest_claim(run)} has taken the run"
+    return replace(end, ending=Ending.SUPERSEDED, message=message, hint="")
 
 
 def close_attempt(

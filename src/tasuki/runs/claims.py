@@ -18,10 +18,11 @@ from tasuki.runs.atomic import (
     FORMAT,
     fsync_folder,
     list_folder,
+    list_temps,
     make_folder,
     read_json_or_none,
     refuse_foreign,
-    sweep,
+    remove_files,
     translated,
     write_json,
 )
@@ -70,6 +71,11 @@ def take_claim(run: RunFolder) -> int:
         return claim
 
 
+def is_superseded(run: RunFolder, claim: int) -> bool:
+    """Has a newer attempt taken the run?"""
+    return highest_claim(run) > claim
+
+
 def ensure_claim_holds(run: RunFolder, claim: int) -> None:
     """Called before each commit and prune: who sees a higher claim leaves."""
     highest = highest_claim(run)
@@ -82,11 +88,12 @@ def ensure_claim_holds(run: RunFolder, claim: int) -> None:
 
 def sweep_temps(run: RunFolder, *, claim: int) -> None:
     """What attempts before this one left half-written. A zombie's rename then fails: good."""
-    if highest_claim(run) > claim:
-        return  # we are the zombie
     earlier = (run.claims / str(number) for number in list_claims(run) if number < claim)
-    for folder in [run.path, run.control, *list_folder(run.stages), *earlier]:
-        sweep(folder, ".*.tmp")
+    folders = [run.path, run.control, *list_folder(run.stages), *earlier]
+    temps = [path for folder in folders for path in list_temps(folder)]
+    # Listed before the claims are: no newer attempt was there yet, so none of these files is its.
+    if not is_superseded(run, claim):
+        remove_files(temps)
 
 
 def record_parent(run: RunFolder, claim: int, *, parent: str | None, facts: dict[str, Any]) -> None:

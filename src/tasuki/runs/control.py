@@ -1,10 +1,13 @@
 """What was said about a run, in order: cancel, hold, fail, lift.
 
-Numbered files made exclusively, so that the order needs no clock; the last word counts.
+Numbered files made exclusively, so that the order needs no clock; the last word counts. Hold and
+fail are words of an attempt and count only while it is the newest: one that lost the run may have
+written its word in that very moment, and no check before writing could rule that out.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -19,6 +22,7 @@ from tasuki.runs.atomic import (
     shaped,
     to_json,
 )
+from tasuki.runs.claims import is_superseded
 from tasuki.runs.runs import RunFolder
 
 
@@ -39,7 +43,8 @@ class Said:
     reason: str
     hint: str
     claim: int
-    """The highest claim when it was said: failures up to it are forgiven by a lift."""
+    """Of hold and fail the attempt that said it, else the highest claim at that time: failures up
+    to it are forgiven by a lift."""
     facts: dict[str, Any]
 
 
@@ -89,8 +94,15 @@ def everything_said(run: RunFolder) -> list[Said]:
 
 
 def last_said(run: RunFolder) -> Said | None:
-    said = everything_said(run)
-    return said[-1] if said else None
+    """The word that counts."""
+    return word_that_counts(run, everything_said(run))
+
+
+def word_that_counts(run: RunFolder, said: Sequence[Said]) -> Said | None:
+    for entry in reversed(said):
+        if entry.word not in (Word.HOLD, Word.FAIL) or not is_superseded(run, entry.claim):
+            return entry
+    return None
 
 
 def is_wanted(run: RunFolder) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 from tasuki.runs.atomic import read_json, shaped
 from tasuki.runs.attempts import Holder, read_attempt_end, read_attempt_ends, read_holder
 from tasuki.runs.claims import highest_claim
-from tasuki.runs.control import Said, Word, everything_said
+from tasuki.runs.control import Said, Word, everything_said, word_that_counts
 from tasuki.runs.decide import counts_as_failure
 from tasuki.runs.events import read_recent_events
 from tasuki.runs.runs import RunFolder
@@ -30,12 +30,13 @@ def read_view(
         orders = {stage["name"]: stage for stage in spec.get("spec", {}).get("stages", ())}
         stages = tuple(_read_stage(run, stage, orders) for stage in spec["stages"])
     said = everything_said(run)
+    counts = word_that_counts(run, said)
     ends = read_attempt_ends(run)
     return RunView(
         stages=stages,
         until=until,
         trains_only=trains_only,
-        word=str(said[-1].word) if said else None,
+        word=str(counts.word) if counts is not None else None,
         failures=_count_failures(run, ends, forgiven=_forgiven(said)),
         preemptions=count_preemptions(run),
         requeue=requeue,

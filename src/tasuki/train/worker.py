@@ -21,7 +21,7 @@ from tasuki.errors import (
     place_of,
 )
 from tasuki.failpoints import arm, failpoint
-from tasuki.loop.ending import ending_of
+from tasuki.loop.ending import ending_of, explain_error
 from tasuki.loop.limits import SILENCE_S
 from tasuki.loop.stopwatch import Stopwatch, process_age_s
 from tasuki.loop.watch import Watch, leave
@@ -63,6 +63,7 @@ def main(arguments: list[str], clock: Clock | None = None) -> int:
     try:
         _work(orders, watch, clock)
     except BaseException as error:
+        error = explain_error(error, RunFolder(orders.run), orders.claim)
         _fail(watch, error, world=orders.world)
     leave(watch, ending=Ending.DONE, status=EXIT_DONE)
     return EXIT_DONE
