@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from tasuki.errors import NewerFormat
-from tasuki.runs.claims import take_claim
+from tasuki.runs.claims import sweep_temps, take_claim
 from tasuki.runs.control import Said, Word, everything_said, is_wanted, last_said, say
 from tasuki.runs.runs import RunFolder
 from tests.runs.processes import NUM_RACERS, race
@@ -48,6 +49,21 @@ def test_a_hold_or_fail_of_an_attempt_that_has_lost_the_run_does_not_count(
     say(run, word, reason="crashed", claim=second)
     said = last_said(run)
     assert said is not None and said.reason == "crashed"
+
+
+def test_a_word_is_said_also_when_an_attempt_that_begins_sweeps_its_temporary_file(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link, attempts = os.link, iter([1])
+
+    def sweep_first(source: Path, target: Path) -> None:
+        for _ in attempts:
+            sweep_temps(run, claim=take_claim(run))
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", sweep_first)
+    say(run, Word.CANCEL, reason="enough", claim=0)
+    assert [said.reason for said in everything_said(run)] == ["enough"]
 
 
 def test_a_cancel_counts_whatever_attempt_begins_later(run: RunFolder) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from tasuki.errors import EXIT_DONE, EXIT_RESUME_ME, EXIT_USAGE, TasukiError
 from tasuki.jobs.job import JobOrder, read_job
 from tasuki.jobs.place import Place, read_place
+from tasuki.runs.attempts import read_holder
 from tasuki.runs.claims import highest_claim, sweep_temps
 from tasuki.runs.jobs import begin_start, write_outcome
 from tasuki.signals import NOTICES
@@ -55,8 +56,11 @@ def _end_at_once(job: JobOrder, place: Place) -> int:
     """A start of a finished job, as after a requeue that came too late: no need for anything."""
     for lane in job.lanes:
         for item in lane.items:
-            # Of the attempt that was killed as it finished, too.
-            sweep_temps(item.run, claim=highest_claim(item.run) + 1)
+            # Of the attempt that was killed as it finished, too; not of one that still writes.
+            newest = highest_claim(item.run)
+            holder = read_holder(item.run, newest)
+            if holder is None or not holder.is_alive():
+                sweep_temps(item.run, claim=newest + 1)
     lanes = [{"action": "leave", "state": "complete"} for _ in job.lanes]
     value = {"verdict": "end", "exit_code": EXIT_DONE, "lanes": lanes}
     write_outcome(job.folder, begin_start(job.folder, place.origin), value)

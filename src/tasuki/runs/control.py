@@ -67,8 +67,15 @@ def say(
         "claim": claim,
         **(facts or {}),
     }
-    while not create_exclusive(run.control / f"{_count(run) + 1:06d}.json", to_json(value)):
-        pass
+    is_said = False
+    while not is_said:
+        try:
+            path = run.control / f"{_count(run) + 1:06d}.json"
+            is_said = create_exclusive(path, to_json(value))
+        except StoreError as error:
+            # An attempt that began in this moment has swept the temporary file.
+            if not isinstance(error.__cause__, FileNotFoundError) or not run.control.is_dir():
+                raise
 
 
 def everything_said(run: RunFolder) -> list[Said]:
