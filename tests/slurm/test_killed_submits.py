@@ -130,6 +130,21 @@ def test_what_was_ordered_and_never_submitted_is_withdrawn(cluster, tmp_path):
     cluster.run("scancel", "-u", str(os.getuid()))
 
 
+def test_a_chain_of_which_a_part_is_in_the_queue_is_finished_with_its_dependencies(
+    cluster, tmp_path
+):
+    stages = [{"name": n, "data": "d", "epochs": 2, "expect": {"wall": "50m"}} for n in ("a", "b")]
+    wanted = {"extra": {"hold": True}, "partition": "grace", "time_limit": "1h"}
+    project = make_slurm_project(cluster, tmp_path / "p", stages=stages, **wanted)
+    os.kill(kill_in_second_sbatch(project, tmp_path / "bin"), signal.SIGKILL)
+    project.tasuki("submit")
+    assert [path.name[-2:] for path in project.jobs] == ["01", "02"]
+    orders = [json.loads((path / "slurm.json").read_text())["number"] for path in project.jobs]
+    told = cluster.run("squeue", "-h", "-o", "%i %E", "-j", ",".join(orders)).splitlines()
+    assert sorted(told) == [f"{orders[0]} (null)", f"{orders[1]} afterany:{orders[0]}(unfulfilled)"]
+    cluster.run("scancel", *orders)
+
+
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_forty_kills_at_random_moments_leave_every_experiment_queued_once(cluster, tmp_path):
