@@ -38,7 +38,14 @@ from tasuki.slurm.script import (
     render_submit,
     sbatch_options,
 )
-from tasuki.slurm.submit import linked_with, read_order, submit_jobs, withdraw, write_order
+from tasuki.slurm.submit import (
+    Order,
+    linked_with,
+    read_order,
+    submit_jobs,
+    withdraw,
+    write_order,
+)
 from tasuki.spec.resolved import ResolvedCluster
 from tasuki.spec.site import Site, SiteGpu
 
@@ -254,34 +261,35 @@ def _doubtful_python(cluster: ResolvedCluster) -> list[str]:
 
 
 def _finish_earlier(request: SubmitRequest, known: Known, runs: Path) -> bool:
-    """Was anything submitted of what an earlier submit, killed or refused, has left?
+    """Settle what an earlier submit, killed or refused, has left. Was anything submitted?
 
-    Only what belongs with a job in the queue: its runs are not planned again. All other jobs are
-    withdrawn before a new plan takes their runs, so that no run is ever in two plans.
+    A job that is linked with one in the queue is submitted: its runs are not planned again. All
+    others are withdrawn before a new plan takes their runs, so that no run is ever in two plans.
     """
     folders = [job for job in list_jobs(runs) if job.order.exists() and not job.withdrawn.exists()]
-    left = [folder for folder in folders if not folder.submitted.exists()]
-    if not left:
-        return False
+    left = {folder.name for folder in folders if not folder.submitted.exists()}
+    plans = {name.rpartition("-")[0] for name in left}
+    orders = [read_order(job) for job in folders if job.name.rpartition("-")[0] in plans]
     queued = {job.folder.name for jobs in known.by_run.values() for job in jobs}
-    orders = [read_order(folder) for folder in folders]
     linked = linked_with(queued, orders)
-    missing = {folder.name for folder in left if folder.name in linked}
-    for folder in left:
-        if folder.name not in missing:
-            withdraw(folder)
+    for order in orders:
+        if order.folder.name in left - linked:
+            withdraw(order.folder)
+    if left.isdisjoint(linked):
+        return False
+
+    def on_submitted(order: Order, number: str) -> None:
+        if order.folder.name in left:
+            request.on_submitted(order.folder.name, number)
+
     submit_jobs(
         request.slurm,
         [order for order in orders if order.folder.name in linked],
         user=request.user,
         clock=request.clock,
-        on_submitted=lambda order, number: (
-            request.on_submitted(order.folder.name, number)
-            if order.folder.name in missing
-            else None
-        ),
+        on_submitted=on_submitted,
     )
-    return bool(missing)
+    return True
 
 
 def _surplus_s(cluster: ResolvedCluster) -> float:
