@@ -8,7 +8,7 @@ SYSTEM := strace:strace tmux:tmux slurmctld:slurmctld slurmd:slurmd sbatch:slurm
 # In CI a test that fails is tried once more, and named: real processes on a shared machine are not always in time.
 PYTEST := $(BIN)/pytest -n 2 --dist worksteal $(if $(CI),--reruns 1 -raR)
 
-.PHONY: demo test test-full check format docs docs-json pictures bench size system setup clean
+.PHONY: demo test test-full check format docs docs-json pictures bench same-bits size system setup clean
 .DEFAULT_GOAL := test
 
 setup: $(READY)
@@ -63,6 +63,11 @@ bench: $(READY)
 # Lines and modules per package.
 size:
 	@$(PYTHON) tools/size.py
+
+# Train the examples with the revision BASE and with the working tree, and compare weights and metrics.
+same-bits: $(READY)
+	@test -n "$(BASE)" || { echo "usage: make same-bits BASE=…  with a git revision; CASES=\"…\" runs only these of examples/cases.toml"; exit 2; }
+	@$(BIN)/python tools/same_bits.py $(BASE) $(if $(CASES),--cases $(CASES))
 
 format: $(READY)
 	$(BIN)/ruff check --fix src tests bench examples tools
