@@ -43,7 +43,7 @@ WORK = ROOT / ".work" / "same-bits"
 COMMAND_TIMEOUT_S = 900
 
 CASES_BEFORE = Path(__file__).with_name("same_bits_before.toml")
-"""For commits that have no examples/cases.toml."""
+"""The cases of commits that have no examples/cases.toml."""
 
 FORMATS = {
     "F64": "<d",
@@ -206,11 +206,9 @@ def check_case(
     except (OSError, ValueError, KeyError, struct.error) as error:
         return "failed", f"cannot read what the case left: {error!r}"
     difference = describe_difference(before, after)
-    counts = f"{len(after.tensors)} tensors, {len(after.metrics)} metrics"
-    rest = f"(base against itself: equal)   {seconds:.0f} s"
-    return (
-        ("different", f"{difference}   {rest}") if difference else ("equal", f"{counts}   {rest}")
-    )
+    details = difference or f"{len(after.tensors)} tensors, {len(after.metrics)} metrics"
+    rest = f"{details}   (base against itself: equal)   {seconds:.0f} s"
+    return "different" if difference else "equal", rest
 
 
 def run_base(case: Case, base: Version, commit: str, scratch: Path, *, fresh: bool) -> Results:
@@ -224,6 +222,7 @@ def run_base(case: Case, base: Version, commit: str, scratch: Path, *, fresh: bo
     one, two = (run_case(case, base, folder) for folder in folders)
     if difference := describe_difference(one, two):
         raise CaseError(f"proves nothing: two runs of the base differ: {difference}")
+    # Only what is compared is stored: a few megabytes for all cases.
     draft = scratch / "draft"
     for pattern in (base.layout.weights, base.layout.metrics, base.layout.evaluations):
         for name in case.results:
@@ -238,21 +237,22 @@ def run_base(case: Case, base: Version, commit: str, scratch: Path, *, fresh: bo
 
 
 def run_case(case: Case, version: Version, folder: Path) -> Results:
+    """Run all commands of a case in `folder`, which does not exist yet."""
     if case.copy is None:
         folder.mkdir(parents=True)
     else:
         shutil.copytree(version.folder / case.copy, folder, symlinks=False)
     (version.environment / "imports.txt").unlink(missing_ok=True)
     for command in case.commands:
-        _run_command(shlex.split(command), version, folder, case.environment)
+        run_command(shlex.split(command), version, folder, case.environment)
     check_imports(version)
     return read_results(folder, case, version.layout)
 
 
-def _run_command(
+def run_command(
     command: list[str], version: Version, folder: Path, environment: dict[str, str]
 ) -> None:
-    """Without what the caller's shell says about tasuki, Python, Slurm and threads."""
+    """Run it without the variables of the caller's shell that could change what is trained."""
     left_out = re.compile(r"TASUKI_|PYTHON|SLURM_|TORCH|OMP_|MKL_|VIRTUAL_ENV")
     inherited = {key: text for key, text in os.environ.items() if not left_out.match(key)}
     path = os.pathsep.join([str(version.environment / "bin"), os.environ.get("PATH", os.defpath)])
@@ -280,7 +280,7 @@ def _run_command(
 
 
 def check_imports(version: Version) -> None:
-    """Every process must have imported the version's own tasuki."""
+    """Raise if a process of the case imported another tasuki than its version's."""
     for line in (version.environment / "imports.txt").read_text().splitlines():
         origin, _, command = line.partition("\t")
         if not Path(origin).is_relative_to(version.folder):
@@ -290,9 +290,8 @@ def check_imports(version: Version) -> None:
 def describe_machine() -> str:
     """What may change the last bit of a sum: the CPU, and how many there are."""
     info = Path("/proc/cpuinfo")
-    model = re.search(r"model name.*", info.read_text()) if info.exists() else None
-    count = len(os.sched_getaffinity(0))
-    return f"{platform.node()} {platform.machine()} {model and model.group()} {count}"
+    lines = re.findall(r"^(?:model name|flags).*", info.read_text(), re.M) if info.exists() else []
+    return f"{platform.node()} {platform.machine()} {lines[:2]} {len(os.sched_getaffinity(0))}"
 
 
 # -- versions --------------------------------------------------------------------------------------
@@ -330,7 +329,7 @@ def prepare_version(label: str, folder: Path, scratch: Path) -> Version:
     packages = find_own_packages() if is_own else install_packages(folder, key)
     environment = create_thin_environment(folder, packages, scratch)
     version = Version(label, folder, cases, layout, key, environment)
-    _run_command(["python", "-P", "-c", "import tasuki"], version, scratch, {})
+    run_command(["python", "-P", "-c", "import tasuki"], version, scratch, {})
     check_imports(version)
     return version
 
