@@ -7,6 +7,7 @@ import io
 import json
 import re
 import shutil
+from html.parser import HTMLParser
 
 import pytest
 
@@ -14,13 +15,42 @@ import tasuki
 from tasuki.commands.report import gather_report
 from tasuki.runs.atomic import read_json, write_json
 from tasuki.runs.runs import RunFolder
+from tasuki.views.marks import marked, without_paths
 from tasuki.views.report import render
 from tasuki.views.report.scale import Scale, scale_of
 from tests.board.boards import CANARIES
 from tests.board.spoilt import IMAGE, SCRIPT
-from tests.cli.test_plan_page import Page
 
 NOW = 1_800_000_000.0
+EMPTY = {"meta", "br", "hr", "img", "link", "input"}
+
+
+class Page(HTMLParser):
+    """Reads a page as a browser would, and insists that every element is closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in EMPTY:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open[-1:] != ["style"]:
+            self.text += data
 
 
 @pytest.fixture(scope="session")
@@ -56,6 +86,39 @@ def test_a_report_needs_nothing_from_elsewhere_runs_nothing_and_names_no_path(to
     assert set(re.findall(r"\w+://[^\s\"'<)]+", text)) == {"http://www.w3.org/2000/svg"}
     assert str(runs.parent) not in text
     assert not [name for name, secret in CANARIES.items() if secret in text + json.dumps(told)]
+
+
+def test_a_lone_surrogate_does_not_stop_a_page():
+    assert marked("\ud800\ufffe") == "��"
+
+
+def test_paths_of_this_machine_are_shortened():
+    text = "/home/ann/p/runs/exp1 was begun with `/data/x/spec.yaml`; see ~/a/b or http://x/y/z"
+    assert without_paths(text) == "…/exp1 was begun with `…/spec.yaml`; see …/b or http://x/y/z"
+    assert without_paths("3/4 of exp/stage and/or 1 / 2") == "3/4 of exp/stage and/or 1 / 2"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_has_enough_contrast_with_the_page_in_light_and_dark(told, scheme):
+    light, _, dark = render(told, "html").partition("prefers-color-scheme: dark")
+    colours = dict(
+        re.findall(r"--(page|text|soft|mark): (#\w{6})", dark if scheme == "dark" else light)
+    )
+    assert all(contrast(colours[name], colours["page"]) >= 4.5 for name in ("text", "soft", "mark"))
+
+
+def contrast(front: str, back: str) -> float:
+    """As WCAG 2 counts it."""
+
+    def light(colour: str) -> float:
+        parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        red, green, blue = (
+            p / 12.92 if p <= 0.03928 else ((p + 0.055) / 1.055) ** 2.4 for p in parts
+        )
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    low, high = sorted((light(front), light(back)))
+    return (high + 0.05) / (low + 0.05)
 
 
 def test_every_curve_and_every_table_has_words_for_who_does_not_see_them(told):

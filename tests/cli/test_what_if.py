@@ -137,11 +137,6 @@ def test_what_cannot_be_meant_is_refused_before_anything_is_planned(here, folder
     assert said.code == 2 and told in said.err and said.out == "" and "planning" not in said.err
 
 
-def test_a_page_and_a_comparison_do_not_go_together(here, folder):
-    said = here(folder, "plan", "--what-if", "gpus=1,2", "--html", "x.html")
-    assert said.code == 2 and not (folder / "x.html").exists()
-
-
 @pytest.mark.long
 def test_steps_are_measured_once_for_all_cases_that_share_them(tmp_path, here):
     project = make_project(tmp_path / "p", stages=[{"name": "a", "data": "24", "epochs": 2}])

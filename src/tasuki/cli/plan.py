@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     cls=ManyValues,
     epilog="""\b
 Example:  tasuki plan --set cluster.time_limit=8h --stages small_512 small_1024
-          tasuki plan --html plan.html
           tasuki plan --what-if gpus=2,4,8 --what-if gpu=a100-40gb,h100-80gb
 """,
 )
@@ -41,9 +39,6 @@ Example:  tasuki plan --set cluster.time_limit=8h --stages small_512 small_1024
 @click.option("--no-measure", is_flag=True, help="Measure no steps now; what was before counts.")
 @click.option("--fresh", is_flag=True, help="Measure steps again, whatever is kept of them.")
 @click.option("--fits", is_flag=True, help="Other ways to do each step, and what they would gain.")
-@click.option(
-    "--html", "page", type=click.Path(path_type=Path), metavar="FILE", help="Write it as a page."
-)
 @click.option(
     "--what-if", "knobs", multiple=True, metavar="KEY=A,B", help="Compare plans of these values."
 )
@@ -60,7 +55,6 @@ def command(
     no_measure: bool,
     fresh: bool,
     fits: bool,
-    page: Path | None,
     knobs: tuple[str, ...],
     as_json: bool,
 ) -> int:
@@ -75,8 +69,6 @@ def command(
     the cluster (gpus, gpu, time_limit, nodes) or any that --set takes. Exit code 1 if all of them
     are refused.
     """
-    if page is not None:
-        _refuse_page(page, knobs)
 
     def load(more: tuple[str, ...]) -> ResolvedSpec:
         return read_spec(spec, (*settings, *more), config)
@@ -93,10 +85,10 @@ def command(
     )
     if knobs:
         return _compare(knobs, load, ask, as_json=as_json)
-    return _show(ask(load(())), fits=fits, page=page, as_json=as_json)
+    return _show(ask(load(())), fits=fits, as_json=as_json)
 
 
-def _show(request: PlanRequest, *, fits: bool, page: Path | None, as_json: bool) -> int:
+def _show(request: PlanRequest, *, fits: bool, as_json: bool) -> int:
     from dataclasses import replace
 
     from tasuki.clock import SystemClock
@@ -105,8 +97,6 @@ def _show(request: PlanRequest, *, fits: bool, page: Path | None, as_json: bool)
 
     with Waiting(clock=SystemClock()) as waiting:
         plan = make_plan(replace(request, tells_fits=fits, on_progress=waiting.say)).as_json()
-    if page is not None:
-        _write_page(page, plan, unit_of(request))
     if as_json:
         print_json(plan)
     else:
@@ -114,23 +104,6 @@ def _show(request: PlanRequest, *, fits: bool, page: Path | None, as_json: bool)
 
         show_plan(plan, python=request.python, runs=request.spec.runs, unit=unit_of(request))
     return EXIT_DONE
-
-
-def _refuse_page(page: Path, knobs: tuple[str, ...]) -> None:
-    """Before anything is measured."""
-    from tasuki.cli.pages import refuse_place
-    from tasuki.errors import UsageError
-
-    if knobs:
-        raise UsageError("--html shows one plan, --what-if compares several", hint="leave one out")
-    refuse_place(page)
-
-
-def _write_page(page: Path, plan: dict[str, Any], unit: str) -> None:
-    from tasuki.cli.pages import write_page
-    from tasuki.views.plan_page import page_of
-
-    write_page(page, page_of(plan, unit=unit))
 
 
 def _compare(

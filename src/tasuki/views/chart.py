@@ -1,4 +1,4 @@
-"""A plan as bars over time: what a terminal's Gantt and the page's picture are drawn from.
+"""A plan as bars over time: what a terminal's Gantt is drawn from.
 
 Pure: from the values of `plan --json` to rows, one for each GPU of each job. What the plan leaves
 open is worked out where it follows (a job begins when those before it have ended, a piece when its

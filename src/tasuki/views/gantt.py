@@ -245,9 +245,9 @@ def _explain(chart: Chart, signs: _Signs, legend: _Legend, width: int) -> Iterat
     yield from _flow(told, width)
     yield from _flow([f"{letter} {name}" for letter, name in legend.names.items()], width)
     if legend.unnamed:
-        yield Text(wrap(f"{len(legend.unnamed)} more have no letter: `--html` names all", width))
+        yield Text(wrap(f"{len(legend.unnamed)} more have no letter: `--json` names all", width))
     if legend.hidden:
-        text = f"{len(legend.hidden)} are too short to be seen: `--html` shows all"
+        text = f"{len(legend.hidden)} are too short to be seen: `--json` shows all"
         yield Text(wrap(text, width))
     if chart.left_out:
         yield Text(wrap(f"{chart.left_out} more have no known beginning", width))

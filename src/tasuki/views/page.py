@@ -1,6 +1,6 @@
-"""What all pages that are one file share: their head, their tables, text in its place.
+"""Parts of a report page: the head with its styles, tables, and escaped text.
 
-Pure. Such a page has no scripts and nothing from elsewhere: its content policy allows its own style
+Pure. The page has no scripts and nothing from elsewhere: its content policy allows its own style
 and nothing more.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 
 from tasuki.views.marks import marked, without_paths
@@ -44,7 +44,6 @@ def table_of(
     rows: Sequence[Mapping[str, str]],
     *,
     kinds: Mapping[str, str] | None = None,
-    is_chosen: Callable[[Mapping[str, str]], bool] = lambda _: False,
 ) -> Iterator[str]:
     """The first column names each row; `kinds` are classes of columns."""
     kinds = kinds or {}
@@ -55,8 +54,7 @@ def table_of(
     )
     yield "</tr></thead>\n<tbody>"
     for row in rows:
-        chosen = _class("chosen" if is_chosen(row) else None)
-        yield f"<tr{chosen}>{''.join(_cells(row.items(), kinds))}</tr>"
+        yield f"<tr>{''.join(_cells(row.items(), kinds))}</tr>"
     yield "</tbody>\n</table>\n</div>"
 
 

@@ -1,4 +1,4 @@
-"""What there is to say of a plan as a whole, for the terminal and for the page. Pure.
+"""What there is to say of a plan as a whole, for the terminal. Pure.
 
 What is not known is said to be unknown; it is never 0.
 """

@@ -1,6 +1,6 @@
 """The report as one page: results, curves, plan and reality, times, attempts, environment, spec.
 
-Pure. One file without scripts, as `plan --html` makes them; it can be mailed, printed and kept.
+Pure. One file without scripts: it can be mailed, printed and kept.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tasuki.views.told_spec import spec_lines
 
 _Values = Mapping[str, Any]
 _WORDS = ("run", "stage", "state")
-_STYLES = ("plan_page.css", "report/report.css")
+_STYLES = ("page.css", "report/report.css")
 
 
 def page_of(report: _Values) -> str:
