@@ -13,7 +13,6 @@ TOLD = read_recorded()
 CHEAP = {
     "status": ("status",),
     "plan": ("plan", "--no-measure"),
-    "plan --what-if": ("plan", "--no-measure", "--what-if", "gpus=1,2"),
     "history": ("history",),
     "logs": ("logs", "exp"),
     "checkpoint show": ("checkpoint", "show", "exp"),

@@ -24,7 +24,6 @@ Command = tuple[str, tuple[str, ...]]
 SINE: tuple[Command, ...] = (
     ("plan", ("plan",)),
     ("plan", ("plan", "--no-measure", "--fits", "--set", "cluster.gpu=a100-40gb")),
-    ("plan --what-if", ("plan", "--what-if", "gpus=1,2")),
     ("estimate", ("estimate", "--gpu", "a100-40gb", "--alternatives")),
     ("rehearse", ("rehearse", "coarse")),
     ("equiv", ("equiv",)),

@@ -17,12 +17,9 @@ from tasuki.commands.estimate import estimate as estimate_stages
 from tasuki.commands.inspect import inspect_files, inspect_spec, which_spec
 from tasuki.commands.machine import look_around
 from tasuki.commands.measure import Measurer
-from tasuki.commands.plan import PlanRequest, make_plan
+from tasuki.commands.plan import make_plan
 from tasuki.commands.rehearse import RehearseRequest, rehearse_stages
 from tasuki.commands.tune import DEFAULT_BUDGET, TuneRequest, read_switches, tune_batch, tune_stage
-from tasuki.commands.what_if import WhatIfRequest, read_knobs
-from tasuki.commands.what_if import what_if as compare_plans
-from tasuki.spec.resolved import ResolvedSpec
 from tasuki.spec.site import load_site
 from tasuki.units import Duration
 
@@ -87,27 +84,15 @@ def plan(
     exact: str | None = None,
     fits: bool = False,
     fresh: bool = False,
-    what_if: Sequence[str] = (),
 ) -> dict[str, Any]:
     """What would be done, in which jobs, how long it takes. Changes nothing. `deadline`: `6h` or a
     date with a time; `exact`: how long CP-SAT may look for a shorter packing; `fits`: with other
     ways to do each step; `fresh`: steps are measured again, whatever is kept of them in
-    `runs/.probes`. With `what_if` (`gpus=2,4,8`) the plans of every combination instead."""
-
-    def ask(loaded: ResolvedSpec) -> PlanRequest:
-        asked = make_request(loaded, experiments, stages, deadline=deadline, exact=exact)
-        return replace(asked, measurer=Measurer(is_fresh=fresh))
-
-    if what_if:
-        return compare_plans(
-            WhatIfRequest(
-                knobs=read_knobs(what_if),
-                load=lambda more: read_spec(spec, (*settings, *more), config),
-                request=ask,
-            )
-        )
-    request = ask(read_spec(spec, settings, config))
-    return make_plan(replace(request, tells_fits=fits)).as_json()
+    `runs/.probes`."""
+    loaded = read_spec(spec, settings, config)
+    request = make_request(loaded, experiments, stages, deadline=deadline, exact=exact)
+    measurer = Measurer(is_fresh=fresh)
+    return make_plan(replace(request, tells_fits=fits, measurer=measurer)).as_json()
 
 
 def rehearse(

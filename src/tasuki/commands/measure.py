@@ -60,7 +60,7 @@ class Bench:
 
 @dataclass(slots=True)
 class Measurer:
-    """Measures what nobody has measured yet. One serves all plans of a comparison."""
+    """Measures the steps whose times are not kept yet."""
 
     is_fresh: bool = False
     """Only what it has measured itself counts."""

@@ -58,7 +58,7 @@ class PlanRequest:
     """Of the only run: first to an earlier checkpoint."""
     on_progress: Callable[[str], None] = lambda _: None
     measurer: Measurer = field(default_factory=Measurer)
-    """Who measures steps; plans that are compared share one."""
+    """Measures the steps of stages whose times are not known."""
 
 
 def request_plan(

@@ -33,7 +33,7 @@ def facts_of(plan: _Plan, *, unit: str = "GPU") -> Iterator[tuple[str, str]]:
 
 
 def spread_in_words(values: Mapping[str, Any]) -> str:
-    """`2h22m (p10–p90: 2h12m – 2h36m)` of a plan, or of a case of `--what-if`."""
+    """`2h22m (p10–p90: 2h12m – 2h36m)` of a plan."""
     if values["makespan_s"] is None:
         return "unknown"
     low, high = values["makespan_s_p10"], values["makespan_s_p90"]
