@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -288,72 +286,6 @@ def test_more_jobs_than_the_site_takes_are_refused_before_submission(here, tmp_p
     said = here(folder, "plan", **site(tmp_path, "queue: {max_jobs: 2}\n"))
     assert said.code == 2 and "but this site takes 2 of a user" in said.err
     assert "`cluster.time_limit: " in said.err
-
-
-WITHOUT_SOLVER = """
-import sys
-
-sys.modules["ortools"] = None  # as if it were not installed
-from tasuki.cli import main
-
-sys.exit(main())
-"""
-
-
-def test_the_exact_solver_is_asked_for_by_its_extra_where_it_is_missing(tmp_path):
-    said = subprocess.run(
-        [sys.executable, "-c", WITHOUT_SOLVER, "plan", "--exact", "5s"],
-        cwd=write(tmp_path / "p", five()),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert said.returncode == 2 and said.stdout == "", said
-    assert "error: the exact solver is not installed" in said.stderr
-    assert 'hint: pip install "tasuki[exact]"' in said.stderr
-
-
-HARD = [
-    *([(90, 1)], [(135, 1), (180, 1)], [(45, 1)], [(120, 1)], [(135, 1)], [(165, 1)]),
-    *([(30, 1), (30, 2)], [(120, 2)], [(120, 2)], [(150, 1)]),
-]
-"""(minutes, GPUs) of the stages of each experiment: too many to search through all orders."""
-
-
-@pytest.mark.long
-def test_the_exact_solver_proves_what_the_others_leave_open_and_is_never_longer(here, tmp_path):
-    pytest.importorskip("ortools", reason='pip install "tasuki[exact]"')
-    experiments = {
-        f"e{number}": {
-            "stages": [
-                {**stage(f"s{n}", f"{minutes}m"), "gpus": gpus}
-                for n, (minutes, gpus) in enumerate(own)
-            ]
-        }
-        for number, own in enumerate(HARD)
-    }
-    defaults = {"gpus": 1, "effective_batch": 16}
-    cluster = {**CLUSTER, "time_limit": None}
-    folder = write(tmp_path / "p", experiments, defaults=defaults, cluster=cluster)
-    plain, exact = (
-        here(folder, "plan", "--json", *more).json() for more in ((), ("--exact", "1s"))
-    )
-    assert plain["optimal"] is False and plain["gap"] > 0
-    assert exact["optimal"] is True and exact["gap"] == 0
-    assert exact["makespan_s"] <= plain["makespan_s"]
-    assert exact["lower_bound_s"] > plain["lower_bound_s"]
-
-
-def test_the_exact_solver_plans_the_five_experiments_under_a_limit_and_a_deadline(here, tmp_path):
-    pytest.importorskip("ortools", reason='pip install "tasuki[exact]"')
-    for more in ({"deadline": "6h"}, {"cluster": {**CLUSTER, "time_limit": "3h"}}):
-        folder = write(tmp_path / f"p{len(more)}{min(more)}", five(), **more)
-        plain, exact = (
-            here(folder, "plan", "--json", *words).json() for words in ((), ("--exact", "1s"))
-        )
-        assert exact["makespan_s"] <= plain["makespan_s"]
-        assert exact["lower_bound_s"] <= exact["makespan_s"]
 
 
 def history_of(folder: Path, ranks: int, seconds: float) -> None:

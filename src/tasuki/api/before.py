@@ -81,16 +81,14 @@ def plan(
     settings: Sequence[str] = (),
     config: str | None = None,
     deadline: str | None = None,
-    exact: str | None = None,
     fits: bool = False,
     fresh: bool = False,
 ) -> dict[str, Any]:
     """What would be done, in which jobs, how long it takes. Changes nothing. `deadline`: `6h` or a
-    date with a time; `exact`: how long CP-SAT may look for a shorter packing; `fits`: with other
-    ways to do each step; `fresh`: steps are measured again, whatever is kept of them in
-    `runs/.probes`."""
+    date with a time; `fits`: with other ways to do each step; `fresh`: steps are measured again,
+    whatever is kept of them in `runs/.probes`."""
     loaded = read_spec(spec, settings, config)
-    request = make_request(loaded, experiments, stages, deadline=deadline, exact=exact)
+    request = make_request(loaded, experiments, stages, deadline=deadline)
     measurer = Measurer(is_fresh=fresh)
     return make_plan(replace(request, tells_fits=fits, measurer=measurer)).as_json()
 

@@ -67,7 +67,6 @@ def run(
     accepted: Sequence[str] = (),
     profile: bool = False,
     deadline: str | None = None,
-    exact: str | None = None,
     command: Sequence[str] = (),
     name: str | None = None,
 ) -> dict[str, Any]:
@@ -75,7 +74,7 @@ def run(
     step's time goes: `profiles` tells. A `command` is run instead of what a spec asks for, as a
     run of this `name`."""
     loaded = read_command(command, settings, name) if command else read_spec(spec, settings, config)
-    request = make_request(loaded, experiments, stages, deadline=deadline, exact=exact)
+    request = make_request(loaded, experiments, stages, deadline=deadline)
     needs_times = loaded.cluster.time_limit_s is not None or request.deadline_s is not None
     request = replace(request, is_new=is_new, measure=needs_times)
     request = replace(request, is_profiled=profile)
@@ -95,14 +94,13 @@ def submit(
     profile: bool = False,
     is_dry: bool = False,
     deadline: str | None = None,
-    exact: str | None = None,
     command: Sequence[str] = (),
     name: str | None = None,
 ) -> dict[str, Any]:
     """Give the work to Slurm; what waits or runs already is not submitted again. A `command` is
     submitted instead of what a spec asks for, as a run of this `name`."""
     loaded = read_command(command, settings, name) if command else read_spec(spec, settings, config)
-    request = make_request(loaded, experiments, stages, deadline=deadline, exact=exact)
+    request = make_request(loaded, experiments, stages, deadline=deadline)
     result = submit_jobs(
         SubmitRequest(
             plan=replace(request, is_new=is_new, is_profiled=profile),

@@ -14,7 +14,6 @@ from tasuki.commands.plan import PlanRequest, request_plan
 from tasuki.slurm.client import Slurm
 from tasuki.spec.load import load_command, load_spec
 from tasuki.spec.resolved import ResolvedSpec
-from tasuki.units import Duration
 
 CLOCK = SystemClock()
 
@@ -35,7 +34,6 @@ def make_request(
     stages: Sequence[str],
     *,
     deadline: str | None = None,
-    exact: str | None = None,
 ) -> PlanRequest:
     return request_plan(
         spec,
@@ -44,7 +42,6 @@ def make_request(
         python=sys.executable,
         environment=dict(os.environ),
         deadline=deadline,
-        exact_s=Duration.parse(exact).seconds if exact else None,
     )
 
 

@@ -139,14 +139,10 @@ def spec_options(function: F) -> F:
     return function
 
 
-def time_options(function: F) -> F:
-    """--deadline, --exact."""
-    for decorate in (
-        click.option("--exact", metavar="5s", help="Let CP-SAT look for a shorter packing."),
-        click.option("--deadline", metavar="6h", help="By when all must be done, or refuse."),
-    ):
-        function = decorate(function)
-    return function
+def deadline_option(function: F) -> F:
+    return click.option("--deadline", metavar="6h", help="By when all must be done, or refuse.")(
+        function
+    )
 
 
 def json_option(function: F) -> F:
@@ -228,13 +224,11 @@ def make_request(
     measure: bool = True,
     fresh: bool = False,
     deadline: str | None = None,
-    exact: str | None = None,
 ) -> PlanRequest:
     from dataclasses import replace
 
     from tasuki.commands.measure import Measurer
     from tasuki.commands.plan import request_plan
-    from tasuki.units import Duration
 
     request = request_plan(
         spec,
@@ -243,7 +237,6 @@ def make_request(
         python=sys.executable,
         environment=dict(os.environ),
         deadline=deadline,
-        exact_s=Duration.parse(exact).seconds if exact else None,
     )
     return replace(
         request,

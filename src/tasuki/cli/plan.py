@@ -8,12 +8,12 @@ import click
 
 from tasuki.cli.options import (
     ManyValues,
+    deadline_option,
     json_option,
     make_request,
     print_json,
     read_spec,
     spec_options,
-    time_options,
     unit_of,
 )
 from tasuki.errors import EXIT_DONE
@@ -29,7 +29,7 @@ Example:  tasuki plan --set cluster.time_limit=8h --stages small_512 small_1024
 """,
 )
 @spec_options
-@time_options
+@deadline_option
 @click.option("--new", "is_new", is_flag=True, help="Plan as if nothing were done yet.")
 @click.option("--no-measure", is_flag=True, help="Measure no steps now; what was before counts.")
 @click.option("--fresh", is_flag=True, help="Measure steps again, whatever is kept of them.")
@@ -42,7 +42,6 @@ def command(
     stages: tuple[str, ...],
     settings: tuple[str, ...],
     deadline: str | None,
-    exact: str | None,
     is_new: bool,
     no_measure: bool,
     fresh: bool,
@@ -65,7 +64,6 @@ def command(
         measure=not no_measure,
         fresh=fresh,
         deadline=deadline,
-        exact=exact,
     )
     return _show(request, fits=fits, as_json=as_json)
 

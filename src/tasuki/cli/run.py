@@ -12,13 +12,13 @@ import click
 
 from tasuki.cli.options import (
     WithCommand,
+    deadline_option,
     json_option,
     make_request,
     name_option,
     print_json,
     read_work,
     spec_options,
-    time_options,
     unit_of,
 )
 from tasuki.cli.torchrun import enter_torchrun
@@ -38,7 +38,7 @@ Example:  tasuki run --set epochs=2 --preempt-every 20s
 """,
 )
 @spec_options
-@time_options
+@deadline_option
 @name_option
 @click.option("--new", "is_new", is_flag=True, help="Begin a new run beside the old one.")
 @click.option(
@@ -57,7 +57,6 @@ def command(
     stages: tuple[str, ...],
     settings: tuple[str, ...],
     deadline: str | None,
-    exact: str | None,
     name: str | None,
     is_new: bool,
     accepted: tuple[str, ...],
@@ -78,9 +77,7 @@ def command(
     if torchrun is not None and not torchrun.leads:
         return 0
     resolved = read_work(spec, settings, config, name=name, experiments=experiments, stages=stages)
-    request = make_request(
-        resolved, experiments, stages, is_new=is_new, deadline=deadline, exact=exact
-    )
+    request = make_request(resolved, experiments, stages, is_new=is_new, deadline=deadline)
     needs_times = resolved.cluster.time_limit_s is not None or request.deadline_s is not None
     request = replace(request, measure=needs_times or dry_run or _is_fitted(resolved))
     if torchrun is not None:

@@ -9,6 +9,7 @@ import click
 
 from tasuki.cli.options import (
     WithCommand,
+    deadline_option,
     json_option,
     make_request,
     make_slurm,
@@ -16,7 +17,6 @@ from tasuki.cli.options import (
     print_json,
     read_work,
     spec_options,
-    time_options,
     user,
 )
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     epilog="Example:  tasuki submit --time 16h --memory 128G --extra reservation=class",
 )
 @spec_options
-@time_options
+@deadline_option
 @name_option
 @click.option("--new", "is_new", is_flag=True, help="Begin a new run beside the old one.")
 @click.option("--time", "limit", metavar="16h", help="`cluster.time_limit` of each job.")
@@ -49,7 +49,6 @@ def command(
     stages: tuple[str, ...],
     settings: tuple[str, ...],
     deadline: str | None,
-    exact: str | None,
     name: str | None,
     is_new: bool,
     limit: str | None,
@@ -83,7 +82,6 @@ def command(
         is_new=is_new,
         measure=False,
         deadline=deadline,
-        exact=exact,
     )
     request = replace(request, is_profiled=is_profiled)
     return submit_and_show(request, accepted=accepted, is_dry=dry_run, as_json=as_json)

@@ -33,7 +33,6 @@ from tasuki.errors import PlanError
 from tasuki.estimation.host import Asked, next_memory
 from tasuki.planning.laid import LaidJob, Layout, Terms
 from tasuki.planning.layout import is_packed
-from tasuki.planning.packing.exact import refuse_without_solver
 from tasuki.planning.refusals import doubts_about, lay_out_or_refuse, refuse_beyond_partition
 from tasuki.planning.values import Job, Plan, StageWork
 from tasuki.runs.history import History, look_at_history
@@ -54,8 +53,6 @@ __all__ = [
 
 
 def make_plan(request: PlanRequest) -> Plan:
-    if request.exact_s is not None:
-        refuse_without_solver()
     fitted = _fit(request)
     request = replace(request, experiments=fitted.experiments)
     warnings = [*request.spec.warnings, *about_spec(request), *fitted.warnings]
@@ -66,8 +63,6 @@ def make_plan(request: PlanRequest) -> Plan:
     layout = lay_out_or_refuse(chains, terms)
     warnings += about_workers(layout, request)
     warnings += about_deadline(layout, terms)
-    if request.exact_s is not None and chains and not layout.is_packed:
-        warnings.append("`--exact` has no effect: every stage uses all GPUs, nothing is packed")
     if _may_be_narrower(chains, layout, terms):
         narrow = on_one_gpu(chains, request, history.facts)
         warnings += about_lanes(chains, narrow, layout, terms)
@@ -165,7 +160,6 @@ def _terms(chains: Sequence[Sequence[StageWork]], request: PlanRequest) -> Terms
         cut=request.spec.cut,
         deadline_s=request.deadline_s,
         at_once=None if is_for_slurm(request) else slots_here(request) // cluster.gpus or 1,
-        exact_s=request.exact_s,
     )
     if is_packed(chains, terms) and device_for(cluster, request.machine) == "cpu":
         # A slot of the CPU is one at least, also where somebody asks for more than there are.

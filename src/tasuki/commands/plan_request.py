@@ -46,8 +46,6 @@ class PlanRequest:
     """From now; below 0: it is over."""
     deadline_at: float | None = None
     """The same, since 1970: what `status` and alerts hold the runs against from now on."""
-    exact_s: float | None = None
-    """For how long, about, CP-SAT may look for a shorter plan."""
     tells_fits: bool = False
     """Other ways to do the step of stages of which everything is given, too."""
     fits: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -69,7 +67,6 @@ def request_plan(
     python: str,
     environment: dict[str, str],
     deadline: str | None = None,
-    exact_s: float | None = None,
 ) -> PlanRequest:
     """What is asked for, on the machine we are on. `deadline` goes before the spec's."""
     wanted = tuple(stages) or spec.only_stages
@@ -84,7 +81,6 @@ def request_plan(
         environment=environment,
         deadline_s=deadline_s,
         deadline_at=None if deadline_s is None else now + deadline_s,
-        exact_s=exact_s,
     )
 
 

@@ -30,8 +30,6 @@ class Terms:
     """Jobs that can run at the same time; None: as many as there are, as in a queue without end."""
     max_jobs: int | None = None
     """That the site takes of a user."""
-    exact_s: float | None = None
-    """For how long, about, CP-SAT may look."""
     effort: int = EFFORT
     """Of packing one job, in placements."""
 

@@ -103,8 +103,7 @@ class _Packing:
         room_s = self._room_s
         if room_s is None or self._may_fit(room_s):
             items = self._items(self._order)
-            effort, exact_s = self._terms.effort, self._terms.exact_s
-            schedule = pack(items, self._pool, effort=effort, exact=exact_s)
+            schedule = pack(items, self._pool, effort=self._terms.effort)
             if room_s is None or schedule.makespan_s <= room_s:
                 return self._take_all(schedule)
         else:

@@ -116,7 +116,7 @@ def refuse_beyond_partition(
     if terms.limit_s is None or longest_s is None or terms.limit_s <= longest_s:
         return
     most = format_seconds(longest_s)
-    found = _tried(lay_out, chains, replace(terms, limit_s=longest_s, exact_s=None))
+    found = _tried(lay_out, chains, replace(terms, limit_s=longest_s))
     words = f"`cluster.time_limit: {most}`"
     raise PlanError(
         f"`cluster.time_limit` is {format_seconds(terms.limit_s)}, but a job on `{partition}` may "
@@ -130,7 +130,6 @@ def refuse_beyond_partition(
 def choices(chains: Chains, terms: Terms) -> Iterator[Choice]:
     """One of each kind, the nearest of its kind."""
     num_stages = sum(len(chain) for chain in chains)
-    terms = replace(terms, exact_s=None)
     if terms.cut == "stage" and terms.limit_s is not None:
         yield from _first([("`cut: fill`", chains, replace(terms, cut="fill"))])
     if terms.limit_s is not None:

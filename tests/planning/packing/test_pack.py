@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import random
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -383,12 +382,3 @@ def test_both_builders_keep_what_runs_already_where_it_is() -> None:
     problem = replace(problem, pinned=(1, None))
     for built in (build_serial(problem, [0, 1]), build_parallel(problem, [0, 1])):
         assert built == Built(problem.lengths[0], [0, 0], [1, 0])
-
-
-def test_the_exact_solver_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ["ortools", *(name for name in sys.modules if name.startswith("ortools."))]:
-        monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
-    hard = [i for n in range(9) for i in chain(f"e{n}", 7 + n, 11 + 3 * n, 17 + n, gpus=1 + n % 3)]
-    with pytest.raises(PlanError, match="exact solver") as refused:
-        pack(hard, Pool(gpus_per_node=4), effort=1, exact=1.0)
-    assert 'pip install "tasuki[exact]"' in refused.value.hint

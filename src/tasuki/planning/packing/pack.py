@@ -1,7 +1,7 @@
 """Pack items on a pool of GPUs so that the last one ends early. The way into this package.
 
-Rules and annealing first; a small problem is then searched through for a proof; CP-SAT is asked
-only where `exact` says so. Knows nothing of specs and schedulers.
+Simple rules first, then a search through all orders of a small problem, then annealing. Knows
+nothing of specs and schedulers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from dataclasses import replace
 from tasuki.planning.packing.bounds import Bound, lower_bound
 from tasuki.planning.packing.branch import can_prove, prove
 from tasuki.planning.packing.build import Built
-from tasuki.planning.packing.exact import solve
 from tasuki.planning.packing.place import place_on_gpus
 from tasuki.planning.packing.problem import Problem, state_problem
 from tasuki.planning.packing.search import EFFORT, Found, anneal, apply_rules
@@ -26,11 +25,10 @@ def pack(
     *,
     seed: int = 0,
     effort: int = EFFORT,
-    exact: float | None = None,
 ) -> Schedule:
     """The same for the same items, in whatever order, on whatever machine.
 
-    `effort` counts placements of items; `exact` is for how many seconds, about, CP-SAT may go on.
+    `effort` counts placements of items.
     """
     problem = state_problem(items, pool)
     if not items:
@@ -42,12 +40,9 @@ def pack(
     if found.built.makespan > bound.time:
         found = anneal(problem, found, bound=bound.time, seed=seed, effort=effort)
     reasons = [_told(problem, found)]
-    built = found.built
-    if built.makespan > bound.time and exact is not None:
-        built, bound = _solve(problem, built, bound, reasons, exact)
-    reasons.append(_compared(problem, built, bound))
+    reasons.append(_compared(problem, found.built, bound))
     by_id = {item.id: item for item in items}
-    return make_schedule(problem, built, bound, by_id=by_id, pool=pool, reasons=reasons)
+    return make_schedule(problem, found.built, bound, by_id=by_id, pool=pool, reasons=reasons)
 
 
 def _prove(problem: Problem, known: Found, bound: Bound, effort: int) -> tuple[Found, Bound]:
@@ -58,18 +53,6 @@ def _prove(problem: Problem, known: Found, bound: Bound, effort: int) -> tuple[F
     if proof.built.makespan == known.built.makespan:
         return known, bound
     return replace(known, built=proof.built, how="search through all orders"), bound
-
-
-def _solve(
-    problem: Problem, known: Built, bound: Bound, reasons: list[str], effort: float
-) -> tuple[Built, Bound]:
-    solved = solve(problem, known=known, bound=bound.time, effort=effort)
-    if solved.built.makespan < known.makespan:
-        makespan_s = problem.seconds(solved.built.makespan)
-        reasons.append(f"CP-SAT makes it {format_seconds(makespan_s)}")
-    if solved.bound > bound.time:
-        bound = Bound(solved.bound, "CP-SAT")
-    return solved.built, bound
 
 
 def _told(problem: Problem, found: Found) -> str:
