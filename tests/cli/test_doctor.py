@@ -210,7 +210,6 @@ def test_a_machine_is_judged_by_room_and_by_whether_nodes_can_see_its_disk():
         "is_writable": True,
         "free_bytes": 10**12,
         "file_system": "ext4",
-        "quota": None,
     }
     machine = {"shm_bytes": 64 << 20}
 

@@ -135,7 +135,7 @@ def test_a_process_that_is_killed_in_a_step_fails_there_and_nowhere_else():
 
 
 def test_room_that_suffices_for_each_but_not_for_all_is_missed_by_all():
-    assert judge_room({"a": 40, "b": 50}, free=90, what="are free") == {}
-    together = judge_room({"a": 40, "b": 60}, free=90, what="are free")
+    assert judge_room({"a": 40, "b": 50}, free=90, where="/") == {}
+    together = judge_room({"a": 40, "b": 60}, free=90, where="/")
     assert set(together) == {"a", "b"} and "2 experiments need 100 B" in together["a"].message
-    assert set(judge_room({"a": 10, "b": 95}, free=90, what="are free")) == {"b"}
+    assert set(judge_room({"a": 10, "b": 95}, free=90, where="/")) == {"b"}

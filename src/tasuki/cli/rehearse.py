@@ -52,7 +52,7 @@ def command(
     Every stage imports its recipe, opens its data, does two real steps on its largest samples,
     saves, loads that again and into the next stage, validates and evaluates on a few samples:
     offline, by the same processes as a run, in a scratch folder below `runs` that is removed. Then
-    disk, quota, schedules and sinks. On a machine without the spec's GPU it takes the CPU, and says
+    disk, schedules and sinks. On a machine without the spec's GPU it takes the CPU, and says
     so. Exit code 0 if all passed, 1 if not; no run is touched.
     """
     from tasuki.answers import Progress

@@ -121,7 +121,7 @@ def examine(request: DoctorRequest) -> dict[str, Any]:
     if request.is_live:
         _send_probe(case)
     machine = describe_machine(python=request.python, environment=request.environment)
-    runs = describe_runs(case.runs, environment=request.environment)
+    runs = describe_runs(case.runs)
     treatments = _treatments(case)
     case.findings += _judge(case, machine, runs, treatments)
     slurm = _slurm_as_json(case, treatments) if case.slurm is not None else None

@@ -1,4 +1,4 @@
-"""What this machine offers to runs: CPUs, GPUs, shared memory; disk and quota of the runs."""
+"""What this machine offers to runs: CPUs, GPUs, shared memory, and the disk of the runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tasuki.commands.doctor_quota import find_quota
 from tasuki.commands.machine import look_around
 from tasuki.runs.atomic import translated
 
@@ -33,14 +32,13 @@ def describe_machine(*, python: str, environment: Mapping[str, str]) -> dict[str
     }
 
 
-def describe_runs(folder: Path, *, environment: Mapping[str, str]) -> dict[str, Any]:
+def describe_runs(folder: Path) -> dict[str, Any]:
     """Where runs go, or would go; nothing is made."""
     with translated(folder):
         there = next(path for path in [folder, *folder.parents] if path.exists())
         disk = os.statvfs(there)
         mounts = _MOUNTS.read_text(errors="replace") if _MOUNTS.exists() else ""
         mount, kind = mount_of(str(there.resolve()), mounts)
-        quota = find_quota(there, mount=mount, file_system=kind, environment=environment)
     return {
         "folder": str(folder),
         "exists": folder.is_dir(),
@@ -50,7 +48,6 @@ def describe_runs(folder: Path, *, environment: Mapping[str, str]) -> dict[str, 
         "free_bytes": disk.f_bavail * disk.f_frsize,
         "total_bytes": disk.f_blocks * disk.f_frsize,
         "free_files": disk.f_favail if disk.f_files else None,
-        "quota": quota.as_json() if quota is not None else None,
     }
 
 

@@ -7,7 +7,7 @@ From what Slurm says, the spec and the site to words. A *problem* would stop a j
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -26,11 +26,6 @@ _LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "overlay", "t
 """File systems of one machine; nodes may still mount them through something else."""
 _LITTLE_DISK = 10 << 30
 _LITTLE_SHM = 512 << 20
-_LITTLE_FILES = 1000
-_LITTLE_PART = 0.1
-"""Of a quota, left over."""
-_NO_BYTES, _NO_FILES = 1 << 20, 10
-"""Too little left for anything: quotas end at whole blocks, a little before their number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,8 +215,6 @@ def check_machine(
             what=f"{format_bytes(runs['free_bytes'])} are free for {folder}",
             hint="checkpoints need several times the model; make room, or set `runs:` elsewhere",
         )
-    if runs["quota"] is not None:
-        yield from _check_quota(runs["quota"], folder)
     if has_slurm and not is_seen and runs["file_system"] in _LOCAL:
         yield Finding(
             is_problem=False,
@@ -235,47 +228,6 @@ def check_machine(
             what=f"/dev/shm has {format_bytes(shm)}; loader workers hand batches over through it",
             hint="give it more (containers: `--shm-size`), or set `loader: {workers: 0}`",
         )
-
-
-def _check_quota(quota: Mapping[str, Any], folder: str) -> Iterator[Finding]:
-    """Bytes and files each have an end. A full one ends no run, but nothing is saved until there is
-    room."""
-    yield from _check_share(
-        quota["bytes"], quota["of"], folder, show=format_bytes, none=_NO_BYTES, little=_LITTLE_DISK
-    )
-    yield from _check_share(
-        quota["files"], quota["of"], folder, show=_files, none=_NO_FILES, little=_LITTLE_FILES
-    )
-
-
-def _check_share(
-    share: Mapping[str, Any],
-    owner: str,
-    folder: str,
-    *,
-    show: Callable[[int], str],
-    none: int,
-    little: int,
-) -> Iterator[Finding]:
-    used, limit, hard = share["used"], share["limit"], share["hard"]
-    if limit is None or limit - used >= max(little, limit * _LITTLE_PART):
-        return
-    is_full = hard is not None and hard - used < none
-    state, of, more = "leaves little room", limit, ""
-    if is_full:
-        state, of = "is full", hard
-    elif used > limit:
-        state, more = "is exceeded", "; that is allowed for a while only"
-    yield Finding(
-        is_problem=is_full,
-        what=f"the quota of {folder} {state}: {show(used)} of {show(of)} are used by {owner}{more}",
-        hint="checkpoints need several times the model; make room, ask for more, or set `runs:` "
-        "elsewhere",
-    )
-
-
-def _files(number: int) -> str:
-    return f"{number} files"
 
 
 def check_paths(*, setup: str | None, python: str | None) -> Iterator[Finding]:

@@ -36,7 +36,6 @@ from tasuki.commands.rehearse_cells import (
 )
 from tasuki.commands.rehearse_checks import (
     check_command,
-    free_room,
     judge_room,
     look_at_place,
     not_checked,
@@ -190,9 +189,9 @@ class _Rehearsal:
     # -- before anything runs -----------------------------------------------------------------
 
     def look(self) -> None:
-        """Folder, quota, sinks, commands; then recipes and data, by a child."""
+        """Folder, sinks, commands; then recipes and data, by a child."""
         request = self._request
-        request.on_step("looking at folder, quota and sinks")
+        request.on_step("looking at folder and sinks")
         self._findings, self._place = look_at_place(request.plan)
         for row in self._rows.values():
             if row.stage.recipe is None:
@@ -445,8 +444,8 @@ class _Rehearsal:
             if row.saved_bytes is not None:
                 need = (row.stage.save.keep + 2) * row.saved_bytes + row.frozen_bytes
                 needs[row.experiment] = max(need, needs.get(row.experiment, 0))
-        free, what = free_room(self._place)
-        for name, cell in judge_room(needs, free=free, what=what).items():
+        free, where = self._place["free_bytes"], self._place["mount"] or self._place["folder"]
+        for name, cell in judge_room(needs, free=free, where=where).items():
             for row in self._rows.values():
                 if row.experiment == name and row.cells["save"].state == "ok":
                     row.cells["save"] = cell

@@ -1,6 +1,6 @@
 """What a rehearsal looks at without running anything: room on the disk, sinks, setup, commands.
 
-Rules about room are pure; what doctor knows about machine and quota is asked there.
+Rules about room are pure; facts about the machine and the disk come from `doctor`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from tasuki.units import format_bytes
 
 
 def look_at_place(request: PlanRequest) -> tuple[list[Finding], dict[str, Any]]:
-    """(what is wrong with folder, quota, sinks, setup and Python; facts of the runs folder)."""
+    """(what is wrong with folder, sinks, setup and Python; facts of the runs folder)."""
     spec, cluster = request.spec, request.spec.cluster
-    runs = describe_runs(Path(spec.runs), environment=request.environment)
+    runs = describe_runs(Path(spec.runs))
     machine = describe_machine(python=request.python, environment=request.environment)
     found = list(check_machine(runs, machine, has_slurm=False, is_seen=True))
     setup = Path(spec.folder) / cluster.setup if cluster.setup else None
@@ -54,18 +54,7 @@ def check_command(command: tuple[str, ...], *, folder: str, environment: Mapping
     )
 
 
-def free_room(runs: Mapping[str, Any]) -> tuple[int, str]:
-    """(bytes, of what): the disk's, or what a quota leaves."""
-    free, what = int(runs["free_bytes"]), f"are free on {runs['mount'] or runs['folder']}"
-    quota = runs["quota"]
-    if quota is not None and quota["bytes"]["limit"] is not None:
-        left = max(0, quota["bytes"]["limit"] - quota["bytes"]["used"])
-        if left < free:
-            return left, f"are left of the quota of {quota['of']}"
-    return free, what
-
-
-def judge_room(needs: Mapping[str, int], *, free: int, what: str) -> dict[str, Cell]:
+def judge_room(needs: Mapping[str, int], *, free: int, where: str) -> dict[str, Cell]:
     """By experiment: those for whose checkpoints there is no room; where only all together have
     none, all of them. `needs` is what each keeps at once."""
     total = sum(needs.values())
@@ -79,7 +68,7 @@ def judge_room(needs: Mapping[str, int], *, free: int, what: str) -> dict[str, C
             words = f"the checkpoints of {len(needs)} experiments need {format_bytes(total)}"
         found[name] = Cell(
             state="failed",
-            message=f"{words} (`save.keep` and two more), {format_bytes(free)} {what}",
+            message=f"{words} (`save.keep` and two more), {format_bytes(free)} are free on {where}",
             hint="keep fewer (`save: {keep: 1}`), make room, or set `runs:` elsewhere",
         )
     return found

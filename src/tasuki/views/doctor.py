@@ -58,19 +58,6 @@ def _machine(report: dict[str, Any]) -> Iterator[str]:
     free, total = format_bytes(runs["free_bytes"]), format_bytes(runs["total_bytes"])
     where = f"{runs['folder']} on {runs['file_system']} ({runs['mount']}): {free} of {total} free"
     yield from _field("runs", where)
-    yield from _field("quota", _quota(runs["quota"]))
-
-
-def _quota(quota: dict[str, Any] | None) -> str:
-    if quota is None:
-        return "no quota known"
-    kbytes, files = quota["bytes"], quota["files"]
-    told = []
-    if kbytes["limit"] is not None:
-        told.append(f"{format_bytes(kbytes['used'])} of {format_bytes(kbytes['limit'])}")
-    if files["limit"] is not None:
-        told.append(f"{files['used']} of {files['limit']} files")
-    return f"{', '.join(told)} used by {quota['of']}"
 
 
 def _spec(report: dict[str, Any]) -> Iterator[str]:
