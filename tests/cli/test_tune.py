@@ -164,7 +164,6 @@ def test_a_variant_that_cannot_be_is_a_row_with_its_reason(tuned):
     found, _ = tuned
     reasons = {row["label"]: row["error"] for row in found["rows"] if row["error"]}
     assert "no C++ compiler" in reasons["compile: true"]
-    assert "Adadelta has no fused step" in reasons["fused: true"]
     assert "no repeated blocks" in reasons["gradient_checkpointing: true"]
     assert not any(row["keep"] for row in found["rows"] if row["error"])
 
@@ -247,7 +246,7 @@ def test_a_recipe_that_cannot_train_is_named_as_in_a_run(here, tmp_path):
         (["--budget", "5"], "is not a duration", "8h"),
         (["--budget", "0s"], "longer than 0", "--budget 2m"),
         (["--set", "cluster.gpu=h100"], "no GPU here", "srun"),
-        (["--batch", "--only", "fused"], "`--batch` takes no switches", "tune --batch"),
+        (["--batch", "--only", "compile"], "`--batch` takes no switches", "tune --batch"),
         (["--only", "offload"], "no GPU here to relieve", "name other switches"),
         (["--batch"], "memory of a CPU has no end", "where there is a GPU"),
     ],

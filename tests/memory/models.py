@@ -19,7 +19,7 @@ from tasuki.spec.resolved import ResolvedStage
 from tasuki.train.assemble import assemble, make_engine
 from tasuki.train.footprint import count_bytes, tensors_in
 
-STAGE: dict[str, Any] = {"name": "a", "recipe": "r:R", "fused": False}
+STAGE: dict[str, Any] = {"name": "a", "recipe": "r:R"}
 
 
 class Mlp:

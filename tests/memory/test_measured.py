@@ -28,7 +28,7 @@ from tasuki.spec.resolved import ResolvedStage
 from tasuki.train.data import prepare_data
 
 CAUSE = Untraceable("some_op", "it reads numbers")
-STAGE = ResolvedStage(name="a", recipe="x:Y", data="z", fused=False)
+STAGE = ResolvedStage(name="a", recipe="x:Y", data="z")
 NOBODY = Told(os.open(os.devnull, os.O_WRONLY))
 GIB = 1 << 30
 
@@ -153,9 +153,7 @@ def test_a_real_step_that_fails_is_told_in_words():
 def test_a_budget_of_costs_is_measured_with_small_micro_batches():
     buckets = Buckets(kind="cost", cost="nodes+edges", budget="auto")
     recipe = LeavingClouds()
-    stage = ResolvedStage(
-        name="a", recipe="x:Y", data="z", fused=False, effective_batch=300, buckets=buckets
-    )
+    stage = ResolvedStage(name="a", recipe="x:Y", data="z", effective_batch=300, buckets=buckets)
     data = prepare_data(recipe, stage, rank=0, world=1)
     order = {"folder": ".", "device": "cpu", "ranks": 1}
     found = probe_by_cost(recipe, stage, data, order, NOBODY)

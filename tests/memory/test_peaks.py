@@ -32,6 +32,11 @@ class WithMomentum(Mlp):
         return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 
+class PlainAdam(Mlp):
+    def build_optimizer(self, model):
+        return torch.optim.AdamW(model.parameters(), foreach=False, fused=False)
+
+
 class ForeachAdam(Mlp):
     def build_optimizer(self, model):
         return torch.optim.AdamW(model.parameters(), foreach=True)
@@ -39,7 +44,7 @@ class ForeachAdam(Mlp):
 
 CASES = {
     "AdamW": (Mlp(), {}, 1),
-    "fused AdamW": (Mlp(), {"fused": True}, 1),
+    "AdamW, not fused": (PlainAdam(), {}, 1),
     "foreach AdamW": (ForeachAdam(), {}, 1),
     "SGD with momentum": (WithMomentum(), {}, 1),
     "sums, accumulated": (Sums(), {}, 3),

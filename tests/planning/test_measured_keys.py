@@ -39,7 +39,6 @@ def other(**values: object) -> ResolvedStage:
         {"precision": "bf16"},
         {"gradient_checkpointing": True},
         {"compile": True},
-        {"fused": False},
         {"clip": None},
         {"exact": False},
         {"order": "largest_first"},

@@ -34,7 +34,6 @@ def facts(**more: Any) -> Facts:
         "cpus": 8,
         "spare_cpus": 2,
         "workers": 0,
-        "is_fused": True,
         "num_blocks": 6,
         "is_foreign": False,
         "wait_share": 0.2,
@@ -54,7 +53,7 @@ def test_what_cannot_be_tried_anyhow_is_known_before_anything_is_built():
     assert reason == "`offload`: there is no GPU here to relieve"
     assert never_tried(STAGE, ["offload"], is_gpu=True) == ""
     assert never_tried(STAGE, ["offload", "exact"], is_gpu=False) == ""  # exactness can be given up
-    assert never_tried(STAGE, ["offload", "fused"], is_gpu=False) == ""
+    assert never_tried(STAGE, ["offload", "compile"], is_gpu=False) == ""
     assert never_tried(STAGE, [], is_gpu=False) == ""
 
 
@@ -66,7 +65,6 @@ def test_every_switch_that_this_device_has_is_tried_away_from_where_it_stands():
     assert labels(STAGE) == [
         "precision: bf16",
         "compile: true",
-        "fused: false",
         "gradient_checkpointing: true",
         "gradient_checkpointing: 2",
         "micro_batch: 4",
@@ -91,11 +89,10 @@ def test_what_is_on_is_tried_off():
         exact=False,
         loader=ResolvedLoader(workers=2),
     )
-    found = labels(stage, is_gpu=True, is_fused=False, workers=2)
+    found = labels(stage, is_gpu=True, workers=2)
     assert found == [
         "precision: fp32",
         "compile: false",
-        "fused: true",
         "gradient_checkpointing: false",
         "micro_batch: 4",
         "loader.workers: 0",

@@ -48,7 +48,7 @@ SWITCHES = {
     "fp16": {"precision": "fp16"},
     "anew": {"gradient_checkpointing": True},
     "host": {"offload": True, "precision": "fp16"},
-    "plain": {"fused": False, "schedule": "wsd", "warmup": 3},
+    "wsd": {"schedule": "wsd", "warmup": 3},
 }
 
 

@@ -137,7 +137,6 @@ def test_an_unknown_key_names_the_nearest_known_one_and_where_it_belongs(
     [
         ("offload: host", "write for example `offload: true`"),
         ("gradient_checkpointing: yess", "write for example `gradient_checkpointing: true`"),
-        ("fused: sure", "write for example `fused: true`"),
         ("precision: half", "write for example `precision: bf16`"),
         ("precision: bf61", "did you mean `bf16`?"),
     ],

@@ -201,5 +201,5 @@ def test_an_anchor_that_others_refer_to_is_not_taken_away(tmp_path):
         "      - {name: b, epochs: 1, precision: *p}\n"
     )
     with pytest.raises(SpecError, match="cannot be changed alone") as caught:
-        edited(tmp_path, "a", text, "e", precision="bf16", fused=True)
-    assert "by hand: `precision: bf16`; `fused: true`" in caught.value.hint
+        edited(tmp_path, "a", text, "e", precision="bf16", compile=True)
+    assert "by hand: `precision: bf16`; `compile: true`" in caught.value.hint

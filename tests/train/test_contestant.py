@@ -90,7 +90,7 @@ def test_where_steps_outlast_the_budget_by_far_the_rest_is_not_begun_and_a_budge
 ):
     monkeypatch.setattr(tune, "most_s", lambda _: 0.0)
     order = {"folder": str(tmp_path), "ranks": 1, "cpus": 1, "device": "cpu", "budget_s": 0.01}
-    order |= {"only": ["precision", "fused"], "asked": [], "is_dry": False}
+    order |= {"only": ["precision"], "asked": [], "is_dry": False}
     stage = msgspec.structs.replace(STAGE, recipe=f"{__name__}:Recipe")
     with Path(os.devnull).open("wb") as nowhere:
         told = Told(nowhere.fileno())

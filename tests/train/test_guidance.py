@@ -109,7 +109,9 @@ def test_without_a_gpu_nothing_is_said_of_idling_or_its_memory():
 def test_an_optimizer_that_takes_long():
     shares = GOOD | {"optimizer": 0.3}
     told = advice(shares=shares, is_fused=False)
-    assert told.startswith("the optimizer is 30% of a step: write `fused: true`; or a larger")
+    assert told.startswith(
+        "the optimizer is 30% of a step: give the recipe's optimizer `fused=True`; or a larger"
+    )
     assert "fused" not in advice(shares=shares) and "`effective_batch` than 32" in told
     assert "changes the training" in told
 

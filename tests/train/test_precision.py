@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tasuki.data.loader import MicroBatch
 from tasuki.errors import NotFinite, RecipeError
 from tasuki.train.engine import LossModule, StepEngine
-from tasuki.train.optim import default_optimizer, leave_out_by_hand, use_fused
+from tasuki.train.optim import default_optimizer, leave_out_by_hand
 from tasuki.train.precision import apply_precision, autocast
 
 CPU = torch.device("cpu")
@@ -167,8 +167,7 @@ def test_fused_steps_are_left_out_whole_when_a_gradient_overflows(is_own):
     def build(model):
         kind = Own if is_own else torch.optim.SGD
         more = {} if is_own else {"momentum": 0.9}
-        optimizer = kind(model.parameters(), lr=0.1, **more)
-        use_fused(optimizer, is_fused=True, say=lambda _: None)
+        optimizer = kind(model.parameters(), lr=0.1, fused=True, **more)
         leave_out_by_hand(optimizer)
         return optimizer
 

@@ -126,7 +126,7 @@ def edges(nodes: int) -> int:
 
 
 def plain(recipe: str, **keys: Any) -> dict[str, Any]:
-    return {"name": "a", "recipe": f"tests.train.tuned_models:{recipe}", "fused": False, **keys}
+    return {"name": "a", "recipe": f"tests.train.tuned_models:{recipe}", **keys}
 
 
 def tune(recipe: str, cap: str, *, is_bounded: bool = True, **keys: Any) -> dict[str, Any]:

@@ -28,7 +28,7 @@ SINE: tuple[Command, ...] = (
     ("rehearse", ("rehearse", "coarse")),
     ("equiv", ("equiv",)),
     ("equiv --compare", ("equiv", "--compare", "two.yaml")),
-    ("tune", ("tune", "--only", "fused", "--budget", "4s")),
+    ("tune", ("tune", "--only", "precision", "--budget", "4s")),
     ("tune --batch", ("tune", "--batch")),
     ("run", ("run", "--profile", "--set", "save.every=100 steps")),
     ("status", ("status",)),

@@ -54,7 +54,7 @@ def _refuse_beside_batch() -> NoReturn:
 @click.option(
     "--only",
     metavar="SWITCH,…",
-    help="Only these of precision, compile, fused, gradient_checkpointing, micro_batch, workers, "
+    help="Only these of precision, compile, gradient_checkpointing, micro_batch, workers, "
     "offload, exact.",
 )
 @click.option("--budget", default="2m", show_default=True, help="How long to measure, about.")

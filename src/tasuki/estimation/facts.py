@@ -18,8 +18,7 @@ _MATTERS = (
 )  # fmt: skip
 """What a step's time depends on; names, seeds, lengths and rates do not matter."""
 _FAMILY = (
-    "recipe", "params", "precision", "gradient_checkpointing", "offload", "compile", "fused",
-    "exact",
+    "recipe", "params", "precision", "gradient_checkpointing", "offload", "compile", "exact",
 )  # fmt: skip
 """What it depends on beside the data and how many of them a step takes."""
 

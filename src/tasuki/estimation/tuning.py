@@ -24,7 +24,6 @@ WORKERS = "loader.workers"
 SWITCHES = (
     "precision",
     "compile",
-    "fused",
     "gradient_checkpointing",
     "micro_batch",
     WORKERS,
@@ -63,7 +62,6 @@ class Facts:
     spare_cpus: int
     workers: int
     """That the loader has now."""
-    is_fused: bool
     num_blocks: int
     is_foreign: bool
     """The recipe brings a loader of its own."""
@@ -97,7 +95,7 @@ def spell(value: object) -> str:
 
 def variants_for(stage: ResolvedStage, facts: Facts, *, only: Sequence[str] = ()) -> list[Variant]:
     """What to try, in the order of the table. What cannot be is named only if it was asked for."""
-    makers = (_precisions, _compile, _fused, _checkpointing, _micro_batches, _workers)
+    makers = (_precisions, _compile, _checkpointing, _micro_batches, _workers)
     found = [v for make in makers for v in make(stage, facts, bool(only))]
     found += [*_offload(stage, is_gpu=facts.is_gpu), *_exact(stage)]
     chosen = [v for v in found if not only or v.switch in only]
@@ -146,10 +144,6 @@ def _precisions(stage: ResolvedStage, facts: Facts, _: bool) -> Iterator[Variant
 
 def _compile(stage: ResolvedStage, _: Facts, __: bool) -> Iterator[Variant]:
     yield _one("compile", stage.compile is False, stage.compile)
-
-
-def _fused(stage: ResolvedStage, facts: Facts, _: bool) -> Iterator[Variant]:
-    yield _one("fused", not facts.is_fused, stage.fused)
 
 
 def _checkpointing(stage: ResolvedStage, facts: Facts, _: bool) -> Iterator[Variant]:

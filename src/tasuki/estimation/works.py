@@ -28,7 +28,6 @@ _OF_STEP = (
     "precision",
     "gradient_checkpointing",
     "offload",
-    "fused",
     "clip",
     "exact",
     "compile",

@@ -20,7 +20,6 @@ _MATTERS = (
     "precision",
     "gradient_checkpointing",
     "offload",
-    "fused",
     "clip",
     "buckets",
     "exact",

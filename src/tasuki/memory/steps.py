@@ -32,6 +32,7 @@ from tasuki.spec.resolved import ResolvedStage
 from tasuki.train.assemble import Assembled, assemble, make_engine
 from tasuki.train.engine import StepEngine
 from tasuki.train.footprint import tensors_in
+from tasuki.train.offload import OffloadedOptimizer
 from tasuki.train.recipe import build_model, where
 
 Device = Literal["cuda", "cpu"]
@@ -122,11 +123,13 @@ class TracedStage:
             self._tracker.mark(tensors, "batch")
 
     def _mark_states(self) -> None:
-        """Known after a step. What torch keeps on the host (the step count of Adam, unless fused)
-        is on the host here too."""
+        """Known after a step. What torch keeps on the host is on the host here too: the step count
+        of Adam, unless its step is fused on the device."""
         optimizer = self._assembled.tracked.optimizer
+        is_offloaded = isinstance(self._assembled.stepper, OffloadedOptimizer)
         for group in getattr(optimizer, "param_groups", ()):
-            is_count_on_device = group.get("fused") or group.get("capturable")
+            is_on_device = group.get("fused") or group.get("capturable")
+            is_count_on_device = is_on_device and not is_offloaded
             for parameter in group["params"]:
                 states = list(tensors_in(optimizer.state.get(parameter, {})))
                 counts = [s for s in states if not s.dim()]

@@ -42,7 +42,7 @@ _HARMLESS = {
         _MANNER,
     ),
     **dict.fromkeys(("safety_factor", "ranks", "world", "threads", "device_model"), _MANNER),
-    **dict.fromkeys(("compile", "fused", "exact"), _BITS),
+    **dict.fromkeys(("compile", "exact"), _BITS),
 }
 _FOLLOWS = {
     "optimizer_steps": ("data", "size", "split", "effective_batch", LENGTH, "stages", "buckets"),

@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 _AS_WRITTEN = (
     *("recipe", "ranks", "params", "split", "micro_batch", "accumulation", "safety_factor"),
-    *("precision", "gradient_checkpointing", "offload", "compile", "fused", "lr", "weight_decay"),
+    *("precision", "gradient_checkpointing", "offload", "compile", "lr", "weight_decay"),
     *("schedule", "warmup", "seed", "on_nan", "order", "gpus", "strict", "exact"),
     *("allocator", "export"),
 )

@@ -83,7 +83,6 @@ class ResolvedStage(msgspec.Struct, frozen=True, kw_only=True):
     """A number: every so many blocks; texts: names of modules."""
     offload: bool | Literal["auto"] = False
     compile: bool | str = False
-    fused: bool | Literal["auto"] = "auto"
     lr: float = 1e-3
     weight_decay: float = 0.01
     schedule: Literal["onecycle", "cosine", "linear", "constant", "wsd"] = "onecycle"

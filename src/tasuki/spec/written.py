@@ -96,7 +96,6 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     gradient_checkpointing: rules.Recompute | Unset = UNSET
     offload: rules.FlagOrAuto | Unset = UNSET
     compile: rules.Compile | Unset = UNSET
-    fused: rules.FlagOrAuto | Unset = UNSET
     lr: rules.Positive | Unset = UNSET
     weight_decay: rules.NotNegative | Unset = UNSET
     schedule: rules.Schedule | Unset = UNSET

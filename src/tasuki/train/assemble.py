@@ -28,7 +28,6 @@ from tasuki.train.optim import (
     default_optimizer,
     leave_out_by_hand,
     schedule_factor,
-    use_fused,
     warmup_steps,
 )
 from tasuki.train.recipe import build_model, optional
@@ -59,7 +58,7 @@ def assemble(
     model.to(device)
     model.train()
     _recompute(model, stage, say)
-    optimizer = _build_optimizer(recipe, model, stage, say)
+    optimizer = _build_optimizer(recipe, model, stage)
     stepper: Optimizer | OffloadedOptimizer = optimizer
     if stage.offload is True:
         stepper = OffloadedOptimizer(optimizer)
@@ -129,11 +128,10 @@ def _warn_of_period(period: int, num_blocks: int, say: Say) -> None:
         )
 
 
-def _build_optimizer(recipe: Any, model: nn.Module, stage: ResolvedStage, say: Say) -> Optimizer:
+def _build_optimizer(recipe: Any, model: nn.Module, stage: ResolvedStage) -> Optimizer:
     own = optional(recipe, "build_optimizer")
     if not own:
-        fused = None if stage.fused == "auto" else stage.fused
-        return default_optimizer(model, lr=stage.lr, weight_decay=stage.weight_decay, fused=fused)
+        return default_optimizer(model, lr=stage.lr, weight_decay=stage.weight_decay)
     optimizer = own(model)
     if not hasattr(optimizer, "param_groups"):
         raise RecipeError("build_optimizer did not return an optimizer", hint="return it")
@@ -143,8 +141,6 @@ def _build_optimizer(recipe: Any, model: nn.Module, stage: ResolvedStage, say: S
             "build_optimizer gave LBFGS, which computes the loss several times in a step",
             hint="a step of tasuki has one gradient: use another optimizer",
         )
-    if stage.fused != "auto":
-        use_fused(optimizer, is_fused=stage.fused, say=say)
     if stage.precision == "fp16":
         leave_out_by_hand(optimizer)
     return optimizer  # type: ignore[no-any-return]

@@ -122,10 +122,6 @@ class Contestant:
         return self._assembled.model
 
     @property
-    def is_fused(self) -> bool:
-        return all(group.get("fused") for group in self._assembled.tracked.optimizer.param_groups)
-
-    @property
     def is_as_compiled_as_asked(self) -> bool:
         """Not so where the compiler gave up."""
         return self._engine.is_compiled == (self._stage.compile is not False)

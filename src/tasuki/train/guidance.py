@@ -212,7 +212,7 @@ def _optimizer(figures: Figures) -> Iterator[str]:
         return
     ways = []
     if not figures.is_fused:
-        ways.append("write `fused: true`")
+        ways.append("give the recipe's optimizer `fused=True`")
     ways.append(_larger_batch(figures))
     yield f"the optimizer is {share:.0%} of a step: {'; or '.join(ways)}"
 

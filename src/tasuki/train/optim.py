@@ -21,38 +21,17 @@ _FINAL_DIV = 1e4
 """OneCycle: from lr/25 up to lr, then down to lr/25/10⁴, as torch's OneCycleLR."""
 
 
-def default_optimizer(
-    model: nn.Module, *, lr: float, weight_decay: float, fused: bool | None = None
-) -> Optimizer:
-    """AdamW over what can be trained; fused where all of it can be, if nobody says otherwise."""
+def default_optimizer(model: nn.Module, *, lr: float, weight_decay: float) -> Optimizer:
+    """Create AdamW over the trainable parameters, fused where torch supports it for all of them."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
         raise RecipeError(
             "the model has no parameter that can be trained",
             hint="some parameter of build_model's module must have requires_grad=True",
         )
-    if fused is None:
-        kinds = ("cpu", "cuda")
-        fused = all(p.device.type in kinds and torch.is_floating_point(p) for p in parameters)
-    return AdamW(parameters, lr=lr, weight_decay=weight_decay, fused=fused)
-
-
-def use_fused(optimizer: Optimizer, *, is_fused: bool, say: Say) -> None:
-    """In a recipe's own optimizer, before it has any state."""
-    if "fused" not in optimizer.defaults or type(optimizer).step is not _step_of_torch(optimizer):
-        kind = type(optimizer).__name__
-        say(f"WARNING: `fused: {str(is_fused).lower()}` has no effect: {kind} has no fused step")
-        return
-    for group in optimizer.param_groups:
-        group["fused"] = is_fused
-        if is_fused:
-            group["foreach"] = False
-
-
-def _step_of_torch(optimizer: Optimizer) -> object:
-    """The `step` of the class of torch's own that it is built on: another may know no `fused`."""
-    kinds = [kind for kind in type(optimizer).__mro__ if kind.__module__.startswith("torch.optim")]
-    return getattr(kinds[0], "step", None)
+    kinds = ("cpu", "cuda")
+    is_fused = all(p.device.type in kinds and torch.is_floating_point(p) for p in parameters)
+    return AdamW(parameters, lr=lr, weight_decay=weight_decay, fused=is_fused)
 
 
 def leave_out_by_hand(optimizer: Optimizer) -> None:

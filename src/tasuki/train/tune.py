@@ -185,7 +185,6 @@ class _Tuning:
             cpus=ground.cpus,
             spare_cpus=share_cpus(ground.cpus, is_gpu=is_gpu, workers=None)[1],
             workers=base.workers,
-            is_fused=base.is_fused,
             num_blocks=len(find_blocks(base.model)),
             is_foreign=isinstance(ground.data.order, ForeignOrder),
             wait_share=self._wait_share,
@@ -281,9 +280,7 @@ class _Tuning:
 
     def _refuse_idle(self, other: Contestant, stage: ResolvedStage) -> None:
         """A switch without effect has no gain to be measured."""
-        is_fused_alike = stage.fused != self._stage.fused and other.is_fused == self._base.is_fused
-        is_uncompiled = stage.compile != self._stage.compile and not other.is_as_compiled_as_asked
-        if is_fused_alike or is_uncompiled:
+        if stage.compile != self._stage.compile and not other.is_as_compiled_as_asked:
             why = other.last_warning.replace(_OF_A_RUN, "")
             raise RunError(why or "without effect on this recipe")
 

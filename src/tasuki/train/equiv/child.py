@@ -124,9 +124,7 @@ def _cannot(error: Exception, samples: int) -> RecipeError:
 def _lay_ground(stage: ResolvedStage, *, folder: Path, ranks: int, samples: int | None) -> Ground:
     assert stage.recipe is not None
     notes: list[str] = []
-    plain = msgspec.structs.replace(
-        stage, precision="fp32", offload=False, compile=False, fused="auto"
-    )
+    plain = msgspec.structs.replace(stage, precision="fp32", offload=False, compile=False)
     seed_everything(start_seed(stage, "model", 0))
     recipe = load_recipe(stage.recipe, stage.params, paths=[folder])
     wanted = _wanted(stage, ranks, notes)
