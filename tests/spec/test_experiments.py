@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tasuki.spec.load import load_spec
-from tasuki.spec.resolved import NOT_YET, start_of
+from tasuki.spec.resolved import start_of
 from tasuki.spec.values import Every, Length, Sizes
 
 from .conftest import Project
@@ -267,28 +267,6 @@ def test_with_expectations_a_plan_needs_no_recipe(project: Project) -> None:
     assert "`f` has neither" in project.refuse(text.replace("f: {", "f: {lr: 1, ")).message
     (stage,) = project.stages(text.replace("f: {", "f: {expect: {wall: 1h}, "))
     assert (stage.expect_wall_s, stage.expect_peak_bytes) == (14400.0, 2_684_354_560)
-
-
-WITHOUT_EFFECT = {
-    "offload": "auto",
-}
-WITHOUT_EFFECT_ABOVE = {
-    "share": "share: group",
-    "signal": "cluster: {signal: USR1@60}",
-}
-
-
-def test_every_key_without_effect_warns_once_with_its_place(project: Project) -> None:
-    lines = "".join(f"      {key}: {value}\n" for key, value in WITHOUT_EFFECT.items())
-    above = "\n".join(WITHOUT_EFFECT_ABOVE.values())
-    text = f"{above}\nrecipe: a:B\nexperiments:\n  e:\n    stages: [{{name: s}}, {{name: t}}]\n"
-    spec = project.load(text + lines.replace("      ", "    "))
-    said = [w for w in spec.warnings if "has no effect yet" in w]
-    keys = [key for key in NOT_YET if any(f"`{key}" in warning for warning in said)]
-    assert set(keys) == {*WITHOUT_EFFECT, *WITHOUT_EFFECT_ABOVE}
-    assert len(said) == len(keys)
-    assert all(f"{project.folder}/tasuki.yaml:" in warning for warning in said)
-    assert set(keys) == set(NOT_YET)
 
 
 @pytest.mark.parametrize(

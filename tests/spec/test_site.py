@@ -18,8 +18,7 @@ cluster: {account: lab, partition: preempt, price_per_gpu_hour: 1.5, extra: {nic
 gpus:
   a100-40gb: {gres: "gpu:a100", constraint: a100}
 partitions:
-  preempt: {grace: 20s, kill_wait: 30s, longest: 1-00:00:00, preempt_mode: REQUEUE, signal: TERM}
-local_disk: /scratch/local
+  preempt: {grace: 20s, kill_wait: 30s, longest: 1-00:00:00, preempt_mode: REQUEUE}
 queue: {max_jobs: 100}
 poll: 30s
 """
@@ -75,10 +74,10 @@ def test_everything_that_a_site_file_says_becomes_a_value(tmp_path):
     assert site.gpus == {"a100-40gb": SiteGpu(gres="gpu:a100", constraint="a100")}
     known = site.partitions["preempt"]
     assert known == SitePartition(
-        grace_s=20.0, kill_wait_s=30.0, longest_s=86400.0, preempt_mode="REQUEUE", signal="TERM"
+        grace_s=20.0, kill_wait_s=30.0, longest_s=86400.0, preempt_mode="REQUEUE"
     )
     assert known.save_s == 50.0
-    assert (site.local_disk, site.max_jobs, site.poll_s) == ("/scratch/local", 100, 30.0)
+    assert (site.max_jobs, site.poll_s) == (100, 30.0)
 
 
 def test_a_site_file_may_say_what_a_card_can_do(tmp_path):
@@ -117,7 +116,7 @@ def test_a_users_file_wins_over_everybodys_and_both_may_be_missing(tmp_path, mon
 
 
 def test_a_setup_of_a_site_file_is_relative_to_that_file(tmp_path):
-    spec = load(tmp_path, "cluster: {setup: env.sh}\nlocal_disk: $TMP/x\n", TMP="/fast")
+    spec = load(tmp_path, "cluster: {setup: env.sh}\n")
     assert spec.cluster.setup == str(tmp_path / "site" / "env.sh")
     assert load(tmp_path, "cluster: {setup: ~/e.sh}", HOME="/h").cluster.setup == "/h/e.sh"
     ours = load(tmp_path, "cluster: {setup: env.sh}", cluster="{setup: mine.sh}")
@@ -171,18 +170,13 @@ def test_a_broken_site_file_is_an_error_with_file_line_and_what_to_write(
 
 def test_an_empty_site_file_says_nothing(tmp_path):
     assert load(tmp_path, "# nothing yet\n").cluster.account is None
-    assert load(tmp_path, "cluster:\ngpus:\nqueue:\npoll:\nlocal_disk:\n").cluster.account is None
+    assert load(tmp_path, "cluster:\ngpus:\nqueue:\npoll:\n").cluster.account is None
 
 
 def test_a_site_file_that_is_named_must_be_there(tmp_path):
     with pytest.raises(SpecError, match=r"TASUKI_SITE names .*/none\.yaml") as caught:
         load_site(environ={"TASUKI_SITE": str(tmp_path / "none.yaml")})
     assert "--write-site" in caught.value.hint
-
-
-def test_what_has_no_effect_yet_warns_with_the_place_in_the_site_file(tmp_path):
-    (warning,) = load(tmp_path, "cluster: {signal: USR1@60}\n").warnings
-    assert warning.startswith(f"{tmp_path / 'site' / 'site.yaml'}:1: `signal: USR1@60`")
 
 
 def test_reading_a_site_file_imports_nothing_heavy(tmp_path):

@@ -47,15 +47,6 @@ code that was edited in the run folder: put them back, or go on with them by `ta
 file may stay unseen) and by eight of their samples.
 """
 
-NONE_YET = """\
-## Accepted, without effect so far
-
-A spec with one of these loads and says so.
-
-| key | what happens instead |
-| --- | --- |
-"""
-
 
 class SpecWordsMissing(Exception):
     """The words and the code disagree about which keys there are."""
@@ -94,8 +85,7 @@ def spec_page() -> str:
         if name == "expect":
             harmless = (*resolved._HARMLESS_OF_SPEC, *resolved._HARMLESS_OF_STAGE)
             parts.append(MORE.format(harmless=", ".join(f"`{key}`" for key in harmless)))
-    rows = [f"| `{key}` | {why} |" for key, why in resolved.NOT_YET.items()]
-    return "\n".join([*parts, NONE_YET + "\n".join(rows) + "\n"])
+    return "\n".join(parts)
 
 
 def _faults(words: Mapping[str, Any]) -> list[str]:

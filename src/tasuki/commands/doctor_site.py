@@ -70,7 +70,6 @@ def _partition(one: Mapping[str, Any], live: Mapping[str, Any] | None) -> str:
     found["preempt_mode"] = _word(one["preempt_mode"])
     words = ""
     if live is not None and one["measured_s"] is not None:
-        found["signal"] = "TERM"
         words = f"  # {exact_seconds(one['measured_s'])} measured on {json.dumps(live['node'])}"
     listed = ", ".join(f"{key}: {value}" for key, value in found.items())
     return f"  {_word(one['name'])}: {{{listed}}}{words}"

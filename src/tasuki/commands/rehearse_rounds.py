@@ -89,7 +89,7 @@ def _for_cpu(stage: ResolvedStage, said: list[str]) -> Iterator[tuple[str, objec
     if stage.compile is not False:
         said.append("not compiled")
         yield "compile", False
-    if stage.offload is not False:
+    if stage.offload:
         yield "offload", False
 
 

@@ -200,7 +200,7 @@ def _workers(stage: ResolvedStage, facts: Facts, is_asked: bool) -> Iterator[Var
 
 def _offload(stage: ResolvedStage, *, is_gpu: bool) -> Iterator[Variant]:
     why = "" if is_gpu else "there is no GPU here to relieve"
-    yield _one("offload", stage.offload is not True, stage.offload, why)
+    yield _one("offload", not stage.offload, stage.offload, why)
 
 
 def _exact(stage: ResolvedStage) -> Iterator[Variant]:

@@ -31,7 +31,6 @@ from tasuki.spec.layers import expand_path, merge_layers
 from tasuki.spec.positions import Mark, Node, locate
 from tasuki.spec.resolve import Surroundings, resolve_cluster, resolve_stage
 from tasuki.spec.resolved import (
-    NOT_YET,
     ResolvedCluster,
     ResolvedExperiment,
     ResolvedSpec,
@@ -50,11 +49,6 @@ from tasuki.spec.source import (
 )
 from tasuki.spec.starts import Names, refuse_circles
 from tasuki.spec.written import Experiment
-
-_HAS_EFFECT: Mapping[str, tuple[object, ...]] = {"share": ("private",)}
-"""Values of the keys in NOT_YET that already mean what they say."""
-_ALL_BUT_AUTO = ("offload",)
-"""Of these `auto` alone has no effect so far."""
 
 
 def load_spec(
@@ -204,7 +198,6 @@ class _Work:
 
     def _note(self, merged: Node, experiment: str, stage: ResolvedStage, *, is_own: bool) -> None:
         """Remember what the user should hear about this stage."""
-        self.note_without_effect(merged)
         entries = merged.entries()
         self._note_command(entries, stage)
         if not 0.3 <= stage.safety_factor <= 0.7:
@@ -269,21 +262,6 @@ class _Work:
             f"{start.mark}: `init_from` holds for every stage of `{experiment}`; to go on from "
             "stage to stage write it into the first stage only",
         )
-
-    def note_without_effect(self, node: Node) -> None:
-        """Warn of written keys that do nothing so far."""
-        for key, child in node.entries().items():
-            if key not in NOT_YET or child.content is None:
-                continue
-            plain = child.plain()
-            harmless = (
-                plain != "auto" if key in _ALL_BUT_AUTO else plain in _HAS_EFFECT.get(key, ())
-            )
-            if not harmless:
-                shown = f"`{key}: {plain}`" if isinstance(plain, str | int | float) else f"`{key}`"
-                self.warnings.setdefault(
-                    key, f"{child.mark}: {shown} has no effect yet: {NOT_YET[key]}"
-                )
 
 
 def _name_stages(draft: Draft) -> tuple[str, ...]:
@@ -361,15 +339,10 @@ def _assemble(
     work: _Work,
 ) -> ResolvedSpec:
     entries = root.entries()
-    work.note_without_effect(
-        Node({k: v for k, v in entries.items() if k not in ("recipe", "command")}, root.mark)
-    )
-    if (written := entries.get("cluster")) is not None:
-        work.note_without_effect(written)
     folder = read.absolute.parent
     given: dict[str, Any] = {
         key: entries[key].plain()
-        for key in ("cut", "deadline", "on", "sinks", "share")
+        for key in ("cut", "deadline", "on", "sinks")
         if key in entries and entries[key].content is not None
     }
     if "on" in given:

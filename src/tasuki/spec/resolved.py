@@ -11,7 +11,6 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
 import msgspec
@@ -81,7 +80,7 @@ class ResolvedStage(msgspec.Struct, frozen=True, kw_only=True):
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
     gradient_checkpointing: bool | int | Literal["auto"] | list[str] = False
     """A number: every so many blocks; texts: names of modules."""
-    offload: bool | Literal["auto"] = False
+    offload: bool = False
     compile: bool | str = False
     lr: float = 1e-3
     weight_decay: float = 0.01
@@ -136,7 +135,6 @@ class ResolvedCluster(msgspec.Struct, frozen=True, kw_only=True):
     qos: str | None = None
     constraint: str | None = None
     requeue: bool | int = True
-    signal: str | None = None
     setup: str | None = None
     python: str | None = None
     container: str | None = None
@@ -159,21 +157,11 @@ class ResolvedSpec(msgspec.Struct, frozen=True, kw_only=True):
     on: dict[str, tuple[str, ...]] = {}
     """By outcome: the command that is told (alerts.py)."""
     sinks: Plain = None
-    share: Literal["private", "group"] = "private"
     only_stages: tuple[str, ...] = ()
     varied: dict[str, tuple[str, ...]] = {}
     """By experiment: the keys that `each` made it with. For comparisons."""
     warnings: tuple[str, ...] = ()
 
-
-NOT_YET: Mapping[str, str] = MappingProxyType(
-    {
-        "offload": "`auto` leaves everything on the device",
-        "share": "folders are private to the user",
-        "signal": "jobs end by their own clock before the limit",
-    }
-)
-"""Keys that are accepted but have no effect so far, and what happens instead."""
 
 Start: TypeAlias = Literal["none", "previous", "stage", "experiment", "file"]
 

@@ -243,7 +243,6 @@ Schedule = Annotated[
     _one_of("onecycle", "cosine", "linear", "constant", "wsd"),
 ]
 Cut = Annotated[Literal["stage", "fill"], _one_of("stage", "fill")]
-Share = Annotated[Literal["private", "group"], _one_of("group", "private")]
 Backend = Annotated[Literal["auto", "local", "slurm"], _one_of("auto", "local", "slurm")]
 Ranks = Annotated[
     Annotated[int, Meta(ge=1, le=1024)] | Literal["tasuki", "own"],

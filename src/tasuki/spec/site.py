@@ -60,7 +60,6 @@ class WrittenPartition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     kill_wait: rules.GraceText | Unset = UNSET
     longest: rules.DurationText | Unset = UNSET
     preempt_mode: rules.Text | Unset = UNSET
-    signal: rules.Text | Unset = UNSET
 
 
 class WrittenQueue(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -75,7 +74,6 @@ class WrittenSite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     cluster: Cluster | Unset = UNSET
     gpus: rules.Mapping | Unset = UNSET
     partitions: rules.Mapping | Unset = UNSET
-    local_disk: rules.Text | Unset = UNSET
     queue: WrittenQueue | Unset = UNSET
     poll: rules.DurationText | Unset = UNSET
 
@@ -122,7 +120,6 @@ class SitePartition:
     kill_wait_s: float | None = None
     longest_s: float | None = None
     preempt_mode: str | None = None
-    signal: str | None = None
 
     @property
     def save_s(self) -> float | None:
@@ -142,7 +139,6 @@ class Site:
     """Defaults for the spec's `cluster`, with their places."""
     gpus: Mapping[str, SiteGpu] = field(default_factory=dict)
     partitions: Mapping[str, SitePartition] = field(default_factory=dict)
-    local_disk: str | None = None
     max_jobs: int | None = None
     poll_s: float = POLL_S
     warnings: tuple[str, ...] = ()
@@ -241,8 +237,6 @@ def _read(read: Source) -> Node:
 def _with_paths(root: Node, read: Source) -> Node:
     """A path in a site file is relative to that file, wherever the spec lies."""
     entries = dict(root.entries())
-    if (disk := entries.get("local_disk")) is not None:
-        entries["local_disk"] = _beside(disk, read)
     if (cluster := entries.get("cluster")) is not None and "setup" in cluster.entries():
         setup = _beside(cluster.entries()["setup"], read)
         entries["cluster"] = Node({**cluster.entries(), "setup": setup}, cluster.mark)
@@ -269,7 +263,6 @@ def _site(root: Node, files: tuple[str, ...], warnings: tuple[str, ...]) -> Site
         cluster=cluster if cluster is not None and is_written else Node({}, root.mark),
         gpus={name: _gpu(child) for name, child in _named(entries.get("gpus"))},
         partitions={name: _partition(child) for name, child in _named(entries.get("partitions"))},
-        local_disk=written.local_disk or None,
         max_jobs=queue.max_jobs or None,
         poll_s=read_positive_duration(written.poll) if written.poll else POLL_S,
         warnings=warnings,
@@ -304,5 +297,5 @@ def _partition(node: Node) -> SitePartition:
         for key in ("grace", "kill_wait", "longest")
         if key in given
     }
-    words = {key: str(given[key]) for key in ("preempt_mode", "signal") if key in given}
-    return SitePartition(**seconds, **words)  # type: ignore[arg-type]
+    mode = str(given["preempt_mode"]) if "preempt_mode" in given else None
+    return SitePartition(**seconds, preempt_mode=mode)

@@ -94,7 +94,7 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     safety_factor: rules.Fraction | Unset = UNSET
     precision: rules.Precision | Unset = UNSET
     gradient_checkpointing: rules.Recompute | Unset = UNSET
-    offload: rules.FlagOrAuto | Unset = UNSET
+    offload: rules.Flag | Unset = UNSET
     compile: rules.Compile | Unset = UNSET
     lr: rules.Positive | Unset = UNSET
     weight_decay: rules.NotNegative | Unset = UNSET
@@ -145,7 +145,6 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     qos: rules.Text | Unset = UNSET
     constraint: rules.Text | Unset = UNSET
     requeue: rules.Requeue | Unset = UNSET
-    signal: rules.Text | Unset = UNSET
     setup: rules.Text | Unset = UNSET
     python: rules.Text | Unset = UNSET
     container: rules.Text | Unset = UNSET
@@ -177,4 +176,3 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     cut: rules.Cut | Unset = UNSET
     on: rules.Alerts | Unset = UNSET
     sinks: rules.Sinks | Unset = UNSET
-    share: rules.Share | Unset = UNSET

@@ -60,7 +60,7 @@ def assemble(
     _recompute(model, stage, say)
     optimizer = _build_optimizer(recipe, model, stage)
     stepper: Optimizer | OffloadedOptimizer = optimizer
-    if stage.offload is True:
+    if stage.offload:
         stepper = OffloadedOptimizer(optimizer)
     own_schedule = optional(recipe, "build_schedule")
     if own_schedule:

@@ -15,14 +15,14 @@ def in_force(stage: ResolvedStage, *, device: str) -> str:
     words = [f"Computing in {precision}"]
     if stage.compile is not False:
         words.append("compiled" if stage.compile is True else f"compiled ({stage.compile})")
-    if stage.offload is True:
+    if stage.offload:
         words.append("optimizer on the host")
     return "; ".join(words)
 
 
 def without_gain(stage: ResolvedStage, *, device: str) -> list[str]:
     """Warnings."""
-    if stage.offload is True and device != "cuda":
+    if stage.offload and device != "cuda":
         return [
             "`offload: true` gains nothing here: without a GPU the optimizer is on the host anyway"
         ]

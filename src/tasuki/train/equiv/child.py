@@ -403,7 +403,7 @@ def _unchecked(stage: ResolvedStage) -> list[str]:
     found = []
     if stage.compile is not False:
         found.append(f"`compile: {stage.compile}`: the model ran uncompiled")
-    if stage.offload is not False:
+    if stage.offload:
         found.append("`offload`: it moves the optimizer, not the gradient")
     return found
 
