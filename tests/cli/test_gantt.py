@@ -225,7 +225,7 @@ def test_a_packed_plan_shows_its_table_by_job_and_lane_its_gantt_and_what_to_exp
     assert "GPU-hours: 9.8" in text and "useful time: job 01 97%" in text
     assert "cost: unknown: no `cluster.price_per_gpu_hour`" in text
     assert "times known from: given (13)" in text
-    assert all(len(line) <= width or "supervisor" in line for line in lines)
+    assert all(len(line) <= width or "tasuki.jobs" in line for line in lines)
     if width >= 80:
         heads = [line.split()[:3] for line in lines if line.strip().startswith("01 ")]
         assert heads == [["01", "6h", "0"]]
