@@ -147,7 +147,9 @@ class GatedTraining(training.Training):
 
         with patch.object(state, "first_difference", compare):
             began = time.perf_counter()
-            start.begin_or_resume(self.task, self.setup, self.engine, self.saving._saver)
+            start.begin_or_resume(
+                self.task, self.setup, self.engine, self.saving._saver, self._fitting
+            )
             taken = time.perf_counter() - began
         assert compared_s, "nothing was compared: mend the bench"
         return {"seconds": taken - compared_s, "compared_s": compared_s}
