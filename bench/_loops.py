@@ -1,9 +1,9 @@
 """tasuki's real step loop and a bare PyTorch loop over the same samples, in one process.
 
 tasuki's side is the worker's own code from its task to the end of the stage (`run_training`), in a
-run folder of its own per repetition. It is stopped every CHUNK steps, where other loops can have
-their turn or a part of it can be exchanged: two loops that take turns every few milliseconds see
-the same machine, whoever else works on it. Used by overhead.py, which says what is measured.
+separate run folder per repetition. It is stopped every CHUNK steps for the turn of another loop:
+two loops that take turns every few milliseconds see the same machine, however busy it is. Used by
+overhead.py, which describes what is measured.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ import msgspec
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import OneCycleLR
 from torch.utils.data import default_collate
 
 from tasuki.actions.freeze import freeze_run
@@ -124,7 +123,7 @@ class Turns:
         """Before the first chunk."""
 
     def before_chunk(self, loop: Training) -> None:
-        """Exchange a part, if that is wanted."""
+        """The next chunk is about to start."""
 
     def after_chunk(self, taken: Taken) -> None:
         """A chunk of tasuki's loop is over: others may have their turn."""
@@ -330,33 +329,6 @@ class BareLoop:
             loss.backward()
             nn.utils.clip_grad_norm_(self.parameters, clip)
             optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-
-
-class OneCycleLoop(BareLoop):
-    """The same with torch's own schedule."""
-
-    def __init__(self, given: Given) -> None:
-        super().__init__(given)
-        self.schedule = OneCycleLR(
-            self.optimizer,
-            given.stage.lr,
-            total_steps=len(given.rates),
-            pct_start=0.1,
-            cycle_momentum=False,
-        )
-
-    def _run(self, which: slice) -> None:
-        given, model, optimizer = self.given, self.model, self.optimizer
-        dataset, loss_of, clip = given.dataset, given.recipe.loss, given.stage.clip
-        schedule = self.schedule
-        for indices in given.samples[which]:
-            batch = default_collate([dataset[i] for i in indices])
-            loss = loss_of(model, batch)
-            loss.backward()
-            nn.utils.clip_grad_norm_(self.parameters, clip)
-            optimizer.step()
-            schedule.step()
             optimizer.zero_grad(set_to_none=True)
 
 

@@ -24,9 +24,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, default_collate
 
+from _measure import sized
 from _peers import answer, orders
 
-STEPS_PER_TURN = 200
+STEPS_PER_TURN = sized(200, smoke=20)
 WIDTH = 256
 BATCH = 32
 LR = 1e-3
@@ -36,20 +37,19 @@ STEPS = 1_000_000
 
 
 class Gate:
-    """Tells how long a turn took, and waits for the next."""
+    """Reports the CPU seconds of a turn's step, and waits for the next turn."""
 
     def __init__(self) -> None:
         self._orders = orders()
-        self._began: tuple[float, float] | None = None
+        self._began: float | None = None
 
     def pass_on(self) -> None:
-        now = (time.perf_counter(), time.thread_time())
+        now = time.thread_time()
         if self._began is not None:
-            wall, cpu = (end - began for end, began in zip(now, self._began, strict=True))
-            answer({"wall_s": wall / STEPS_PER_TURN, "cpu_s": cpu / STEPS_PER_TURN})
+            answer((now - self._began) / STEPS_PER_TURN)
         if next(self._orders, None) is None:
             os._exit(0)
-        self._began = (time.perf_counter(), time.thread_time())
+        self._began = time.thread_time()
 
 
 class Batches:
@@ -113,18 +113,6 @@ def run_torch() -> None:
     data, parameters = samples(), list(model.parameters())
     for indices in Batches():
         inputs, labels = default_collate([data[index] for index in indices])
-        model(inputs, labels)["loss"].backward()
-        nn.utils.clip_grad_norm_(parameters, CLIP)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
-
-
-def run_loader() -> None:
-    """By hand, over a DataLoader."""
-    model, optimizer, schedule = parts()
-    parameters = list(model.parameters())
-    for inputs, labels in loader():
         model(inputs, labels)["loss"].backward()
         nn.utils.clip_grad_norm_(parameters, CLIP)
         optimizer.step()
@@ -248,9 +236,9 @@ def run_tasuki() -> None:
         bench.train(STEPS, Gated())
 
 
+BARE = "bare loop"
 TOOLS: dict[str, Callable[[], None]] = {
-    "bare loop": run_torch,
-    "bare loop, DataLoader": run_loader,
+    BARE: run_torch,
     "tasuki": run_tasuki,
     "Ignite": run_ignite,
     "Fabric": run_fabric,
@@ -258,6 +246,16 @@ TOOLS: dict[str, Callable[[], None]] = {
     "Lightning, barebones": run_lightning,
     "HF Trainer": run_hf,
 }
+PACKAGE_OF = {
+    BARE: "",
+    "tasuki": "",
+    "Ignite": "pytorch-ignite",
+    "Fabric": "lightning",
+    "accelerate": "accelerate",
+    "Lightning, barebones": "lightning",
+    "HF Trainer": "transformers",
+}
+"""What a tool needs from the other tools' environment."""
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
