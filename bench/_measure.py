@@ -122,6 +122,7 @@ def rounds_within(budget_s: float, *, max_rounds: int) -> Iterator[int]:
 class Took(NamedTuple):
     wall_s: float
     cpu_s: float
+    stdout: str = ""
 
 
 def timed(work: Callable[[], object]) -> Took:
@@ -143,7 +144,7 @@ def run_timed(
     done = subprocess.run(
         command, cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout, check=False
     )
-    took = Took(time.perf_counter() - began, _children_cpu_s() - before)
+    took = Took(time.perf_counter() - began, _children_cpu_s() - before, done.stdout)
     if done.returncode:
         sys.exit(f"error: {command} ended with {done.returncode}\n{done.stderr[-4000:]}")
     return took
