@@ -93,9 +93,9 @@ def differences(
 
 
 def run_interleaved(cases: Mapping[str, Callable[[], T]], *, rounds: int) -> dict[str, list[T]]:
-    """Each case once per round, after a warm-up round that is not counted."""
+    """Each case once per round, after a warm-up round that is not counted; not in a smoke run."""
     results: dict[str, list[T]] = {name: [] for name in cases}
-    for number in range(-1, rounds):
+    for number in range(0 if IS_SMOKE else -1, rounds):
         for name in rotated(list(cases), number):
             gc.collect()
             result = cases[name]()
