@@ -10,10 +10,11 @@ import shutil
 import signal
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from typing import Any, Protocol
+from typing import Any
 
 from _measure import sized
 from _ours import INTERRUPTED, Ours, Warm, wait_until
@@ -45,12 +46,41 @@ _CUT_WITHIN_S = sized(6.0, smoke=0.5)
 Figures = dict[str, Any]
 
 
-class Subject(Protocol):
-    def resume_mid_epoch(self) -> Figures: ...
-    def terminate(self, *, jit: bool = False) -> Figures: ...
-    def flip_bits(self, count: int) -> Figures: ...
-    def kill_while_saving(self, count: int) -> Figures: ...
-    def cut_power(self, count: int) -> Figures: ...
+class Subject(ABC):
+    """One tool, and a power cut under it; the other accidents differ by tool."""
+
+    def __init__(self, folder: Path, seed: str) -> None:
+        folder.mkdir()
+        self._folder, self._chance = folder, Random(seed)
+
+    def cut_power(self, count: int) -> Figures:
+        found = {"of": count, "unloadable": 0, "lost": 0}
+        while count:
+            disk = Disk(self._folder / f"cut-{count}-{self._chance.getrandbits(32)}")
+            with disk.mounted() as mount:
+                process, acknowledged_step = self._train_on(mount)
+                wait_until(lambda step=acknowledged_step: step() >= 3)
+                time.sleep(self._chance.uniform(0.0, _CUT_WITHIN_S))
+                process.kill(signal.SIGSTOP)
+                acknowledged = acknowledged_step()
+                disk.cut()
+                process.kill(signal.SIGKILL)
+                _wait(process)
+            try:
+                with disk.after() as mount:
+                    self._judge(found, mount, acknowledged)
+                count -= 1
+            except TornCopy:
+                continue
+        return found
+
+    @abstractmethod
+    def _train_on(self, mount: Path) -> tuple[Any, Callable[[], int]]:
+        """A process that saves after each step, and what tells the last acknowledged step."""
+
+    @abstractmethod
+    def _judge(self, found: Figures, folder: Path, acknowledged: int) -> None:
+        """Count what is left in a folder."""
 
 
 def flip_bit(files: list[Path], chance: Random) -> Callable[[], None]:
@@ -93,12 +123,12 @@ def _after_sigterm(
 # -- the peers --------------------------------------------------------------------------------
 
 
-class PeerSubject:
+class PeerSubject(Subject):
     """One of the tools of _tools.py."""
 
     def __init__(self, tool: str, python: Path, folder: Path) -> None:
-        folder.mkdir()
-        self._folder, self._chance, self._count = folder, Random(tool), 0
+        super().__init__(folder, tool)
+        self._count = 0
         self._worker = Worker(python, "_tools.py", tool, log=folder / "worker.log")
 
     def close(self) -> None:
@@ -175,10 +205,12 @@ class PeerSubject:
             time.sleep(self._chance.uniform(0.0, 0.25))
             process.kill(signal.SIGKILL)
             _wait(process)
-            self._judge(found, folder, LARGE, _acknowledged(notes))
+            self._judge(found, folder, _acknowledged(notes), LARGE)
         return found
 
-    def _judge(self, found: Figures, folder: Path, tiny: dict[str, Any], acknowledged: int) -> None:
+    def _judge(
+        self, found: Figures, folder: Path, acknowledged: int, tiny: dict[str, Any] = SMALL
+    ) -> None:
         """Resume, and see from which step."""
         notes, status = self._run(folder, {**tiny, "leave_at": 1}, steps=_ENDLESS, resume=True)
         steps = [note["step"] for note in notes if note["kind"] == "resumed"]
@@ -187,27 +219,10 @@ class PeerSubject:
         elif steps[0] < acknowledged:
             found["lost"] += 1
 
-    def cut_power(self, count: int) -> Figures:
-        found = {"of": count, "unloadable": 0, "lost": 0}
-        while count:
-            disk = Disk(self._folder / f"cut-{count}-{self._chance.getrandbits(32)}")
-            with disk.mounted() as place:
-                tiny = {**SMALL, "pause_s": 0.02}
-                notes, process = self._start(place, tiny, steps=_ENDLESS, save_every=1)
-                wait_until(lambda notes=notes: _acknowledged(notes) >= 3)
-                time.sleep(self._chance.uniform(0.0, _CUT_WITHIN_S))
-                process.kill(signal.SIGSTOP)
-                acknowledged = _acknowledged(notes)
-                disk.cut()
-                process.kill(signal.SIGKILL)
-                _wait(process)
-            try:
-                with disk.after() as place:
-                    self._judge(found, place, SMALL, acknowledged)
-                count -= 1
-            except TornCopy:
-                continue
-        return found
+    def _train_on(self, mount: Path) -> tuple[Any, Callable[[], int]]:
+        tiny = {**SMALL, "pause_s": 0.02}
+        notes, process = self._start(mount, tiny, steps=_ENDLESS, save_every=1)
+        return process, lambda: _acknowledged(notes)
 
 
 def _acknowledged(notes: Path) -> int:
@@ -229,12 +244,12 @@ def _wait(process: Any) -> int:
 # -- tasuki -----------------------------------------------------------------------------------
 
 
-class TasukiSubject:
+class TasukiSubject(Subject):
     """A save is acknowledged by the `committed` event, a resume by `restored`."""
 
     def __init__(self, warm: Warm, folder: Path) -> None:
-        folder.mkdir()
-        self._warm, self._folder, self._chance = warm, folder, Random("tasuki")
+        super().__init__(folder, "tasuki")
+        self._warm = warm
 
     def _make(self, name: str, tiny: dict[str, Any], **options: Any) -> Ours:
         folder = self._folder / name
@@ -308,34 +323,19 @@ class TasukiSubject:
         found["unloadable"] += len(run.events("fell-back"))
         return found
 
-    def cut_power(self, count: int) -> Figures:
-        found = {"of": count, "unloadable": 0, "lost": 0}
-        while count:
-            disk = Disk(self._folder / f"cut-{count}-{self._chance.getrandbits(32)}")
-            with disk.mounted() as place:
-                tiny = {**SMALL, "pause_s": 0.02, "notes": str(self._folder / "cut.notes")}
-                run = Ours.make(place / "p", tiny, steps=_ENDLESS, save_every=1, batch=BATCH)
-                started = run.start_warm(self._warm)
-                wait_until(lambda run=run: run.committed_step() >= 3)
-                time.sleep(self._chance.uniform(0.0, _CUT_WITHIN_S))
-                started.kill(signal.SIGSTOP)
-                acknowledged = run.committed_step()
-                disk.cut()
-                started.kill(signal.SIGKILL)
-                _wait(started)
-            try:
-                with disk.after() as after:
-                    self._judge(found, after / run.run.path.relative_to(place), acknowledged)
-                count -= 1
-            except TornCopy:
-                continue
-        return found
+    def _train_on(self, mount: Path) -> tuple[Any, Callable[[], int]]:
+        tiny = {**SMALL, "pause_s": 0.02, "notes": str(self._folder / "cut.notes")}
+        run = Ours.make(mount / "p", tiny, steps=_ENDLESS, save_every=1, batch=BATCH)
+        self._run_on_disk = run.run.path.relative_to(mount)
+        return run.start_warm(self._warm), run.committed_step
 
-    def _judge(self, found: Figures, run: Path, acknowledged: int) -> None:
+    def _judge(self, found: Figures, folder: Path, acknowledged: int) -> None:
         """By what a start would find and load. A fall-back counts as a newest that does not."""
         damaged: list[str] = []
         try:
-            latest = find_latest(RunFolder(run), lambda name, _: damaged.append(name))
+            latest = find_latest(
+                RunFolder(folder / self._run_on_disk), lambda name, _: damaged.append(name)
+            )
             assert latest is not None
             read_part(latest.path, 0, records=latest.manifest.files)
         except (TasukiError, AssertionError):

@@ -34,11 +34,12 @@ from _measure import IS_SMOKE, machine_facts, print_table, write_results
 from _ours import warm_server
 from _peers import find_peers, say
 from _powercut import why_not
-from _subjects import CUTS, FLIPS, KILLS, SIGTERM_STEP, PeerSubject, Subject, TasukiSubject
+from _subjects import CUTS, FLIPS, KILLS, SIGTERM_STEP, PeerSubject, TasukiSubject
 from _tools import PACKAGE_OF, TITLES
 
 TOOLS = ("torch", "dcp", "lightning", "hf")
 Results = dict[str, Any]
+Subject = PeerSubject | TasukiSubject
 
 
 def main() -> int:
