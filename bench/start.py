@@ -116,7 +116,8 @@ def measure(folder: Path) -> list[Figure]:
     peers = find_peers(*PACKAGE_OF.values())
     for tool, package in PACKAGE_OF.items():
         if package in peers:
-            title, bare = TITLES[tool], f"{BARE}, {peers[package]}"
+            is_here = peers[package] == Path(sys.executable)
+            title, bare = TITLES[tool], BARE if is_here else f"{BARE} of the peers"
             cases[title] = PeerStart(peers[package], tool, folder / tool)
             if bare not in cases:
                 cases[bare] = PeerStart(peers[package], "torch", folder / "bare-of-peers")
