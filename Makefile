@@ -57,8 +57,8 @@ pictures: system $(READY)
 	$(BIN)/python -m tools.docs.pictures
 
 bench: $(READY)
-	@test -n "$(NAME)" || { echo "usage: make bench NAME=…  with one of: $$(ls bench/*.py | xargs -n1 basename | grep -v '^_' | sed 's/.py//' | tr '\n' ' ')"; exit 2; }
-	$(BIN)/python bench/$(NAME).py
+	@test -n "$(NAME)" || { echo "usage: make bench NAME=… [SMOKE=1]  with one of: $$(ls bench/*.py | xargs -n1 basename | grep -v '^_' | sed 's/.py//' | tr '\n' ' ')"; exit 2; }
+	$(BIN)/python bench/$(NAME).py $(if $(SMOKE),--smoke)
 
 # Lines and modules per package.
 size:

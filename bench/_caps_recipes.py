@@ -1,9 +1,8 @@
 """Three examples, small, as recipes that run under random caps: matrices, tokens, graphs.
 
 The models are those of examples/matrix_gnn and examples/token_lm; graphs have a plain network of
-message passing here. `noise` puts dropout and BatchNorm into each. Every step notes the most that
-its tensors have taken so far under a cap, so that caps can be drawn between "one sample fits" and
-"everything fits". Imported by the runs that _caps.py makes.
+message passing here. Every step notes the peak of its tensors under a cap, so that caps can be
+drawn between "one sample fits" and "everything fits". Imported by the runs that _caps.py makes.
 """
 
 from __future__ import annotations
@@ -37,18 +36,6 @@ def load(example: str, name: str) -> ModuleType:
     return sys.modules[known]
 
 
-class Noisy(nn.Module):
-    """What hangs on more than single samples, around a model."""
-
-    def __init__(self, inner: nn.Module, width: int) -> None:
-        super().__init__()
-        self.inner = inner
-        self.norm, self.drop = nn.BatchNorm1d(width), nn.Dropout(0.2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.inner(self.drop(self.norm(x)))
-
-
 class Common:
     """An optimizer by name, and notes of the peak."""
 
@@ -77,15 +64,13 @@ def note_peak() -> None:
 class Matrices(Common, load("matrix_gnn", "recipe").MatrixGNN):  # type: ignore[misc]
     """examples/matrix_gnn."""
 
-    def __init__(self, data: str, optimizer: str, noise: bool) -> None:
+    def __init__(self, data: str, optimizer: str) -> None:
         super().__init__(width=24, rounds=2)
-        self.data, self.optimizer, self.noise = data, optimizer, noise
+        self.data, self.optimizer = data, optimizer
 
     def build_model(self) -> nn.Module:
         model = super().build_model()
-        model.drop.p = 0.1 if self.noise else 0.0
-        if self.noise:
-            model.own[1] = Along(model.own[1])
+        model.drop.p = 0.0
         return model
 
     def build_dataset(self, source: str, split: str) -> Any:  # noqa: ARG002
@@ -95,16 +80,9 @@ class Matrices(Common, load("matrix_gnn", "recipe").MatrixGNN):  # type: ignore[
 class Tokens(Common, load("token_lm", "recipe").TokenLM):  # type: ignore[misc]
     """examples/token_lm."""
 
-    def __init__(self, data: str, optimizer: str, noise: bool) -> None:  # noqa: ARG002
+    def __init__(self, data: str, optimizer: str) -> None:  # noqa: ARG002
         super().__init__(d_model=16, layers=2, heads=2, context=64)
-        self.optimizer, self.noise = optimizer, noise
-
-    def build_model(self) -> nn.Module:
-        model = super().build_model()
-        if self.noise:
-            for block in model.blocks:
-                block.thought.narrow = Along(block.thought.narrow)
-        return model
+        self.optimizer = optimizer
 
     def build_dataset(self, source: str, split: str) -> list[Tensor]:  # noqa: ARG002
         """The texts of the example's generator, cut to the context."""
@@ -119,26 +97,14 @@ class Tokens(Common, load("token_lm", "recipe").TokenLM):  # type: ignore[misc]
         return torch.tensor(found)
 
 
-class Along(nn.Module):
-    """A layer behind noise, for (batch, tokens or nodes, channels): BatchNorm has more than one
-    value of each channel even in a single sample."""
-
-    def __init__(self, inner: nn.Linear) -> None:
-        super().__init__()
-        self.noisy = Noisy(inner, inner.in_features)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.noisy(x.flatten(0, 1)).unflatten(0, x.shape[:2])
-
-
 class Graphs(Common):
     """Message passing over graphs of very different sizes; a step may hold any of them."""
 
-    def __init__(self, data: str, optimizer: str, noise: bool) -> None:  # noqa: ARG002
-        self.optimizer, self.noise = optimizer, noise
+    def __init__(self, data: str, optimizer: str) -> None:  # noqa: ARG002
+        self.optimizer = optimizer
 
     def build_model(self) -> nn.Module:
-        return Passing(width=16, rounds=2, noise=self.noise)
+        return Passing(width=16, rounds=2)
 
     def build_dataset(self, source: str, split: str) -> list[dict[str, Tensor]]:  # noqa: ARG002
         return [make_graph(number) for number in range(30)]
@@ -167,18 +133,17 @@ class Graphs(Common):
 
 
 class Passing(nn.Module):
-    def __init__(self, *, width: int, rounds: int, noise: bool) -> None:
+    def __init__(self, *, width: int, rounds: int) -> None:
         super().__init__()
         self.enter, self.leave = nn.Linear(3, width), nn.Linear(width, 1)
         self.messages = nn.ModuleList(nn.Linear(2 * width, width) for _ in range(rounds))
-        self.noise = Noisy(nn.Identity(), width) if noise else nn.Identity()
 
     def forward(self, x: Tensor, edges: Tensor, graph: Tensor, count: int) -> Tensor:
         state = torch.tanh(self.enter(x))
         for layer in self.messages:
             sent = layer(torch.cat([state[edges[0]], state[edges[1]]], 1))
             heard = torch.zeros_like(state).index_add(0, edges[1], sent.to(state.dtype))
-            state = self.noise(torch.tanh(state + heard))
+            state = torch.tanh(state + heard)
         sums = state.new_zeros(count, state.shape[1]).index_add(0, graph, state)
         return self.leave(sums).squeeze(-1).float()
 

@@ -1,9 +1,8 @@
-"""The model of save.py, and the boundary between its steps at which every tool is measured alike.
+"""The model of save.py, and the boundary between its steps at which both loops are measured alike.
 
-All loops, whoever runs them, call `Gate.boundary` between two steps. It waits there for an order of
-the bench, lets some quiet steps pass, times the case's `save`, lets steps pass until nothing runs
-in the background any more, and answers. So each tool's own loop goes on as it always does, and what
-is timed is the same everywhere. Runs in both environments; knows no tool.
+Both loops call `Gate.boundary` between two steps. It waits there for an order of the bench, lets
+some quiet steps pass, times the case's `save`, lets steps pass until nothing runs in the background
+any more, and replies. So each loop goes on as it always does, and the same is timed in both.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class Blocks(nn.Module):
 
 
 class Adapted(nn.Module):
-    """A large frozen layer and two small trained ones beside it, as in LoRA."""
+    """A large frozen layer and two small trained ones, as in LoRA."""
 
     def __init__(self, width: int, rank: int) -> None:
         super().__init__()
@@ -82,7 +81,7 @@ class AdaptedBlocks(nn.Module):
         return tokens.square().mean()
 
     def needed_bytes(self) -> int:
-        """Trained weights and the two moments of each: what a checkpoint cannot do without."""
+        """Trained weights and the two moments of each: the least that a checkpoint contains."""
         return 3 * sum(4 * p.numel() for p in self.parameters() if p.requires_grad)
 
 
@@ -91,7 +90,7 @@ def make_batch(width: int = WIDTH) -> Tensor:
 
 
 class Batches(torch.utils.data.Dataset[dict[str, Tensor]]):
-    """The same batch again and again, for trainers that want data."""
+    """The same batch again and again, as a data set."""
 
     def __len__(self) -> int:
         return 1_000_000
@@ -103,18 +102,18 @@ class Batches(torch.utils.data.Dataset[dict[str, Tensor]]):
 
 
 class Case:
-    """How one tool saves. Files go into `folder`, a new one for each save."""
+    """One way to save. Files go into `folder`, a new one for each save."""
 
     folder: Path
 
     def save(self) -> None:
-        """What the loop waits for."""
+        """The loop waits until it returns."""
 
     def is_busy(self) -> bool:
         return False
 
     def total_s(self, began: float, *, blocked_until: float) -> float:
-        """From the request until the tool says that it is done."""
+        """From the request until it is done."""
         return blocked_until - began
 
 
@@ -122,12 +121,12 @@ class Gate:
     """Between two steps."""
 
     def __init__(self, cases: dict[str, Case], others: dict[str, Callable[[], Any]]) -> None:
-        """`others` are orders that are no saves: their answer is what they return."""
+        """`others` are orders other than saves: their reply is what they return."""
         self._cases, self._others = cases, others
-        self._asked = self._orders()
+        self._orders = self._take_orders()
         self._case: Case | None = None
 
-    def _orders(self) -> Iterator[dict[str, Any]]:
+    def _take_orders(self) -> Iterator[dict[str, Any]]:
         answer("ready")
         yield from orders()
         os._exit(0)  # the bench is over, and teardown with torch takes seconds
@@ -135,39 +134,37 @@ class Gate:
     def boundary(self) -> None:
         now = time.perf_counter()
         if self._case is not None:
-            self._note_step(now)
+            self._note_step(self._case, now)
         if self._case is None:
-            self._begin()
+            self._wait_for_save()
         self._last = time.perf_counter()
 
-    def _begin(self) -> None:
-        """Wait for an order to save."""
-        for order in self._asked:
+    def _wait_for_save(self) -> None:
+        for order in self._orders:
             if order["do"] != "save":
                 answer(self._others[order["do"]]())
                 continue
             self._case = self._cases[order["case"]]
             self._case.folder = Path(order["folder"])
             self._quiet: list[float] = []
-            self._beside: list[float] = []
+            self._meanwhile: list[float] = []
             self._is_saved = False
             return
 
-    def _note_step(self, now: float) -> None:
-        assert self._case is not None
+    def _note_step(self, case: Case, now: float) -> None:
         taken = now - self._last
         if not self._is_saved:
             self._quiet.append(taken)
             if len(self._quiet) == QUIET:
-                self._save(self._case)
+                self._save(case)
             return
-        is_busy = self._case.is_busy()
+        is_busy = case.is_busy()
         # The step during which the background work ended does not count, unless it is the only one.
-        if is_busy or len(self._beside) < (1 if self._was_busy else AFTER):
-            self._beside.append(taken)
+        if is_busy or len(self._meanwhile) < (1 if self._was_busy else AFTER):
+            self._meanwhile.append(taken)
         self._num_after += 1
         if self._num_after >= AFTER and not is_busy:
-            self._tell(self._case)
+            self._report(case)
 
     def _save(self, case: Case) -> None:
         self._is_saved, self._num_after = True, 0
@@ -176,17 +173,17 @@ class Gate:
         self._ended = time.perf_counter()
         self._was_busy = case.is_busy()
 
-    def _tell(self, case: Case) -> None:
-        found = {
-            "blocked_s": self._ended - self._began,
-            "total_s": case.total_s(self._began, blocked_until=self._ended),
-            "quiet_s": self._quiet,
-            "beside_s": self._beside,
-            "was_busy": self._was_busy,
-        }
+    def _report(self, case: Case) -> None:
         shutil.rmtree(case.folder, ignore_errors=True)
         self._case = None
-        answer(found)
+        answer(
+            {
+                "blocked_s": self._ended - self._began,
+                "total_s": case.total_s(self._began, blocked_until=self._ended),
+                "quiet_s": self._quiet,
+                "meanwhile_s": self._meanwhile,
+            }
+        )
 
 
 def set_cache(files: Iterable[Path], *, is_warm: bool) -> None:
@@ -199,7 +196,3 @@ def set_cache(files: Iterable[Path], *, is_warm: bool) -> None:
             else:
                 os.fsync(file.fileno())  # what is not written yet cannot be dropped
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def folder_bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -25,10 +25,10 @@ WARM_UP, CHUNKS = 2, 2
 _LIMIT_S = 3000.0
 
 
-def count_instructions(width: int) -> dict[str, float] | None:
-    """Of a step, by loop; None where there is no valgrind."""
+def count_instructions(width: int) -> dict[str, float]:
+    """Instructions of a step, by loop."""
     if shutil.which("valgrind") is None:
-        return None
+        sys.exit("error: valgrind not found")
     with tempfile.TemporaryDirectory(prefix="tasuki-callgrind-") as name:
         out = Path(name)
         # Each turn is one dump, in the order of the labels that the child prints at its end.

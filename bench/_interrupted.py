@@ -1,14 +1,17 @@
-"""One run on a private cluster, preempted and killed in turn; and what the same preemptions cost a
-job that has nothing to save.
+"""`run`: a run on a private cluster, preempted and killed in turn.
 
-The run trains the model of _tiny.py, as a job that `tasuki submit` gave to a real Slurm. Whoever
-counts its steps reads the notes of its model, one file for each attempt: a step that was begun in
-one attempt and lies behind the checkpoint from which the next one goes on is done again.
+The run trains the model of _tiny.py, as a job that `tasuki submit` gave to a real Slurm. Steps are
+counted in the notes of the model, one file for each attempt: a step that one attempt began and that
+comes after the checkpoint from which the next one resumes is done twice. Kills are SIGKILL to the
+supervisor and its rank, or to the rank alone, at random moments of a fixed seed.
 
 A preemption hits two jobs alike: ours, and a plain one that sleeps and leaves at once. The second
-says how long the scheduler alone takes to bring a job back. What importing torch and loading a
-checkpoint of the same size take is measured right after, in an srun step of a job of its own, while
-our training stands still (a file `halt` in its folder). Used by slurm.py.
+measures how long the scheduler alone takes to bring a job back. Importing torch and loading a
+checkpoint of the same size are measured right after, in an srun step of a bare job, while our
+training stands still (a file `halt` in its folder). Slurm counts whole seconds from a job's end, so
+a job that leaves a fifth of a second later comes back as early, or a second later. So the
+difference is given twice: as it was, and as if a job came back later by just what it left later.
+A part of slurm.py.
 """
 
 from __future__ import annotations
@@ -21,21 +24,21 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from _peers import BENCH, ROOT, environment, say
 
 sys.path.insert(0, str(ROOT))
 
-from tests.slurm.project import SlurmProject, differences, take_all_nodes
+from tests.slurm.project import SlurmProject, take_all_nodes
 
+from _measure import Figure, sized, spread
 from _tiny import SEED, read_notes, steps_of
 from tasuki.runs.events import read_events
-from tasuki.runs.ledger import make_ledger
 from tasuki.testing.slurm import Cluster
 
 STEPS = 400
@@ -44,9 +47,11 @@ BATCH = 4
 STEP_S = 0.05
 TINY = {"samples": 1_000, "width": 256, "depth": 2}
 NOTICE, KILLED_STEP, KILLED_RANK = "preempted", "srun step killed", "rank killed"
-INTERRUPTIONS = (NOTICE, KILLED_STEP, NOTICE, KILLED_RANK) * 2 + (NOTICE, KILLED_STEP)
-"""The last life of the run is in a hurry."""
-_STAGE = "one"
+INTERRUPTIONS = sized(
+    (NOTICE, KILLED_STEP, NOTICE, KILLED_RANK) * 2 + (NOTICE, KILLED_STEP), smoke=(NOTICE,)
+)
+GOAL_S = 0.5
+"""From a preemption to training again, more than the scheduler and a bare script take."""
 _WITHIN_S = 120.0
 _RECIPE = f'''
 import os, sys, time
@@ -55,18 +60,18 @@ from _tiny import Notes, Samples, Tiny, read_tiny
 
 
 class Bench:
-    """The model of bench/_tiny.py; its notes lie in the run's folder, one file for each attempt."""
+    """The model of bench/_tiny.py; its notes are in the run's folder, a file for each attempt."""
 
     def __init__(self):
         notes = os.environ["TASUKI_RUN"] + "/notes." + os.environ["TASUKI_ATTEMPT"]
-        self.tiny = {{**read_tiny("what.json"), "notes": notes}}
+        self.tiny = {{**read_tiny("settings.json"), "notes": notes}}
         self.notes = Notes(self.tiny)
 
     def build_model(self):
         return Tiny(self.tiny, self.notes)
 
     def build_dataset(self, source, split):
-        return Samples(self.tiny, self.notes)
+        return Samples(self.tiny)
 
     def loss(self, model, batch):
         while os.path.exists("halt"):
@@ -87,79 +92,93 @@ srun --ntasks-per-node=1 "$@"
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Interruption:
-    """What one of them cost."""
+def measure(cluster: Cluster, folder: Path) -> list[Figure]:
+    """All interruptions, then to the end of the run."""
+    bare = BareJob(cluster, folder / "bare")
+    run = InterruptedRun(cluster, folder / "interrupted")
+    plain = PlainJob(cluster, folder)
+    run.submit()
+    with run.halted():
+        bare()  # the first is not counted
+    returns = []
+    for number, kind in enumerate(INTERRUPTIONS, 1):
+        run.wait_for_a_moment()
+        if number == len(INTERRUPTIONS):
+            _configure(run.project, pause_s=0.0)  # the last attempt runs to the end
+        if kind == NOTICE:
+            returns.append(_preempt(run, plain, bare))
+        else:
+            run.kill(kind)
+            run.attempt += 1
+            if number < len(INTERRUPTIONS):
+                run.wait_for_steps(1)
+        say(f"interruption {number} of {len(INTERRUPTIONS)}: {kind}")
+    run.project.wait_until_complete(_WITHIN_S)
+    cluster.run("scancel", plain.number)
+    return [*_figures_of_steps(run), *_figures_of_returns(returns)]
 
-    kind: str
-    begun: int
-    """Steps that the attempt had begun, counted over the whole run."""
-    resumed_at: int
-    """The step from which the next attempt went on."""
 
-    @property
-    def recomputed(self) -> int:
-        return self.begun - self.resumed_at
+def _figures_of_steps(run: InterruptedRun) -> list[Figure]:
+    figures = []
+    for kind in dict.fromkeys(INTERRUPTIONS):
+        attempts = [number for number, one in enumerate(INTERRUPTIONS, 1) if one == kind]
+        most = max(run.steps_done_twice(attempt) for attempt in attempts)
+        allowed = 0 if kind == NOTICE else SAVE_EVERY
+        if most > allowed:
+            sys.exit(f"error: {most} steps were done twice after: {kind}")
+        what = f"steps done twice, {kind} {len(attempts)} times: at most"
+        against = f"a save every {SAVE_EVERY} steps"
+        figures.append(Figure(what, against, float(most), "", float(allowed), digits=0))
+    return figures
+
+
+def _figures_of_returns(returns: list[Return]) -> list[Figure]:
+    over = spread([one.over_s for one in returns])
+    unrounded = spread([one.over_s - one.later_s + one.left_later_s for one in returns])
+    against = "the scheduler's delay + bare import, load and a step"
+    return [
+        Figure("preemption to training again", against, over, "s more", GOAL_S),
+        Figure("… without Slurm's rounding to seconds", against, unrounded, "s more"),
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Return:
     """How a preempted job came back, in seconds."""
 
-    whole_s: float
-    """TERM to the first new step."""
-    plain_s: float
-    """TERM to the start of the plain job's next life."""
-    bare_s: float
-    """Start of a bare job's script to its first step: torch imported, checkpoint loaded."""
-    life_s: float
-    """TERM to the start of our next life."""
-    attempt_s: float
-    """From there to the attempt: srun, and the supervisor's imports."""
-    rank_s: float
-    """From there until the rank exists."""
-    step_s: float
-    """From there to its first new step."""
-    bare_process_s: float
-    """Start of the bare job's script until its Python exists: srun."""
-    bare_step_s: float
-    """From there to its first step."""
-    left_s: float
-    """TERM to the end of our job: saved, written down, settled with Slurm."""
-    plain_left_s: float
-    """TERM to the end of the plain one."""
-    saved_s: float
-    """TERM to the end of our attempt: the last step, its save, the rank's end."""
-    cpu_s: float
-    """What the rank computed until its first new step."""
-    bare_cpu_s: float
-
-    @property
-    def over_s(self) -> float:
-        return self.whole_s - self.plain_s - self.bare_s
-
-    @property
-    def later_s(self) -> float:
-        """Came back later than the plain job by. Slurm counts whole seconds from a job's end."""
-        return self.life_s - self.plain_s
-
-    @property
-    def left_later_s(self) -> float:
-        return self.left_s - self.plain_left_s
-
-    @property
-    def unrounded_s(self) -> float:
-        """As `over_s`, if a job that left later came back later by just that."""
-        return self.over_s - self.later_s + self.left_later_s
+    over_s: float
+    """TERM to the first new step, less what the scheduler and a bare script take."""
+    later_s: float
+    """It came back later than the plain job by this."""
+    left_later_s: float
+    """It left later than the plain job by this."""
 
 
-class Found(NamedTuple):
-    interruptions: list[Interruption]
-    returns: list[Return]
-    differences: list[str]
-    """From the undisturbed run."""
-    ledger: dict[str, float]
-    steps: int
+def _preempt(run: InterruptedRun, plain: PlainJob, bare: BareJob) -> Return:
+    num_terms, num_lives = len(plain.times("term")), len(plain.times("life"))
+    num_own_lives = len(_times(run.lives, "life"))
+    run.preempt()
+    run.attempt += 1
+    run.wait_for_steps(1)
+    _wait_for(lambda: len(plain.times("life")) > num_lives, "next life of the plain job")
+    with run.halted():
+        bare_s = bare()
+    term, plain_life = plain.times("term")[num_terms], plain.times("life")[num_lives]
+    life = _times(run.lives, "life")[num_own_lives]
+    # Notes have monotonic time, shells and events the time of day.
+    to_wall = time.time() - time.monotonic()
+    stepped = run.steps(run.attempt)[0]["t"] + to_wall
+    left, plain_left = (
+        _left_at(run.cluster, number, term) for number in (run.project.number, plain.number)
+    )
+    return Return(
+        over_s=(stepped - term) - (plain_life - term) - bare_s,
+        later_s=life - plain_life,
+        left_later_s=left - plain_left,
+    )
+
+
+# -- the jobs ---------------------------------------------------------------------------------
 
 
 class PlainJob:
@@ -168,65 +187,65 @@ class PlainJob:
     def __init__(self, cluster: Cluster, folder: Path) -> None:
         script = folder / "plain.sh"
         script.write_text(_PLAIN)
-        self._told = folder / "plain.txt"
+        self._times = folder / "plain.txt"
         options = ["-p", "low", "-n1", "--requeue", "-o", os.devnull]
         self.number = cluster.run(
-            "sbatch", "--parsable", *options, str(script), str(self._told)
+            "sbatch", "--parsable", *options, str(script), str(self._times)
         ).strip()
 
     def times(self, word: str) -> list[float]:
-        """When it started (`life`), when it was told to go (`term`)."""
-        return _times(self._told, word)
+        """When it started (`life`), when it got the signal (`term`)."""
+        return _times(self._times, word)
 
 
 class BareJob:
     """`_tools.py torch` in an srun step: imports, loads, steps once."""
 
     def __init__(self, cluster: Cluster, folder: Path) -> None:
-        self._cluster, self._folder = cluster, folder
+        self._cluster, self._folder, self._count = cluster, folder, 0
         (folder / "checkpoints").mkdir(parents=True)
         (folder / "bare.sh").write_text(_BARE)
         command = self._command("first.notes", leave_at=2, save_every=1)
         subprocess.run(command, env=environment(), check=True, timeout=_WITHIN_S)
-        self._count = 0
 
-    def __call__(self) -> tuple[float, float, float]:
-        """Script to Python, Python to the first step; the CPU time of the latter."""
+    def __call__(self) -> float:
+        """Seconds from its script to its first step."""
         self._count += 1
-        name = f"{self._count}.notes"
-        lives = self._folder / f"{self._count}.txt"
+        notes, lives = (self._folder / f"{self._count}.{kind}" for kind in ("notes", "txt"))
         options = ["-p", "low", "-n1", "-o", str(self._folder / "bare.log")]
         script = [str(self._folder / "bare.sh"), str(lives)]
-        command = self._command(name, leave_at=1, is_age_told=True, resume=True)
+        command = self._command(notes.name, leave_at=1, resume=True)
         self._cluster.run("sbatch", "--parsable", *options, *script, *command)
-        _wait_for(lambda: steps_of(read_notes(self._folder / name)), "a step of the bare job")
-        [step] = steps_of(read_notes(self._folder / name))
-        [began] = _times(lives, "life")
-        exists = _wall(step["t"]) - step["age_s"]
-        return exists - began, step["age_s"], step["cpu_s"]
+        _wait_for(lambda: steps_of(read_notes(notes)), "step of the bare job")
+        [step] = steps_of(read_notes(notes))
+        [started] = _times(lives, "life")
+        return float(step["t"]) + time.time() - time.monotonic() - started
 
-    def _command(self, notes: str, *, resume: bool = False, save_every: int | None = None, **tiny):
+    def _command(
+        self, notes: str, *, leave_at: int, resume: bool = False, save_every: int | None = None
+    ) -> list[str]:
         order = {
             "folder": str(self._folder / "checkpoints"),
             "steps": STEPS,
             "batch": BATCH,
             "resume": resume,
             "save_every": save_every,
-            "tiny": {**TINY, "notes": str(self._folder / notes), **tiny},
+            "tiny": {**TINY, "notes": str(self._folder / notes), "leave_at": leave_at},
         }
         return [sys.executable, str(BENCH / "_tools.py"), "torch", json.dumps(order)]
 
 
-class DisturbedRun:
+class InterruptedRun:
     """The run, and what is done to it."""
 
     def __init__(self, cluster: Cluster, folder: Path) -> None:
         self.cluster, self._folder = cluster, folder
         self.lives = folder / "lives.txt"
+        folder.mkdir()
         setup = folder / "setup.sh"
         setup.write_text(f'echo "life $EPOCHREALTIME" >> {self.lives}\n')
-        asked = {"backend": "slurm", "partition": "low", "memory": "200M", "setup": str(setup)}
-        self.project = make_project(cluster, folder / "run", asked, pause_s=STEP_S)
+        settings = {"backend": "slurm", "partition": "low", "memory": "200M", "setup": str(setup)}
+        self.project = make_project(cluster, folder / "run", settings, pause_s=STEP_S)
         self.attempt = 1
         self._moments = random.Random(SEED)
 
@@ -238,20 +257,18 @@ class DisturbedRun:
         return steps_of(read_notes(self.project.run.path / f"notes.{attempt}"))
 
     def wait_for_steps(self, number: int) -> None:
-        """Until the present attempt has begun so many."""
-        _wait_for(
-            lambda: self._is_running() and len(self.steps(self.attempt)) >= number,
-            f"step {number} of attempt {self.attempt}",
-            self.project.logs,
-        )
+        """Until the present attempt has begun this many."""
 
-    def _is_running(self) -> bool:
-        if self.project.run.is_complete():
-            sys.exit("error: the run is complete before it was interrupted so often: more STEPS")
-        return True
+        def has_begun() -> bool:
+            if self.project.run.is_complete():
+                sys.exit("error: the run is complete before the last interruption: more STEPS")
+            return len(self.steps(self.attempt)) >= number
+
+        what = f"step {number} of attempt {self.attempt}"
+        _wait_for(has_begun, what, self.project.logs)
 
     @contextlib.contextmanager
-    def halted(self):
+    def halted(self) -> Iterator[None]:
         """Its training stands still."""
         halt = self.project.folder / "halt"
         halt.touch()
@@ -272,133 +289,32 @@ class DisturbedRun:
         """SIGKILL, as from a guard of the node's memory."""
         modules = ["tasuki.train"] if kind == KILLED_RANK else ["tasuki.jobs", "tasuki.train"]
         for module in modules:
-            pids = _find(module, self.project.folder)
+            pids = _find_processes(module, self.project.folder)
             if not pids:
-                sys.exit(f"error: there is no {module} to kill\n{self.project.logs()[-4000:]}")
+                sys.exit(f"error: no process of {module} to kill\n{self.project.logs()[-4000:]}")
             for pid in pids:
                 os.kill(pid, signal.SIGKILL)
 
-    def events(self, kind: str, attempt: int) -> list[dict[str, Any]]:
-        told = read_events(self.project.run)
-        return [e for e in told if e["kind"] == kind and e["claim"] == attempt]
+    def steps_done_twice(self, attempt: int) -> int:
+        """Steps that the attempt began and the next one did again."""
+        begun = self._resumed_at(attempt) + len(self.steps(attempt))
+        return begun - self._resumed_at(attempt + 1)
 
-    def resumed_at(self, attempt: int) -> int:
-        return int(self.events("restored", attempt)[-1]["step"])
-
-    def read_interruption(self, kind: str, attempt: int) -> Interruption:
-        """The attempt that was interrupted, beside the next one."""
-        return Interruption(
-            kind=kind,
-            begun=self.resumed_at(attempt) + len(self.steps(attempt)),
-            resumed_at=self.resumed_at(attempt + 1),
-        )
-
-
-def interrupt_run(cluster: Cluster, folder: Path) -> Found:
-    """All INTERRUPTIONS, then to the end of the run."""
-    bare = BareJob(cluster, _made(folder / "bare"))
-    disturbed = DisturbedRun(cluster, _made(folder / "disturbed"))
-    plain = PlainJob(cluster, folder)
-    disturbed.submit()
-    with disturbed.halted():
-        bare()  # the first is thrown away
-    returns = []
-    for number, kind in enumerate(INTERRUPTIONS, 1):
-        disturbed.wait_for_a_moment()
-        if number == len(INTERRUPTIONS):
-            _say(disturbed.project, pause_s=0.0)
-        if kind == NOTICE:
-            returns.append(_preempt(disturbed, plain, bare))
-        else:
-            disturbed.kill(kind)
-            disturbed.attempt += 1
-            if number < len(INTERRUPTIONS):
-                disturbed.wait_for_steps(1)
-        say(f"interruption {number} of {len(INTERRUPTIONS)}: {kind}")
-    project = disturbed.project
-    project.wait_until_complete(_WITHIN_S)
-    cluster.run("scancel", plain.number)
-    twin = make_project(cluster, folder / "twin", {}, pause_s=0.0)
-    twin.tasuki("run")
-    return Found(
-        interruptions=[
-            disturbed.read_interruption(kind, attempt)
-            for attempt, kind in enumerate(INTERRUPTIONS, 1)
-        ],
-        returns=returns,
-        differences=differences(twin, project),
-        ledger=make_ledger(read_events(project.run)).parts,
-        steps=STEPS,
-    )
-
-
-def _preempt(disturbed: DisturbedRun, plain: PlainJob, bare: BareJob) -> Return:
-    terms, lives = len(plain.times("term")), len(plain.times("life"))
-    own_lives = len(_times(disturbed.lives, "life"))
-    disturbed.preempt()
-    disturbed.attempt += 1
-    disturbed.wait_for_steps(1)
-    _wait_for(lambda: len(plain.times("life")) > lives, "the plain job's next life")
-    with disturbed.halted():
-        bare_process_s, bare_step_s, bare_cpu_s = bare()
-    term = plain.times("term")[terms]
-    life = _times(disturbed.lives, "life")[own_lives]
-    attempt = float(disturbed.events("attempt-started", disturbed.attempt)[0]["t"])
-    ended = float(disturbed.events("attempt-ended", disturbed.attempt - 1)[0]["t"])
-    step = disturbed.steps(disturbed.attempt)[0]
-    stepped = _wall(step["t"])
-    rank = stepped - step["age_s"]
-    return Return(
-        whole_s=stepped - term,
-        plain_s=plain.times("life")[lives] - term,
-        bare_s=bare_process_s + bare_step_s,
-        life_s=life - term,
-        attempt_s=attempt - life,
-        rank_s=rank - attempt,
-        step_s=stepped - rank,
-        bare_process_s=bare_process_s,
-        bare_step_s=bare_step_s,
-        left_s=_left_at(disturbed.cluster, disturbed.project.number, term) - term,
-        plain_left_s=_left_at(disturbed.cluster, plain.number, term) - term,
-        saved_s=ended - term,
-        cpu_s=step["cpu_s"],
-        bare_cpu_s=bare_cpu_s,
-    )
-
-
-def as_json(found: Found) -> dict[str, Any]:
-    return {
-        "interruptions": [
-            {**asdict(one), "recomputed": one.recomputed} for one in found.interruptions
-        ],
-        "returns": [
-            {**asdict(one), "over_s": one.over_s, "unrounded_s": one.unrounded_s}
-            for one in found.returns
-        ],
-        "differences": found.differences,
-        "ledger_s": found.ledger,
-        "steps": found.steps,
-        "save_every": SAVE_EVERY,
-    }
-
-
-# -- parts ------------------------------------------------------------------------------------
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    def _resumed_at(self, attempt: int) -> int:
+        events = read_events(self.project.run)
+        steps = [e["step"] for e in events if e["kind"] == "restored" and e["claim"] == attempt]
+        return int(steps[-1])
 
 
 def make_project(
-    cluster: Cluster, folder: Path, asked: dict[str, Any], *, pause_s: float
+    cluster: Cluster, folder: Path, settings: dict[str, Any], *, pause_s: float = 0.0
 ) -> SlurmProject:
-    _made(folder)
+    folder.mkdir(parents=True)
     (folder / "recipes.py").write_text(_RECIPE)
     value = {
         "project": "t",
         "recipe": "recipes:Bench",
-        "cluster": {"gpu": "cpu", "gpus": 1, "cpus": 1, **asked},
+        "cluster": {"gpu": "cpu", "gpus": 1, "cpus": 1, **settings},
         "defaults": {
             "effective_batch": BATCH,
             "seed": SEED,
@@ -406,25 +322,28 @@ def make_project(
             "log_every": "10 steps",
             "save": {"every": f"{SAVE_EVERY} steps"},
         },
-        "experiments": {"exp": {"stages": [{"name": _STAGE, "data": "made", "steps": STEPS}]}},
+        "experiments": {"exp": {"stages": [{"name": "one", "data": "made", "steps": STEPS}]}},
     }
     (folder / "tasuki.yaml").write_text(json.dumps(value))  # JSON is YAML
     project = SlurmProject(folder, cluster)
-    _say(project, pause_s=pause_s)
+    _configure(project, pause_s=pause_s)
     return project
 
 
-def _say(project: SlurmProject, *, pause_s: float) -> None:
-    """How the next start of its model is to behave."""
-    what = {**TINY, "pause_s": pause_s, "is_age_told": True}
-    (project.folder / "what.json").write_text(json.dumps(what))
+def _configure(project: SlurmProject, *, pause_s: float) -> None:
+    """How the next start of its model behaves."""
+    settings = {**TINY, "pause_s": pause_s}
+    (project.folder / "settings.json").write_text(json.dumps(settings))
+
+
+# -- clocks and processes ---------------------------------------------------------------------
 
 
 def _times(path: Path, word: str) -> list[float]:
     if not path.exists():
         return []
     lines = [line.split() for line in path.read_text().splitlines()]
-    return [float(at) for told, at in lines if told == word]
+    return [float(at) for name, at in lines if name == word]
 
 
 def _left_at(cluster: Cluster, number: str, after: float) -> float:
@@ -439,26 +358,21 @@ def _left_at(cluster: Cluster, number: str, after: float) -> float:
     return min(at for at in found if at > after)
 
 
-def _wall(monotonic: float) -> float:
-    """The notes of a model tell monotonic time, shells and events the time of day."""
-    return monotonic + time.time() - time.monotonic()
-
-
-def _find(module: str, folder: Path) -> list[int]:
+def _find_processes(module: str, folder: Path) -> list[int]:
     """The processes of `python -m module` that work on a folder; neither srun nor the shell."""
-    found = []
+    pids = []
     for process in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
             words = (process / "cmdline").read_bytes().decode().split("\0")
             is_ours = any(str(folder) in word for word in words)
             if words[1:4] == ["-P", "-m", module] and is_ours and "--after" not in words:
-                found.append(int(process.name))
-    return found
+                pids.append(int(process.name))
+    return pids
 
 
 def _wait_for(is_so: Callable[[], object], what: str, explain: Callable[[], str] = str) -> None:
     until = time.monotonic() + _WITHIN_S
     while not is_so():
         if time.monotonic() > until:
-            sys.exit(f"error: there is no {what}\n{explain()[-6000:]}")
+            sys.exit(f"error: no {what} within {_WITHIN_S:.0f} s\n{explain()[-6000:]}")
         time.sleep(0.02)

@@ -1,14 +1,13 @@
-"""`largest`: the largest batch under a limit of memory, foretold and found by really trying.
+"""`largest`: the largest batch under a limit of memory, predicted and tried with real steps.
 
 Random cases of a fixed seed: a model, its width, the keys of its stage, a limit. The batch is
-foretold from fake steps; passes that compute numbers on the way are counted. What is true is found
-by real steps under `tasuki.testing.memory_cap`: at the foretold batch and at one more; where either
-is not as foretold, by bisection. `BENCH_CASES` sets how many cases there are (200).
+predicted from fake steps; forward passes that compute numbers are counted. The truth comes from
+real steps under `tasuki.testing.memory_cap`: at the predicted batch and at one more. Where either
+is not as predicted, bisection finds it. `BENCH_CASES` sets the number of cases. Part of memory.py.
 """
 
 from __future__ import annotations
 
-import os
 import random
 import sys
 import warnings
@@ -22,11 +21,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.memory import library_models as libraries
-from tests.memory import odd_models as odd
-from tests.memory.models import Convolutions, Frozen, Graphs, Mlp, fit_of, stage_of
+from tests.train.probe import library_models as libraries
+from tests.train.probe import odd_models as odd
+from tests.train.probe.models import Convolutions, Frozen, Graphs, Mlp, fit_of, stage_of
 
-from _measure import print_table
+from _measure import Figure, sized
 from tasuki.data.loader import MicroBatch
 from tasuki.estimation.memory import largest_tensor_batch
 from tasuki.estimation.probes import read_probe
@@ -36,8 +35,8 @@ from tasuki.train.assemble import assemble, make_engine
 from tasuki.train.footprint import tensors_in
 
 SEED = 7
-NUM_CASES = 200
-MOST = 700
+NUM_CASES = sized(200, smoke=2, variable="BENCH_CASES")
+MAX_BATCH = 700
 """Samples: a real step must be quick."""
 CPU = torch.device("cpu")
 MODELS: dict[str, tuple[Any, tuple[int, ...]]] = {
@@ -56,58 +55,49 @@ MODELS: dict[str, tuple[Any, tuple[int, ...]]] = {
 OPTIONS: tuple[dict[str, Any], ...] = (
     {},
     {"precision": "bf16"},
-    {"fused": True},
     {"precision": "bf16", "clip": 0},
 )
 
 
-def measure() -> dict[str, Any]:
+def measure(_: Path) -> list[Figure]:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    wanted = os.environ.get("BENCH_CASES", "")
-    count = int(wanted) if wanted.isdecimal() else NUM_CASES
     draw = random.Random(SEED)
-    cache: dict[Any, Any] = {}
-    rows = [_case(draw, cache) for _ in range(count)]
-    kinds = Counter(row["kind"] for row in rows)
-    good = kinds["exact"] + kinds["one below"]
-    return {
-        "cases": rows,
-        **dict(kinds),
-        "share": good / max(1, len(rows)),
-        "forward_steps": sum(row["forward_steps"] for row in rows),
-    }
+    probes: dict[Any, Any] = {}
+    results = [_run_case(draw, probes) for _ in range(NUM_CASES)]
+    kinds = Counter(_kind(predicted - true) for predicted, true, _ in results)
+    what = f"largest batch under a limit, {NUM_CASES} cases"
+    counts = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+    steps = sum(num_steps for *_, num_steps in results)
+    return [
+        Figure(what, "real steps under it", counts, unit=""),
+        Figure("… real forward steps to predict it", "", float(steps), unit="", digits=0),
+    ]
 
 
-def _case(draw: random.Random, cache: dict[Any, Any]) -> dict[str, Any]:
+def _kind(difference: int) -> str:
+    if difference > 0:
+        return "too large"
+    return {0: "exact", -1: "one below"}.get(difference, "too small")
+
+
+def _run_case(draw: random.Random, probes: dict[Any, Any]) -> tuple[int, int, int]:
+    """The batch as predicted, as it is, and the real forward steps of the prediction."""
     name = draw.choice(sorted(MODELS))
     make, widths = MODELS[name]
     width, which = draw.choice(widths), draw.randrange(len(OPTIONS))
-    key = (name, width, which)
     recipe, stage = make(width), stage_of(**OPTIONS[which])
     counted = _Counted(recipe)
-    if key not in cache:
+    key = (name, width, which)
+    if key not in probes:
         plain = fit_of(counted, stage).to_plain()
-        cache[key] = read_probe({**plain, "key": "", "torch": "", "notes": []})
-    probe = cache[key]
-    meant = draw.randint(8, MOST // 2)
-    low, high = (probe.peak(batch=b, size=0) for b in (meant, meant + 1))
+        probes[key] = read_probe({**plain, "key": "", "torch": "", "notes": []})
+    probe = probes[key]
+    batch = draw.randint(8, MAX_BATCH // 2)
+    low, high = (probe.peak(batch=b, size=0) for b in (batch, batch + 1))
     cap = draw.randint(low, max(low, high))
-    foretold = largest_tensor_batch(probe, capacity=cap)
-    true = _truth(recipe, stage, cap, foretold)
-    kind = {0: "exact", -1: "one below"}.get(foretold - true, "too large")
-    if foretold < true - 1:
-        kind = "too small"
-    return {
-        "model": name,
-        "width": width,
-        "keys": OPTIONS[which],
-        "cap": cap,
-        "foretold": foretold,
-        "true": true,
-        "kind": kind,
-        "forward_steps": counted.forward_steps,
-    }
+    predicted = largest_tensor_batch(probe, capacity=cap)
+    return predicted, _truth(recipe, stage, cap, predicted), counted.forward_steps
 
 
 class _Counted:
@@ -124,12 +114,12 @@ class _Counted:
         return self._recipe.loss(model, batch)
 
 
-def _truth(recipe: Any, stage: Any, cap: int, foretold: int) -> int:
-    """Really tried."""
-    fits_it = foretold > 0 and _fits(recipe, stage, cap, foretold)
-    if fits_it and not _fits(recipe, stage, cap, foretold + 1):
-        return foretold
-    low, high = (foretold + 1, 4 * MOST) if fits_it else (0, max(1, foretold))
+def _truth(recipe: Any, stage: Any, cap: int, predicted: int) -> int:
+    """The largest batch of which a real step fits."""
+    fits = predicted > 0 and _fits(recipe, stage, cap, predicted)
+    if fits and not _fits(recipe, stage, cap, predicted + 1):
+        return predicted
+    low, high = (predicted + 1, 4 * MAX_BATCH) if fits else (0, max(1, predicted))
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if _fits(recipe, stage, cap, middle) else (low, middle)
@@ -150,20 +140,3 @@ def _fits(recipe: Any, stage: Any, cap: int, batch: int) -> bool:
     except torch.OutOfMemoryError:
         return False
     return True
-
-
-def show(found: dict[str, Any]) -> None:
-    kinds = ("exact", "one below", "too large", "too small")
-    print_table(
-        "Largest batch under a limit, foretold and really tried",
-        ["model", "cases", *kinds],
-        [
-            [name, str(len(rows)), *(str(sum(r["kind"] == k for r in rows)) for k in kinds)]
-            for name in sorted({row["model"] for row in found["cases"]})
-            if (rows := [row for row in found["cases"] if row["model"] == name])
-        ],
-    )
-    print(
-        f"\nexact or one below in {found['share']:.1%} of {len(found['cases'])} cases; "
-        f"real forward steps to foretell: {found['forward_steps']}"
-    )

@@ -1,9 +1,9 @@
 """tasuki's real step loop and a bare PyTorch loop over the same samples, in one process.
 
 tasuki's side is the worker's own code from its task to the end of the stage (`run_training`), in a
-run folder of its own per repetition. It is stopped every CHUNK steps, where other loops can have
-their turn or a part of it can be exchanged: two loops that take turns every few milliseconds see
-the same machine, whoever else works on it. Used by overhead.py, which says what is measured.
+separate run folder per repetition. It is stopped every CHUNK steps for the turn of another loop:
+two loops that take turns every few milliseconds see the same machine, however busy it is. Used by
+overhead.py, which describes what is measured.
 """
 
 from __future__ import annotations
@@ -25,12 +25,10 @@ import msgspec
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import OneCycleLR
 from torch.utils.data import default_collate
 
 from tasuki.clock import SystemClock
 from tasuki.commands.freeze import freeze_run
-from tasuki.data.loader import Loader, MicroBatch
 from tasuki.loop.stopwatch import Stopwatch
 from tasuki.loop.watch import Watch
 from tasuki.runs.atomic import FORMAT, make_folder, write_json
@@ -66,13 +64,15 @@ experiments:
 """
 _RECIPE = '''
 import os
+import sys
 
-import torch
+sys.path.insert(0, {bench!r})
+from _step_tools import make_mlp, make_samples
 from torch import nn
 
 
 class Samples(list):
-    """Data of the user's own: tasuki cannot know that they draw no random numbers."""
+    """A custom data set: tasuki cannot know that it uses no random numbers."""
 
 
 class Tiny:
@@ -80,19 +80,11 @@ class Tiny:
         self.width = width
 
     def build_model(self):
-        width = self.width
-        return nn.Sequential(
-            nn.Linear(64, width), nn.ReLU(),
-            nn.Linear(width, width), nn.ReLU(),
-            nn.Linear(width, 10),
-        )
+        return make_mlp(self.width)
 
     def build_dataset(self, source, split):
-        generator = torch.Generator().manual_seed(1)
-        inputs = torch.randn(8192, 64, generator=generator)
-        classes = torch.randint(10, (8192,), generator=generator)
         kind = list if os.environ.get("BENCH_DATA") == "plain" else Samples
-        return kind(zip(inputs, classes))
+        return kind(make_samples())
 
     def loss(self, model, batch):
         inputs, classes = batch
@@ -124,45 +116,34 @@ class Turns:
         """Before the first chunk."""
 
     def before_chunk(self, loop: Training) -> None:
-        """Exchange a part, if that is wanted."""
+        """The next chunk is about to start."""
 
     def after_chunk(self, taken: Taken) -> None:
         """A chunk of tasuki's loop is over: others may have their turn."""
 
 
-class ChunkedLoader:
-    """tasuki's loader, with a stop every CHUNK steps."""
-
-    def __init__(self, loader: Loader, loop: Training, turns: Turns) -> None:
-        self._loader, self._loop, self._turns = loader, loop, turns
-
-    def steps(self) -> Iterator[tuple[Iterator[MicroBatch], int]]:
-        steps = self._loader.steps()
-        for _ in range(self._loop.setup.total_steps // CHUNK):
-            self._turns.before_chunk(self._loop)
-            clock = ChunkClock()
-            yield from itertools.islice(steps, CHUNK)
-            self._turns.after_chunk(clock.stop())
-
-    def has_seen_every_bucket(self) -> bool:
-        return self._loader.has_seen_every_bucket()
-
-    @property
-    def wait_s(self) -> float:
-        return self._loader.wait_s
-
-    def stop(self) -> None:
-        self._loader.stop()
-
-
 class ChunkedTraining(Training):
+    """tasuki's loop, with a stop every CHUNK steps."""
+
     turns: Turns
     last: ChunkedTraining
 
     def _make_loader(self) -> Any:
         ChunkedTraining.last = self
         self.turns.begin(self)
-        return ChunkedLoader(super()._make_loader(), self, self.turns)
+        loader = super()._make_loader()
+        all_steps = loader.steps
+
+        def chunked() -> Iterator[Any]:
+            steps = all_steps()
+            for _ in range(self.setup.total_steps // CHUNK):
+                self.turns.before_chunk(self)
+                clock = ChunkClock()
+                yield from itertools.islice(steps, CHUNK)
+                self.turns.after_chunk(clock.stop())
+
+        loader.steps = chunked  # type: ignore[method-assign]
+        return loader
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +203,7 @@ def open_bench(width: int = TINY) -> Iterator[Bench]:
     with tempfile.TemporaryDirectory(prefix="tasuki-bench-") as name:
         folder = Path(name)
         (folder / "tasuki.yaml").write_text(_SPEC.format(width=width))
-        (folder / "tiny_recipe.py").write_text(_RECIPE)
+        (folder / "tiny_recipe.py").write_text(_RECIPE.format(bench=str(Path(__file__).parent)))
         spec = load_spec(str(folder / "tasuki.yaml"), environ={})
         job = job_folder(Path(spec.runs), "bench")
         make_folder(job.path)
@@ -330,33 +311,6 @@ class BareLoop:
             loss.backward()
             nn.utils.clip_grad_norm_(self.parameters, clip)
             optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-
-
-class OneCycleLoop(BareLoop):
-    """The same with torch's own schedule."""
-
-    def __init__(self, given: Given) -> None:
-        super().__init__(given)
-        self.schedule = OneCycleLR(
-            self.optimizer,
-            given.stage.lr,
-            total_steps=len(given.rates),
-            pct_start=0.1,
-            cycle_momentum=False,
-        )
-
-    def _run(self, which: slice) -> None:
-        given, model, optimizer = self.given, self.model, self.optimizer
-        dataset, loss_of, clip = given.dataset, given.recipe.loss, given.stage.clip
-        schedule = self.schedule
-        for indices in given.samples[which]:
-            batch = default_collate([dataset[i] for i in indices])
-            loss = loss_of(model, batch)
-            loss.backward()
-            nn.utils.clip_grad_norm_(self.parameters, clip)
-            optimizer.step()
-            schedule.step()
             optimizer.zero_grad(set_to_none=True)
 
 

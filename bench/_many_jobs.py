@@ -1,88 +1,60 @@
-"""`tasuki status` of many jobs: how often it asks the controller, and what it costs.
+"""`status`: how often `tasuki status` of many jobs calls squeue.
 
-The jobs are real ones: a project of so many experiments, submitted to the private cluster, where
-all are held. `squeue` is counted by a script of that name before it on PATH, which then becomes the
-real one. Used by slurm.py.
+The jobs are real ones: a project of that many experiments, submitted to the private cluster, where
+all are held. A script named `squeue`, earlier on PATH, counts its calls and then becomes the real
+one. A part of slurm.py.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import resource
-import subprocess
 import sys
-import time
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
-from _measure import MIN_ROUNDS
-from _peers import say
+from _measure import MIN_ROUNDS, Figure, run_timed, sized, spread
 from tasuki.testing.slurm import Cluster
 
-BASELINE = "import json, subprocess"
-ASKED, AGAIN = "status", "status, again within 15 s"
-WITHOUT_SPEC, AS_JSON = "the same, --runs: no spec is read", "the same, --json"
-_WITHIN_S = 600.0
+NUM_JOBS = sized(1000, smoke=3, variable="BENCH_JOBS")
 _RECIPE = "class Recipe:\n    pass\n"
-_COUNTED = """\
+_COUNTING_SQUEUE = """\
 #!/bin/bash
-echo asked >> {told}
+echo called >> {calls}
 PATH=${{PATH#*:}} exec squeue "$@"
 """
 
 
-class Answer(NamedTuple):
-    wall_s: float
-    cpu_s: float
-    asked: int
-    """Calls of squeue."""
-
-
-def measure_status(
-    cluster: Cluster, folder: Path, *, environment: Mapping[str, str], jobs: int
-) -> dict[str, list[Answer]]:
-    _make_project(folder / "project", jobs)
-    own = {**environment, "PATH": f"{_counting(folder)}:{environment['PATH']}"}
-    queue = folder / "project" / "runs" / ".jobs" / f"queue.{os.getuid()}.json"
-    told = folder / "asked.txt"
-
-    def ask(*words: str) -> Answer:
-        return _run([sys.executable, *words], folder / "project", own, told)
-
-    ask("-m", "tasuki", "submit", "--extra", "hold=true")
-    say(f"{len(cluster.run('squeue', '-h', '-t', 'PD').splitlines())} jobs wait in the queue")
-    _check(folder / "project", own, jobs)
-    found: dict[str, list[Answer]] = {
-        name: [] for name in (BASELINE, ASKED, AGAIN, WITHOUT_SPEC, AS_JSON)
+def measure(cluster: Cluster, folder: Path) -> list[Figure]:
+    project, calls = folder / "project", folder / "calls.txt"
+    _make_project(project)
+    environment = {
+        **cluster.environment,
+        "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+        "PATH": f"{_make_squeue(folder / 'bin', calls)}:{cluster.environment['PATH']}",
     }
+    tasuki = [sys.executable, "-m", "tasuki"]
+    run_timed([*tasuki, "submit", "--extra", "hold=true"], cwd=project, env=environment)
+    _check_known([*tasuki, "status", "--json"], project, environment)
+    cached = project / "runs" / ".jobs" / f"queue.{os.getuid()}.json"
+    seconds: list[float] = []
     for _ in range(MIN_ROUNDS):
-        queue.unlink(missing_ok=True)
-        answers = {
-            BASELINE: ask("-c", BASELINE),
-            ASKED: ask("-m", "tasuki", "status"),
-            AGAIN: ask("-m", "tasuki", "status"),
-            WITHOUT_SPEC: ask("-m", "tasuki", "status", "--runs", "runs"),
-            AS_JSON: ask("-m", "tasuki", "status", "--runs", "runs", "--json"),
-        }
-        for name, answer in answers.items():
-            found[name].append(answer)
-    return found
+        cached.unlink(missing_ok=True)
+        for expected in (1, 0):  # then again, within 15 s
+            calls.write_text("")
+            took = run_timed([*tasuki, "status"], cwd=project, env=environment)
+            num_calls = len(calls.read_text().splitlines())
+            if num_calls != expected:
+                sys.exit(f"error: status called squeue {num_calls} times, expected {expected}")
+            if expected:
+                seconds.append(took.wall_s)
+    what = f"`tasuki status` of {NUM_JOBS:,} jobs"
+    return [
+        Figure(f"{what}: calls of squeue, and within 15 s again", "", "1 and 0", unit=""),
+        Figure("… seconds", "", spread(seconds), unit="s"),
+    ]
 
 
-def _check(project: Path, environment: Mapping[str, str], jobs: int) -> None:
-    """Status knows the job of every run."""
-    command = [sys.executable, "-m", "tasuki", "status", "--json"]
-    done = subprocess.run(
-        command, cwd=project, env=environment, capture_output=True, timeout=_WITHIN_S, check=True
-    )
-    known = [run for run in json.loads(done.stdout)["runs"] if run["queue"]]
-    if len(known) != jobs:
-        sys.exit(f"error: status knows the jobs of {len(known)} runs, not of {jobs}")
-
-
-def _make_project(folder: Path, jobs: int) -> None:
+def _make_project(folder: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "recipes.py").write_text(_RECIPE)
     stages = [{"name": "one", "data": "made", "steps": 100}]
@@ -90,37 +62,22 @@ def _make_project(folder: Path, jobs: int) -> None:
         "project": "many",
         "recipe": "recipes:Recipe",
         "cluster": {"backend": "slurm", "gpu": "cpu", "gpus": 1, "cpus": 1, "partition": "low"},
-        "experiments": {f"run-{number:04}": {"stages": stages} for number in range(jobs)},
+        "experiments": {f"run-{number:04}": {"stages": stages} for number in range(NUM_JOBS)},
     }
     (folder / "tasuki.yaml").write_text(json.dumps(value))
 
 
-def _counting(folder: Path) -> Path:
-    """A folder for PATH with a squeue that is counted."""
-    programs = folder / "bin"
+def _make_squeue(programs: Path, calls: Path) -> Path:
     programs.mkdir()
     squeue = programs / "squeue"
-    squeue.write_text(_COUNTED.format(told=folder / "asked.txt"))
+    squeue.write_text(_COUNTING_SQUEUE.format(calls=calls))
     squeue.chmod(0o755)
     return programs
 
 
-def _run(command: Sequence[str], cwd: Path, environment: Mapping[str, str], told: Path) -> Answer:
-    told.write_text("")
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    began = time.monotonic()
-    done = subprocess.run(
-        command,
-        cwd=cwd,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=_WITHIN_S,
-        check=False,
-    )
-    wall = time.monotonic() - began
-    if done.returncode:
-        sys.exit(f"error: {' '.join(command[1:])} ended with {done.returncode}\n{done.stderr}")
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return Answer(wall, used, len(told.read_text().splitlines()))
+def _check_known(command: list[str], project: Path, environment: dict[str, str]) -> None:
+    """Status knows the job of every run."""
+    runs = json.loads(run_timed(command, cwd=project, env=environment).stdout)["runs"]
+    known = [run for run in runs if run["queue"]]
+    if len(known) != NUM_JOBS:
+        sys.exit(f"error: status knows the jobs of {len(known)} runs, not of {NUM_JOBS}")

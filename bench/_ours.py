@@ -1,11 +1,11 @@
-"""tasuki's side of the comparisons: the model of _tiny.py as a recipe, in real runs.
+"""tasuki in the comparisons: the model of _tiny.py as a recipe, in real runs.
 
 A run is prepared as `tasuki run` does it; its job is started through the real supervisor, which
 starts the rank: in fresh processes (`start`), or by the tests' fork server, which leaves out only
-`exec` and the imports, where a start's time is not what is measured. What a rank is to do can be
-said anew before each start (`say`): the recipe reads it from a file.
+`exec` and the imports, where a start's time is not measured. `configure` sets what the next start
+does: the recipe reads it from a file.
 
-Used by start.py, resume.py and promises.py, in tasuki's own environment.
+Used by start.py and promises.py.
 """
 
 from __future__ import annotations
@@ -33,32 +33,25 @@ from tasuki.runs.runs import RunFolder
 
 __all__ = ["Ours", "Started", "Warm", "warm_server"]
 
-HANDED_OVER = 75
+INTERRUPTED = 75
 _CODE = f'''
 import sys
 sys.path.insert(0, {str(BENCH)!r})
-from torch.utils.data import DataLoader
-from _tiny import KINDS, Notes, Tiny, read_tiny
+from _tiny import Notes, Samples, Tiny, read_tiny
 
 
 class Bench:
-    """The model of bench/_tiny.py; `what` says how it is to behave in this start."""
+    """The model of bench/_tiny.py; the file `settings` describes how this start behaves."""
 
-    def __init__(self, what, data, batch):
-        self.tiny, self.data, self.batch = read_tiny(what), data, batch
+    def __init__(self, settings):
+        self.tiny = read_tiny(settings)
         self.notes = Notes(self.tiny)
 
     def build_model(self):
         return Tiny(self.tiny, self.notes)
 
     def build_dataset(self, source, split):
-        data = KINDS[self.data](self.tiny, self.notes)
-        if self.data == "map":
-            return data
-        if self.data == "stateful":
-            from torchdata.stateful_dataloader import StatefulDataLoader
-            return StatefulDataLoader(data, batch_size=self.batch)
-        return DataLoader(data, batch_size=self.batch)
+        return Samples(self.tiny)
 
     def loss(self, model, batch):
         return model(**batch)["loss"]
@@ -70,7 +63,7 @@ class Ours:
     """One run of tasuki, its job, and the notes of its model."""
 
     project: Project
-    what: Path
+    settings: Path
     tiny: dict[str, Any]
 
     @classmethod
@@ -81,18 +74,17 @@ class Ours:
         *,
         steps: int,
         save_every: int | str = "1h",
-        data: str = "map",
         batch: int = 4,
     ) -> Ours:
         """`notes` of `tiny` is the file into which the model writes."""
         folder.mkdir(parents=True, exist_ok=True)
-        what = folder / "what.json"
+        settings = folder / "settings.json"
         every = f"{save_every} steps" if isinstance(save_every, int) else save_every
         with contextlib.redirect_stdout(sys.stderr):
             project = make_project(
                 folder / "project",
                 recipe="Bench",
-                params={"what": str(what), "data": data, "batch": batch},
+                params={"settings": str(settings)},
                 stages=[{"name": "one", "data": "made", "steps": steps}],
                 defaults={
                     "effective_batch": batch,
@@ -103,17 +95,17 @@ class Ours:
                 },
                 code=_CODE,
             )
-        ours = cls(project, what, tiny)
-        ours.say()
+        ours = cls(project, settings, tiny)
+        ours.configure()
         return ours
 
     @property
     def run(self) -> RunFolder:
         return self.project.run
 
-    def say(self, **tiny: Any) -> None:
-        """What the next start of the model is to do, beside what every start does."""
-        self.what.write_text(json.dumps({**self.tiny, **tiny}))
+    def configure(self, **tiny: Any) -> None:
+        """How the next start of the model behaves, in addition to the common settings."""
+        self.settings.write_text(json.dumps({**self.tiny, **tiny}))
 
     # -- starting -------------------------------------------------------------------------------
 
@@ -134,14 +126,14 @@ class Ours:
         return warm.start(self.project.job.path, **environment())
 
     def finish(self, warm: Warm) -> None:
-        """Start after start until it is done; an attempt may hand over."""
+        """Start it until it is done; an attempt may be interrupted."""
         for _ in range(5):
             self.start_warm(warm).wait()
             if self.run.is_complete():
                 return
         sys.exit(f"error: tasuki's run did not finish:\n{self.project.logs()[-6000:]}")
 
-    # -- what it says ---------------------------------------------------------------------------
+    # -- its progress ---------------------------------------------------------------------------
 
     def notes(self) -> list[dict[str, Any]]:
         return read_notes(Path(self.tiny["notes"]))
@@ -150,7 +142,7 @@ class Ours:
         return [event for event in read_events(self.run) if event["kind"] == kind]
 
     def committed_step(self) -> int:
-        """Of the newest checkpoint that was acknowledged; -1 when there is none."""
+        """The step of the newest acknowledged checkpoint, -1 without one."""
         return max((int(event["step"]) for event in self.events("committed")), default=-1)
 
     def checkpoints(self) -> list[Path]:
@@ -160,7 +152,7 @@ class Ours:
 
 
 def wait_until(is_so: Any, *, seconds: float = 60.0, every_s: float = 0.005) -> bool:
-    """Look again and again; False when it did not come true."""
+    """Check again and again; False when the time is up."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if is_so():

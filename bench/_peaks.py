@@ -1,20 +1,16 @@
-"""`peaks`: the peak of a step's tensors, foretold from small fake steps, beside the real step.
+"""`peaks`: the peak of a step's tensors, predicted from small fake steps, against the real step.
 
-For each model and option: the peak that is foretold from fake steps of batches up to 5 (lengths up
-to 48), checked at one of 56, for a batch 8 to 400 times as large; the peak of the real step there
-on a CPU, by the same tracker and by torch's own profiler; how far the first is from both. The
-profiler also counts what a kernel takes inside and gives back, which is no tensor: a CPU's
-convolutions take much, and mixed formats (a mask times floats, in the gradient of a largest entry)
-are cast there first. So such cases say "inside" and are judged by the tracker alone; their row
-shows the profiler's difference all the same, and nothing is taken off others.
-`BENCH_CASES=gpt` takes the cases with this word in their name.
+For each model and option: the peak predicted from fake steps of batches up to 5 (lengths up to 48),
+checked at one of 56, for a batch 8 to 400 times as large. The real step there runs on a CPU and is
+measured by the same tracker and by torch's profiler. The profiler also counts what a kernel takes
+inside and gives back, which is not a tensor: convolutions on a CPU take much, and mixed formats (a
+mask times floats) are cast there first. Such cases are named "inside" and judged by the tracker
+alone. A part of memory.py.
 """
 
 from __future__ import annotations
 
-import os
 import sys
-import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -23,9 +19,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.memory import library_models as libraries
-from tests.memory import odd_models as odd
-from tests.memory.models import (
+from tests.train.probe import library_models as libraries
+from tests.train.probe import odd_models as odd
+from tests.train.probe.models import (
     Convolutions,
     Frozen,
     Gpt,
@@ -37,7 +33,7 @@ from tests.memory.models import (
     traces_of,
 )
 
-from _measure import print_table
+from _measure import Figure, print_table, sized
 
 BF16 = {"precision": "bf16"}
 AGAIN = {"gradient_checkpointing": True}
@@ -45,7 +41,6 @@ MANY, SOME, FEW = (2048, 0), (512, 0), (64, 0)
 LONGER = (24, 384)
 CASES: dict[str, tuple[Any, dict[str, Any], int, tuple[int, int]]] = {
     "mlp": (Mlp(512), {}, 1, MANY),
-    "mlp, fused": (Mlp(512), {"fused": True}, 1, MANY),
     "mlp, bf16": (Mlp(512), BF16, 1, MANY),
     "mlp, 2 micro-batches": (Mlp(512), {}, 2, MANY),
     "mlp, mostly frozen": (Frozen(512), {}, 1, MANY),
@@ -71,61 +66,36 @@ CASES: dict[str, tuple[Any, dict[str, Any], int, tuple[int, int]]] = {
     "hf bert": (libraries.Bert(width=64), {}, 1, SOME),
     "hf gpt-2 with lora": (libraries.Lora(width=64), {}, 1, SOME),
 }
-"""Recipe, keys of its stage, micro-batches, and where the real step is."""
-MIB = 1 << 20
+"""Recipe, keys of its stage, micro-batches, and batch and size of the real step."""
+NAMES = sized(tuple(CASES), smoke=("mlp", "gpt"))
 
 
-def measure() -> dict[str, Any]:
+def measure(_: Path) -> list[Figure]:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    wanted = os.environ.get("BENCH_CASES", "")
-    found = {}
-    for name in CASES:
-        if wanted in name:
-            found[name] = _measure(name)
-            print(f"  {name}: {found[name]['error']:+.4%}", file=sys.stderr, flush=True)
-    return found
+    errors = {name: _errors(name) for name in NAMES}
+    print_table(
+        "Predicted peak of a step's tensors against the real one",
+        ["model", "by the same tracker", "by torch's profiler"],
+        [[name, *(f"{error:+.4%}" for error in pair)] for name, pair in errors.items()],
+    )
+    by_tracker = [abs(error) for error, _ in errors.values()]
+    by_profiler = [abs(error) for name, (_, error) in errors.items() if "inside" not in name]
+    what = "predicted peak of a step's tensors: largest error of"
+    return [
+        Figure(f"{what} {len(by_tracker)}", "the same tracker", f"{max(by_tracker):.4%}", unit=""),
+        Figure(
+            f"{what} {len(by_profiler)}", "torch's profiler", f"{max(by_profiler):.4%}", unit=""
+        ),
+    ]
 
 
-def _measure(name: str) -> dict[str, Any]:
+def _errors(name: str) -> tuple[float, float]:
+    """Relative to the real peak, by the tracker and by the profiler."""
     recipe, keys, accumulation, point = CASES[name]
     stage = stage_of(**keys)
-    began = time.process_time()
-    fitted = fit_of(recipe, stage, accumulation=accumulation)
-    took = time.process_time() - began
+    predicted = fit_of(recipe, stage, accumulation=accumulation).peak(*point)
     [real] = traces_of(recipe, stage, [point], is_fake=False, accumulation=accumulation)
     profiled = profiled_peak(recipe, stage, point, accumulation=accumulation)
-    foretold = fitted.peak(*point)
-    return {
-        "is_exact": fitted.is_exact,
-        "foretold": foretold,
-        "real": real.peak,
-        "profiled": profiled,
-        "error": foretold / real.peak - 1,
-        "error_of_profiler": foretold / profiled - 1,
-        "cpu_s": took,
-    }
-
-
-def show(found: dict[str, Any]) -> None:
-    print_table(
-        "Peak of a step's tensors, foretold and real",
-        ["model", "foretold MiB", "real MiB", "error", "by torch.profiler", "CPU s"],
-        [
-            [
-                name if row["is_exact"] else f"{name} (not exact)",
-                f"{row['foretold'] / MIB:.2f}",
-                f"{row['real'] / MIB:.2f}",
-                f"{row['error']:+.4%}",
-                f"{row['error_of_profiler']:+.4%}",
-                f"{row['cpu_s']:.1f}",
-            ]
-            for name, row in found.items()
-        ],
-    )
-    worst = max((abs(row["error"]) for row in found.values()), default=0.0)
-    judged = [abs(r["error_of_profiler"]) for n, r in found.items() if "inside" not in n]
-    print(
-        f"\n{len(found)} cases: at most {worst:.4%} from the same tracker, "
-        f"{max(judged, default=0.0):.4%} from the profiler ({len(judged)} not marked)"
-    )
+    print(f"  {name}: {predicted / real.peak - 1:+.4%}", file=sys.stderr, flush=True)
+    return predicted / real.peak - 1, predicted / profiled - 1

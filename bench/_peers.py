@@ -1,13 +1,13 @@
-"""The other tools' environment, and processes that do one thing after another when asked.
+"""The other tools' environments, and worker processes that carry out one order after another.
 
-The peers live in `.work/peers`, a venv of its own, with the versions of peers.txt: made at the
-first use, used again later. `BENCH_PEERS=0` leaves them out. torch is the same build on both sides.
+The other tools live in `.work/peers`, a venv with the versions of peers.txt: made at the first use,
+used again later. `BENCH_PEERS=0` leaves them out. A smoke run makes no environment: it uses one
+that is there, else this one, and leaves out the tools that are not installed.
 
-A `Worker` is a process of either environment that answers orders, one JSON line each. Some keep
-their state from order to order (`serve`), some fork for each (`serve_forks`), so that every order
-finds a fresh process with the imports done, which may be killed. Used by save.py, start.py,
-resume.py, promises.py, tokens.py and pack.py. Knows nothing of tasuki, and runs in all
-environments.
+A `Worker` is a process of either environment that takes orders, one JSON line each. Some keep
+their state from order to order (`orders`), some fork for each (`serve_forks`), so that every order
+gets a fresh process with the imports done, which may be killed. Imports nothing of tasuki, and
+runs in all environments.
 """
 
 from __future__ import annotations
@@ -20,52 +20,61 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from _measure import IS_SMOKE
+
 BENCH = Path(__file__).resolve().parent
 ROOT = BENCH.parent
-PEERS = ROOT / ".work" / "peers"
-PINS = BENCH / "peers.txt"
-PACKAGES = (
-    *("torch", "lightning", "accelerate", "transformers", "torchdata", "datasets"),
-    "pytorch-ignite",
-)
+PACKAGES = {
+    "peers": (*("torch", "lightning", "accelerate", "transformers", "datasets", "pytorch-ignite"),),
+    "solver": ("ortools",),
+}
+"""By environment: what is installed there, with the versions of `<environment>.txt`."""
 ANSWERS = "BENCH_ANSWERS"
-"""In a worker's environment: the descriptor on which it answers; libraries print on the others."""
+"""In a worker's environment: the descriptor of its replies; libraries print on the others."""
 Order = dict[str, Any]
 
 
-class NoPeers(Exception):
-    """Why the peers are left out."""
+# -- environments -----------------------------------------------------------------------------
 
 
-# -- the environment --------------------------------------------------------------------------
-
-
-def peers_python() -> Path:
-    """The interpreter that has the peers; made on first use."""
-    return python_with(PACKAGES, folder=PEERS, pins=PINS, size="1.5 GB, a minute or two")
-
-
-def python_with(packages: Sequence[str], *, folder: Path, pins: Path, size: str) -> Path:
-    """The interpreter of a venv of its own; made on first use."""
+def find_peers(*packages: str, name: str = "peers") -> dict[str, Path]:
+    """The interpreter of each of these packages; without those that are left out."""
     if os.environ.get("BENCH_PEERS") == "0":
-        raise NoPeers("BENCH_PEERS=0")
+        say(f"without {', '.join(packages)}: BENCH_PEERS=0")
+        return {}
+    folder, pins = ROOT / ".work" / name, BENCH / f"{name}.txt"
     ready, python = folder / ".ready", folder / "bin" / "python"
     versions = pins.read_text()
     if not ready.is_file() or ready.read_text() != versions:
-        say(f"installing {packages[0]} … into {folder} ({size}; BENCH_PEERS=0: not)")
+        if IS_SMOKE:
+            return _installed_here(packages)
+        say(f"installing {', '.join(PACKAGES[name])} into {folder} (BENCH_PEERS=0: not)")
         try:
-            _install(packages, folder, pins)
+            _install(PACKAGES[name], folder, pins)
         except (OSError, subprocess.SubprocessError) as error:
-            raise NoPeers(f"they cannot be installed: {error}") from error
+            say(f"without {', '.join(packages)}: cannot be installed: {error}")
+            return {}
         ready.write_text(versions)
-    return python
+    return dict.fromkeys(packages, python)
 
 
-def _install(packages: Sequence[str], folder: Path, pins: Path) -> None:
+def _installed_here(packages: tuple[str, ...]) -> dict[str, Path]:
+    found = {}
+    for package in packages:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            metadata.version(package)
+            found[package] = Path(sys.executable)
+    if missing := [package for package in packages if package not in found]:
+        say(f"without {', '.join(missing)}: not installed")
+    return found
+
+
+def _install(packages: tuple[str, ...], folder: Path, pins: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     quiet = ["--quiet", "--no-cache-dir", "--disable-pip-version-check"]
     subprocess.run(
@@ -73,28 +82,6 @@ def _install(packages: Sequence[str], folder: Path, pins: Path) -> None:
         env={**os.environ, "PIP_CONSTRAINT": str(pins)},
         check=True,
     )
-
-
-def find_peers() -> Path | None:
-    """As `peers_python`; says why when there are none."""
-    try:
-        return peers_python()
-    except NoPeers as why:
-        say(f"the peers are left out: {why}")
-        return None
-
-
-def versions_of(python: Path) -> dict[str, str]:
-    """Of the packages that are compared, as this interpreter has them."""
-    code = (
-        "import json, sys; from importlib.metadata import version as v; "
-        "print(json.dumps({n: v(n) for n in sys.argv[1:]}))"
-    )
-    found = subprocess.run(
-        [str(python), "-c", code, *PACKAGES], check=True, capture_output=True, text=True
-    )
-    versions: dict[str, str] = json.loads(found.stdout)
-    return versions
 
 
 def environment() -> dict[str, str]:
@@ -111,7 +98,7 @@ def environment() -> dict[str, str]:
     }
 
 
-# -- asking a worker --------------------------------------------------------------------------
+# -- giving orders --------------------------------------------------------------------------
 
 
 class Worker:
@@ -183,7 +170,7 @@ class Forked:
         return status
 
 
-# -- being a worker ---------------------------------------------------------------------------
+# -- taking orders ---------------------------------------------------------------------------
 
 
 def orders() -> Iterator[Order]:
@@ -227,12 +214,7 @@ def _work_in_fork(work: Callable[[Order], None], order: Order) -> None:
         os._exit(1)
 
 
-def end_well_when_told() -> None:
-    """A bench that is terminated removes its files, unmounts its disks and ends its workers."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-
-
-# -- talk -------------------------------------------------------------------------------------
+# -- progress ---------------------------------------------------------------------------------
 
 _BEGAN = time.monotonic()
 

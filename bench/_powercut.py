@@ -1,9 +1,9 @@
 """A file system that loses its power: an ext4 image, copied while it is in use, mounted again.
 
-What a process wrote but did not sync lies in the page cache above the loop device, so it is not in
-the copy; what it synced is. All processes that write there are stopped while the copy is made; a
-copy that the kernel tore nevertheless cannot be mounted and is made anew. Needs root and loop
-devices; `why_not` says in words what is missing. Used by promises.py.
+What a process wrote but did not sync is in the page cache above the loop device, so it is not in
+the copy; what it synced is. All processes that write there are stopped while the copy is made. A
+copy that the kernel tore nevertheless cannot be mounted and is made again. Needs root and loop
+devices; `why_not` names what is missing. Used by promises.py.
 """
 
 from __future__ import annotations
@@ -32,12 +32,7 @@ def why_not(folder: Path) -> str | None:
         with Disk(folder / "probe").mounted():
             return None
     except (subprocess.SubprocessError, OSError) as error:
-        return f"no loop mounts here: {_words(error)}"
-
-
-def _words(error: Exception) -> str:
-    told = getattr(error, "stderr", "") or str(error)
-    return str(told).strip().splitlines()[-1] if str(told).strip() else type(error).__name__
+        return f"cannot mount here: {getattr(error, 'stderr', '') or error}"
 
 
 class Disk:
@@ -58,7 +53,7 @@ class Disk:
             yield self.place
 
     def cut(self) -> None:
-        """Now. Whoever writes there must stand still."""
+        """Now. The processes that write there must be stopped."""
         _run("cp", "--sparse=always", str(self.image), str(self._copy))
 
     @contextlib.contextmanager

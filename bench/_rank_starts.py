@@ -1,9 +1,9 @@
-"""From the start of a supervisor to the start of its rank, as a job of Slurm sees it.
+"""`starts`: from the start of a supervisor to the start of its rank, as a job of Slurm sees it.
 
 The supervisor is the real one (`python -P -m tasuki.jobs JOB`), in the environment of a job
-that runs on the private cluster. It takes the run, writes that down, and starts the rank: a shell
-script that notes the time and leaves. What the shell itself takes until then is measured beside it,
-and subtracted. Every round begins with a fresh copy of the job and its run. Used by slurm.py.
+that runs on the private cluster. It takes the run, records that, and starts the rank: a shell
+script that notes the time and leaves. What the shell takes until then is measured in turn with it,
+and subtracted. Every round starts with a fresh copy of the job and its run. A part of slurm.py.
 """
 
 from __future__ import annotations
@@ -13,84 +13,78 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
-from _measure import run_interleaved
+from _interrupted import PlainJob, make_project
+from _measure import Figure, ratios, run_interleaved, run_timed, sized
+from tasuki.testing.slurm import Cluster
 
+ROUNDS = sized(25, smoke=1)
 BASELINE = "import json, subprocess"
-OURS = "supervisor under Slurm → its rank"
-HERE = "the same without Slurm"
-SHELL = "the shell that stands for a rank"
-ROUNDS = 25
 _RANK = """\
 #!/bin/bash
-echo "$EPOCHREALTIME" >> "$BENCH_TOLD"
+echo "$EPOCHREALTIME" >> "$BENCH_STARTED"
 """
 _WITHIN_S = 60.0
 
 
-def measure_starts(
-    runs: Path, *, environment: Mapping[str, str], number: str
-) -> dict[str, list[float]]:
-    """`runs` holds one submitted job; job `number` runs."""
-    rank = runs.parent / "rank.sh"
+def measure(cluster: Cluster, folder: Path) -> list[Figure]:
+    settings = {"backend": "slurm", "partition": "low", "memory": "200M"}
+    project = make_project(cluster, folder / "project", settings)
+    project.tasuki("submit", "--extra", "hold=true")
+    plain = PlainJob(cluster, folder)
+    rank = folder / "rank.sh"
     rank.write_text(_RANK)
     rank.chmod(0o755)
-    own = {
-        **environment,
-        "SLURM_JOB_ID": number,
+    environment = {
+        **project.environment,
+        "SLURM_JOB_ID": plain.number,
         "SLURM_NODEID": "0",
         "SLURM_NNODES": "1",
-        "BENCH_TOLD": str(runs.parent / "told.txt"),
+        "BENCH_STARTED": str(folder / "started.txt"),
     }
-    cases: dict[str, Callable[[], float]] = {
-        BASELINE: lambda: _time([sys.executable, "-c", BASELINE], own),
-        OURS: lambda: _start(_supervise(_copy(runs, rank, backend="slurm")), own),
-        HERE: lambda: _start(_supervise(_copy(runs, rank, backend="local")), own),
-        SHELL: lambda: _start([str(rank)], own),
+    runs = project.folder / "runs"
+
+    def supervise() -> float:
+        command = [sys.executable, "-P", "-m", "tasuki.jobs", str(_copy_job(runs, rank))]
+        return _start(command, environment)
+
+    cases = {
+        "baseline": lambda: run_timed([sys.executable, "-c", BASELINE], env=environment).wall_s,
+        "supervisor": supervise,
+        "shell": lambda: _start([str(rank)], environment),
     }
     taken = run_interleaved(cases, rounds=ROUNDS)
-    for name in (OURS, HERE):
-        taken[name] = [
-            all_s - own_s for all_s, own_s in zip(taken[name], taken[SHELL], strict=True)
-        ]
-    return taken
+    cluster.run("scancel", plain.number)
+    pairs = zip(taken["supervisor"], taken["shell"], strict=True)
+    to_rank_s = [all_s - shell_s for all_s, shell_s in pairs]
+    what = "a supervisor's start to its rank's"
+    return [Figure(what, BASELINE, ratios(to_rank_s, taken["baseline"]), goal=3.0)]
 
 
-def _copy(runs: Path, rank: Path, *, backend: str) -> Path:
-    """The job's folder in a copy of all runs, with our rank in place of Python."""
+def _copy_job(runs: Path, rank: Path) -> Path:
+    """The job's folder in a copy of all runs, with the script in place of Python."""
     copied = runs.parent / "copied"
     shutil.rmtree(copied, ignore_errors=True)
     shutil.copytree(runs, copied)
-    [lanes] = copied.glob(".jobs/*/lanes.json")
-    value = json.loads(lanes.read_text())
-    lanes.write_text(json.dumps({**value, "python": str(rank), "backend": backend}))
-    return lanes.parent
-
-
-def _supervise(job: Path) -> list[str]:
-    return [sys.executable, "-P", "-m", "tasuki.jobs", str(job)]
+    [job] = copied.glob(".jobs/*/lanes.json")
+    job.write_text(json.dumps({**json.loads(job.read_text()), "python": str(rank)}))
+    return job.parent
 
 
 def _start(command: list[str], environment: Mapping[str, str]) -> float:
-    """Until a rank notes the time."""
-    told = Path(environment["BENCH_TOLD"])
-    told.unlink(missing_ok=True)
+    """Seconds until a rank notes the time."""
+    started_file = Path(environment["BENCH_STARTED"])
+    started_file.unlink(missing_ok=True)
     began = time.time()
     subprocess.run(
         command,
         env=environment,
         capture_output=True,
         timeout=_WITHIN_S,
-        check=False,  # a rank that leaves without a word is a failure to it
+        check=False,  # a rank that leaves without a message is a failure to the supervisor
     )
-    if not told.exists():
+    if not started_file.exists():
         sys.exit(f"error: no rank was started by {command}")
-    return float(told.read_text().split()[0]) - began
-
-
-def _time(command: list[str], environment: Mapping[str, str]) -> float:
-    began = time.time()
-    subprocess.run(command, env=environment, capture_output=True, timeout=_WITHIN_S, check=True)
-    return time.time() - began
+    return float(started_file.read_text().split()[0]) - began

@@ -1,7 +1,7 @@
 """Run folders as tasuki leaves them, made without training: many of them, long ones, growing ones.
 
-Used by the parts of use.py. What is written is what supervisors and ranks write (docs/design.md,
-Formats), so that whoever reads cannot tell.
+Used by the parts of use.py. The files are those that supervisors and ranks write (docs/design.md,
+Formats).
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import os
 import time
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from tasuki.clock import SystemClock
 from tasuki.runs.attempts import write_attempt_end, write_holder
@@ -137,8 +139,14 @@ def _write(path: Path, value: dict[str, Any]) -> None:
     path.write_text(json.dumps({"format": 1, **value}))
 
 
+def cpu_s(pid: int) -> float:
+    """CPU seconds of a process so far."""
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)
+
+
 def environment() -> dict[str, str]:
-    """As at a person's shell, with bytecode as an installed wheel has it."""
+    """As in a user's shell, with bytecode as an installed wheel has it."""
     dropped = ("PYTHONDONTWRITEBYTECODE", "COLUMNS", "LINES", "NO_COLOR")
     kept = {key: value for key, value in os.environ.items() if key not in dropped}
     return {**kept, "TERM": "xterm-256color", "TASUKI_SITE": ""}

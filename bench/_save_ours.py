@@ -1,9 +1,9 @@
-"""tasuki's own worker with the model of _gate.py: its loop, its saves, its restore.
+"""tasuki's worker with the model of _gate.py: its loop, its saves, its restore.
 
-Run as `python _save_ours.py MEGABYTES FOLDER`, a worker that save.py asks (see _gate.py). What runs
-is `tasuki.train.worker.main`, as a supervisor starts it; only its loader stops at the gate before
-it gives out a step. A save is what the loop does at a boundary where one is due (`Saving.save`); a
-load is what an attempt does before its first step (`begin_or_resume`).
+Run as `python _save_ours.py MEGABYTES FOLDER`, a worker that takes the orders of save.py (see
+_gate.py). `tasuki.train.worker.main` runs as a supervisor starts it; only its loader stops at the
+gate before it yields a step. A save is what the loop does at a boundary where one is due
+(`Saving.save`); a load is what an attempt does before its first step (`begin_or_resume`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from _gate import AdaptedBlocks, Case, Gate, folder_bytes, set_cache
+from _gate import AdaptedBlocks, Case, Gate, set_cache
 from _peers import BENCH, ROOT
 
 sys.path.insert(0, str(ROOT))
@@ -132,25 +132,27 @@ class GatedTraining(training.Training):
         return loader
 
     def _load(self, *, is_warm: bool) -> dict[str, float]:
-        """Seconds to find, verify and read the newest checkpoint and put it back; and of what
-        tasuki does beyond that: capture all of it again and compare it with what was read."""
+        """Seconds to find, verify and read the newest checkpoint and put it back; without those of
+        capturing all of it again and comparing it with what was read."""
         files = (path for path in self.task.run.checkpoints.rglob("*") if path.is_file())
         set_cache(files, is_warm=is_warm)
         compared_s = 0.0
 
         def compare(*arguments: Any) -> Any:
             nonlocal compared_s
-            begun = time.perf_counter()
+            started = time.perf_counter()
             difference = first_difference(*arguments)
-            compared_s += time.perf_counter() - begun
+            compared_s += time.perf_counter() - started
             return difference
 
         with patch.object(state, "first_difference", compare):
-            began = time.perf_counter()
-            start.begin_or_resume(self.task, self.setup, self.engine, self.saving._saver)
-            taken = time.perf_counter() - began
-        assert compared_s, "nothing was compared: mend the bench"
-        return {"seconds": taken - compared_s, "compared_s": compared_s}
+            started = time.perf_counter()
+            start.begin_or_resume(
+                self.task, self.setup, self.engine, self.saving._saver, self._fitting
+            )
+            taken = time.perf_counter() - started
+        assert compared_s, "the restore did not compare: the patch misses it"
+        return {"seconds": taken - compared_s}
 
     def _lora_bytes(self) -> dict[str, float]:
         project = make(self.folder / "lora", "Lora", 0, steps=4)
@@ -162,9 +164,8 @@ class GatedTraining(training.Training):
         checkpoints = project.run.checkpoints
         newest = max(checkpoints.glob("step-*"), key=lambda path: path.name)
         assert status == 0 and newest.name.startswith("step-000000004"), project.logs()
-        frozen = folder_bytes(checkpoints / "frozen")
-        needed = AdaptedBlocks().needed_bytes()
-        return {"bytes": folder_bytes(newest), "needed": needed, "frozen": frozen}
+        size = sum(path.stat().st_size for path in newest.rglob("*") if path.is_file())
+        return {"bytes": size, "needed": AdaptedBlocks().needed_bytes()}
 
 
 def main(megabytes: str, folder: str) -> None:

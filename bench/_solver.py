@@ -1,8 +1,9 @@
-"""CP-SAT's best schedule after five seconds on two cores: a worker of pack.py.
+"""CP-SAT's best schedule of chains on one node after some seconds on two cores. For pack.py.
 
-Runs in `.work/solver`, and knows nothing of tasuki: a model of its own, of the plain numbers it is
-sent. The seconds are of CPU, since others use the machine too; the wall clock ends it at
-twenty times as many.
+Runs in `.work/solver`, with OR-tools, and imports nothing of tasuki: the model is stated here, from
+the plain numbers of the order. It starts from the schedule of the longest first (`hint`). The
+seconds are CPU time, since others use the machine too. After twenty times as many the wall clock
+ends it.
 """
 
 from __future__ import annotations
@@ -15,67 +16,43 @@ from ortools.sat.python import cp_model
 
 from _peers import answer, orders
 
-CORES = 2
-MOST_TIMES = 20
+NUM_CORES = 2
+MAX_WALL_FACTOR = 20
 
 
-def solve(order: dict[str, Any]) -> dict[str, Any]:
+def solve(order: dict[str, Any]) -> int:
+    """The makespan, in the units of the lengths."""
     model = cp_model.CpModel()
-    lengths, hint, most = order["lengths"], order["hint"], order["makespan"]
-    starts = [model.new_int_var(0, most - length, "") for length in lengths]
-    makespan = model.new_int_var(order["bound"], most, "")
+    lengths, longest = order["lengths"], order["makespan"]
+    starts = [model.new_int_var(0, longest - length, "") for length in lengths]
+    makespan = model.new_int_var(order["bound"], longest, "")
     for j, start in enumerate(starts):
-        model.add_hint(start, hint[j])
+        model.add_hint(start, order["hint"][j])
         model.add(makespan >= start + lengths[j])
         for before in order["after"][j]:
             model.add(start >= starts[before] + lengths[before])
-    place(model, order, starts)
+    intervals = [
+        model.new_fixed_size_interval_var(start, length, "")
+        for start, length in zip(starts, lengths, strict=True)
+    ]
+    model.add_cumulative(intervals, order["widths"], order["gpus"])
     model.minimize(makespan)
-    return run(model, most, order["seconds"])
+    return run_for(model, order["seconds"]) or longest
 
 
-def place(model: cp_model.CpModel, order: dict[str, Any], starts: list[Any]) -> None:
-    """On one node, or on one of several."""
-    lengths, widths, rooms = order["lengths"], order["widths"], order["rooms"]
-    if len(rooms) == 1:
-        intervals = [
-            model.new_fixed_size_interval_var(start, length, "")
-            for start, length in zip(starts, lengths, strict=True)
-        ]
-        model.add_cumulative(intervals, widths, rooms[0])
-        return
-    by_node: list[list[Any]] = [[] for _ in rooms]
-    for j, start in enumerate(starts):
-        here = [model.new_bool_var("") for _ in rooms]
-        model.add_exactly_one(here)
-        for node, is_here in enumerate(here):
-            model.add_hint(is_here, order["nodes"][j] == node)
-            by_node[node].append(
-                model.new_optional_fixed_size_interval_var(start, lengths[j], is_here, "")
-            )
-    for gpus, intervals in zip(rooms, by_node, strict=True):
-        model.add_cumulative(intervals, widths, gpus)
-
-
-def run(model: cp_model.CpModel, most: int, seconds: float) -> dict[str, Any]:
+def run_for(model: cp_model.CpModel, seconds: float) -> int | None:
+    """None: nothing was found in time."""
     solver = cp_model.CpSolver()
-    solver.parameters.num_workers = CORES
-    solver.parameters.max_time_in_seconds = MOST_TIMES * seconds
+    solver.parameters.num_workers = NUM_CORES
+    solver.parameters.max_time_in_seconds = MAX_WALL_FACTOR * seconds
     ended = threading.Event()
-    watcher = threading.Thread(target=stop_after, args=(solver, CORES * seconds, ended))
-    cpu, wall = time.process_time(), time.perf_counter()
+    watcher = threading.Thread(target=stop_after, args=(solver, NUM_CORES * seconds, ended))
     watcher.start()
     status = solver.solve(model)
     ended.set()
     watcher.join()
     is_found = status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
-    return {
-        "makespan": round(solver.objective_value) if is_found else most,
-        "bound": round(solver.best_objective_bound),
-        "is_proved": status == cp_model.OPTIMAL,
-        "cpu_s": time.process_time() - cpu,
-        "wall_s": time.perf_counter() - wall,
-    }
+    return round(solver.objective_value) if is_found else None
 
 
 def stop_after(solver: cp_model.CpSolver, cpu_s: float, ended: threading.Event) -> None:

@@ -1,29 +1,24 @@
-"""How long `tasuki estimate` takes: CPU seconds of the command and its children, cold and warm.
+"""`speed`: how long `tasuki estimate` takes, in CPU seconds of the command and its children.
 
-Cold: nothing is kept; warm: the same command once more. Six stages of examples/matrix_gnn at their
-true sizes (gpu.yaml; without data) and a GPT-2 of 124 M weights (`_gpt124m.py`), each in a folder
-of its own. Run as `python bench/_speed.py`; called by memory.py.
+Cold: nothing is cached; warm: the same command once more. Six stages of examples/matrix_gnn at
+their true sizes (gpu.yaml; without data) and a GPT-2 of 124 M weights (_gpt124m.py), each in a
+separate folder. A part of memory.py.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import resource
 import shutil
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
-from statistics import median
-from typing import Any
 
-from _measure import print_table
+from _measure import Figure, run_timed, sized, spread
+from _peers import BENCH, ROOT
 
-HERE = Path(__file__).resolve().parent
-LIMITS = {"matrix_gnn, 6 stages": 15.0, "gpt-124m": 10.0}
-WARM_LIMIT = 1.0
-_ROUNDS = 3
+ROUNDS = sized(5, smoke=1)
+GOALS = sized({"matrix_gnn": 15.0, "gpt-124m": 10.0}, smoke={"gpt-124m": 10.0})
+"""CPU seconds of a cold estimate."""
+WARM_GOAL = 1.0
 _GPT = """\
 project: gpt
 recipe: _gpt124m:Gpt124M
@@ -34,74 +29,32 @@ experiments:
 """
 
 
-def measure() -> dict[str, Any]:
-    """By case: CPU seconds (median of 3), stages, whether a limit was missed."""
-    found = {}
-    for name, limit in LIMITS.items():
-        rounds = [_cold_and_warm(name) for _ in range(_ROUNDS)]
-        cold, warm = (median(pair[at] for pair in rounds) for at in (0, 1))
-        found[name] = {
-            "cold_cpu_s": cold,
-            "warm_cpu_s": warm,
-            "cold_limit_s": limit,
-            "warm_limit_s": WARM_LIMIT,
-            "is_met": cold <= limit and warm <= WARM_LIMIT,
-        }
-    print_table(
-        "CPU seconds of `tasuki estimate`",
-        ["case", "cold", "at most", "warm", "at most"],
-        [
-            [
-                name,
-                f"{row['cold_cpu_s']:.1f}",
-                f"{row['cold_limit_s']:.0f}",
-                f"{row['warm_cpu_s']:.2f}",
-                f"{row['warm_limit_s']:.0f}",
-            ]
-            for name, row in found.items()
-        ],
-    )
-    return found
+def measure(folder: Path) -> list[Figure]:
+    figures = []
+    for name, goal in GOALS.items():
+        cold, warm = [], []
+        for number in range(ROUNDS):
+            spec = _write_spec(name, folder / f"{name}-{number}")
+            cold.append(_estimate(spec))
+            warm.append(_estimate(spec))
+        what = f"CPU time of `tasuki estimate`, {name}"
+        figures.append(Figure(what, "nothing cached", spread(cold), unit="s", goal=goal))
+        figures.append(Figure("… again", "cached", spread(warm), unit="s", goal=WARM_GOAL))
+    return figures
 
 
-def _cold_and_warm(name: str) -> tuple[float, float]:
-    with tempfile.TemporaryDirectory() as folder:
-        spec = _write(name, Path(folder))
-        return _estimate(spec), _estimate(spec)
-
-
-def _write(name: str, folder: Path) -> Path:
-    if name.startswith("matrix"):
+def _write_spec(name: str, folder: Path) -> Path:
+    folder.mkdir()
+    if name == "matrix_gnn":
         for file in ("recipe.py", "gpu.yaml"):
-            shutil.copy(HERE.parent / "examples" / "matrix_gnn" / file, folder)
+            shutil.copy(ROOT / "examples" / "matrix_gnn" / file, folder)
         return folder / "gpu.yaml"
-    shutil.copy(HERE / "_gpt124m.py", folder)
+    shutil.copy(BENCH / "_gpt124m.py", folder)
     (folder / "tasuki.yaml").write_text(_GPT)
     return folder / "tasuki.yaml"
 
 
 def _estimate(spec: Path) -> float:
-    before = _cpu_s()
     environment = {key: value for key, value in os.environ.items() if key != "SCRATCH"}
-    done = subprocess.run(
-        [sys.executable, "-m", "tasuki", "estimate", spec.name, "--json"],
-        cwd=spec.parent,
-        env={**environment, "TASUKI_SITE": ""},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert all(row["peak_bytes"] for row in json.loads(done.stdout)["stages"])
-    return _cpu_s() - before
-
-
-def _cpu_s() -> float:
-    """Of children that have ended, and of theirs."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
-if __name__ == "__main__":
-    measure()
+    command = [sys.executable, "-m", "tasuki", "estimate", spec.name]
+    return run_timed(command, cwd=spec.parent, env={**environment, "TASUKI_SITE": ""}).cpu_s

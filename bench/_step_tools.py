@@ -1,10 +1,9 @@
-"""A step of the tiny MLP by each of the other tools, in a process of its own that takes turns.
+"""A step of the tiny MLP by each of the other tools, in separate processes that take turns.
 
 Every tool trains the same model on the same samples with AdamW, clipping and OneCycle, as its
 manual shows it, with everything off that may be: no log, no progress bar, no checkpoint. tasuki's
-own loop (`tasuki`) writes its log lines and watches its deadline all the while. A turn is
-STEPS_PER_TURN steps; between two of them whoever hands out the samples stops and waits for the next
-order.
+loop (`tasuki`) writes its log lines and watches its deadline all the while. A turn is
+STEPS_PER_TURN steps; after it the batch sampler stops and waits for the next order.
 
 Run by overhead.py as `python _step_tools.py TOOL FOLDER`, in the peers' environment but for
 `tasuki`. FOLDER is for what a tool insists on writing.
@@ -24,9 +23,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, default_collate
 
+from _measure import sized
 from _peers import answer, orders
 
-STEPS_PER_TURN = 200
+STEPS_PER_TURN = sized(200, smoke=20)
 WIDTH = 256
 BATCH = 32
 LR = 1e-3
@@ -36,20 +36,19 @@ STEPS = 1_000_000
 
 
 class Gate:
-    """Tells how long a turn took, and waits for the next."""
+    """Reports the CPU seconds of a turn's step, and waits for the next turn."""
 
     def __init__(self) -> None:
         self._orders = orders()
-        self._began: tuple[float, float] | None = None
+        self._began: float | None = None
 
     def pass_on(self) -> None:
-        now = (time.perf_counter(), time.thread_time())
+        now = time.thread_time()
         if self._began is not None:
-            wall, cpu = (end - began for end, began in zip(now, self._began, strict=True))
-            answer({"wall_s": wall / STEPS_PER_TURN, "cpu_s": cpu / STEPS_PER_TURN})
+            answer((now - self._began) / STEPS_PER_TURN)
         if next(self._orders, None) is None:
             os._exit(0)
-        self._began = (time.perf_counter(), time.thread_time())
+        self._began = time.thread_time()
 
 
 class Batches:
@@ -70,32 +69,38 @@ class Batches:
             yield self._known[number % len(self._known)]
 
 
-def samples() -> list[Any]:
+def make_samples() -> list[Any]:
     generator = torch.Generator().manual_seed(1)
     inputs = torch.randn(8192, 64, generator=generator)
     classes = torch.randint(10, (8192,), generator=generator)
     return list(zip(inputs, classes, strict=True))
 
 
-def loader(collate: Any = default_collate) -> Any:
-    data: Any = samples()
+def make_loader(collate: Any = default_collate) -> Any:
+    data: Any = make_samples()
     return DataLoader(data, batch_sampler=Batches(), collate_fn=collate)  # type: ignore[arg-type]
 
 
+def make_mlp(width: int = WIDTH) -> nn.Sequential:
+    return nn.Sequential(
+        *(nn.Linear(64, width), nn.ReLU()),
+        *(nn.Linear(width, width), nn.ReLU()),
+        nn.Linear(width, 10),
+    )
+
+
 class Net(nn.Module):
+    """With its loss, as HF's Trainer needs it."""
+
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.Sequential(
-            *(nn.Linear(64, WIDTH), nn.ReLU()),
-            *(nn.Linear(WIDTH, WIDTH), nn.ReLU()),
-            nn.Linear(WIDTH, 10),
-        )
+        self.layers = make_mlp()
 
     def forward(self, inputs: Any, labels: Any) -> dict[str, Any]:
         return {"loss": nn.functional.cross_entropy(self.layers(inputs), labels)}
 
 
-def parts() -> tuple[nn.Module, Any, Any]:
+def make_parts() -> tuple[nn.Module, Any, Any]:
     model = Net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, fused=True)  # as tasuki's default is
     schedule = torch.optim.lr_scheduler.OneCycleLR(
@@ -104,79 +109,76 @@ def parts() -> tuple[nn.Module, Any, Any]:
     return model, optimizer, schedule
 
 
-# -- the tools --------------------------------------------------------------------------------
-
-
-def run_torch() -> None:
-    """By hand, without a DataLoader."""
-    model, optimizer, schedule = parts()
-    data, parameters = samples(), list(model.parameters())
-    for indices in Batches():
-        inputs, labels = default_collate([data[index] for index in indices])
-        model(inputs, labels)["loss"].backward()
-        nn.utils.clip_grad_norm_(parameters, CLIP)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
-
-
-def run_loader() -> None:
-    """By hand, over a DataLoader."""
-    model, optimizer, schedule = parts()
-    parameters = list(model.parameters())
-    for inputs, labels in loader():
-        model(inputs, labels)["loss"].backward()
-        nn.utils.clip_grad_norm_(parameters, CLIP)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
-
-
-def run_ignite() -> None:
-    from ignite.engine import Engine
-
-    model, optimizer, schedule = parts()
+def make_step(
+    model: Any,
+    optimizer: Any,
+    schedule: Any,
+    *,
+    backward: Callable[[Any], object] = torch.Tensor.backward,
+    clip: Callable[[], object] | None = None,
+) -> Callable[[Any], Any]:
+    """A training step as written by hand, with what a library replaces in it."""
     parameters = list(model.parameters())
 
-    def step(_: Any, batch: Any) -> Any:
+    def step(batch: Any) -> Any:
         inputs, labels = batch
         loss = model(inputs, labels)["loss"]
-        loss.backward()
-        nn.utils.clip_grad_norm_(parameters, CLIP)
+        backward(loss)
+        clip() if clip else nn.utils.clip_grad_norm_(parameters, CLIP)
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
         return loss
 
-    Engine(step).run(loader(), max_epochs=1)
+    return step
+
+
+# -- the tools --------------------------------------------------------------------------------
+
+
+def run_bare() -> None:
+    """By hand, without a DataLoader."""
+    step, data = make_step(*make_parts()), make_samples()
+    for indices in Batches():
+        step(default_collate([data[index] for index in indices]))
+
+
+def run_ignite() -> None:
+    from ignite.engine import Engine
+
+    step = make_step(*make_parts())
+    Engine(lambda _, batch: step(batch)).run(make_loader(), max_epochs=1)
 
 
 def run_fabric() -> None:
     from lightning.fabric import Fabric
 
     fabric = Fabric(accelerator="cpu", devices=1)
-    net, optimizer, schedule = parts()
+    net, optimizer, schedule = make_parts()
     model, optimizer = fabric.setup(net, optimizer)
-    batches: Any = fabric.setup_dataloaders(loader(), use_distributed_sampler=False)
-    for inputs, labels in batches:
-        fabric.backward(model(inputs, labels)["loss"])
-        fabric.clip_gradients(model, optimizer, max_norm=CLIP)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
+    step = make_step(
+        model,
+        optimizer,
+        schedule,
+        backward=fabric.backward,
+        clip=lambda: fabric.clip_gradients(model, optimizer, max_norm=CLIP),
+    )
+    for batch in fabric.setup_dataloaders(make_loader(), use_distributed_sampler=False):
+        step(batch)
 
 
 def run_accelerate() -> None:
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True)
-    model, optimizer, schedule, batches = accelerator.prepare(*parts(), loader())
-    for inputs, labels in batches:
-        accelerator.backward(model(inputs, labels)["loss"])
-        accelerator.clip_grad_norm_(model.parameters(), CLIP)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
+    *parts, batches = accelerator.prepare(*make_parts(), make_loader())
+    step = make_step(
+        *parts,
+        backward=accelerator.backward,
+        clip=lambda: accelerator.clip_grad_norm_(parts[0].parameters(), CLIP),
+    )
+    for batch in batches:
+        step(batch)
 
 
 def run_lightning() -> None:
@@ -185,7 +187,7 @@ def run_lightning() -> None:
     class Module(pl.LightningModule):
         def __init__(self) -> None:
             super().__init__()
-            self.net, self._optimizer, self._schedule = parts()
+            self.net, self._optimizer, self._schedule = make_parts()
 
         def training_step(self, batch: Any, _: int) -> Any:
             return self.net(*batch)["loss"]
@@ -196,7 +198,7 @@ def run_lightning() -> None:
     trainer = pl.Trainer(
         accelerator="cpu", devices=1, max_steps=STEPS, gradient_clip_val=CLIP, barebones=True
     )
-    trainer.fit(Module(), loader())
+    trainer.fit(Module(), make_loader())
 
 
 def run_hf() -> None:
@@ -208,9 +210,9 @@ def run_hf() -> None:
 
     class Gated(Trainer):
         def get_train_dataloader(self) -> Any:
-            return self.accelerator.prepare(loader(collate))
+            return self.accelerator.prepare(make_loader(collate))
 
-    model, optimizer, schedule = parts()
+    model, optimizer, schedule = make_parts()
     arguments = TrainingArguments(
         output_dir=sys.argv[2],
         max_steps=STEPS,
@@ -225,7 +227,7 @@ def run_hf() -> None:
     Gated(
         model=model,
         args=arguments,
-        train_dataset=samples(),  # type: ignore[arg-type]
+        train_dataset=make_samples(),  # type: ignore[arg-type]
         optimizers=(optimizer, schedule),
     ).train()
 
@@ -248,9 +250,9 @@ def run_tasuki() -> None:
         bench.train(STEPS, Gated())
 
 
+BARE = "bare loop"
 TOOLS: dict[str, Callable[[], None]] = {
-    "bare loop": run_torch,
-    "bare loop, DataLoader": run_loader,
+    BARE: run_bare,
     "tasuki": run_tasuki,
     "Ignite": run_ignite,
     "Fabric": run_fabric,
@@ -258,6 +260,16 @@ TOOLS: dict[str, Callable[[], None]] = {
     "Lightning, barebones": run_lightning,
     "HF Trainer": run_hf,
 }
+PACKAGE_OF = {
+    BARE: "",
+    "tasuki": "",
+    "Ignite": "pytorch-ignite",
+    "Fabric": "lightning",
+    "accelerate": "accelerate",
+    "Lightning, barebones": "lightning",
+    "HF Trainer": "transformers",
+}
+"""What a tool needs from the other tools' environment."""
 
 if __name__ == "__main__":
     torch.set_num_threads(1)

@@ -1,22 +1,23 @@
-"""What promises.py does to a tool, and what it finds afterwards.
+"""The accidents of promises.py, and what is left after each.
 
-`PeerSubject` asks a forking worker of _tools.py; `OwnSubject` starts tasuki's supervisor through
-the tests' fork server. Both answer the same questions with the same figures.
+`PeerSubject` trains in a forking worker of _tools.py; `TasukiSubject` starts tasuki's supervisor
+through the tests' fork server. Both return the same figures.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from typing import Any, Protocol
+from typing import Any
 
-from _ours import HANDED_OVER, Ours, Warm, wait_until
+from _measure import sized
+from _ours import INTERRUPTED, Ours, Warm, wait_until
 from _peers import Forked, Worker
 from _powercut import Disk, TornCopy
 from _tiny import compare_steps, read_notes, steps_of
@@ -25,36 +26,65 @@ from tasuki.checkpoint.parts import read_part
 from tasuki.errors import TasukiError
 from tasuki.runs.runs import RunFolder
 
-KILLS = int(os.environ.get("BENCH_KILLS", "30"))
-FLIPS = int(os.environ.get("BENCH_FLIPS", "40"))
-CUTS = int(os.environ.get("BENCH_CUTS", "8"))
+KILLS = sized(30, smoke=1, variable="BENCH_KILLS")
+FLIPS = sized(40, smoke=1, variable="BENCH_FLIPS")
+CUTS = sized(8, smoke=1, variable="BENCH_CUTS")
 EPOCH, MIDDLE = 32, 48
 """Steps per epoch, and where the run of two epochs is resumed."""
 BATCH = 4
 SIGTERM_STEP = 30
 LONG_EPOCH = 512
-"""Steps; of 20 ms each in the run that is terminated."""
+"""Steps, of 20 ms each in the run that is terminated."""
 LARGE = {"samples": 4096, "width": 512, "depth": 4}
 """12 MB with its moments: a save takes some 20 ms."""
 SMALL = {"samples": 4096, "width": 256, "depth": 2}
 """1.6 MB."""
-_FOR_EVER = 1_000_000
+_ENDLESS = 1_000_000
 _WITHIN_S = 90.0
-_CUT_WITHIN_S = 6.0
-"""ext4 writes its journal every five seconds, whoever asks."""
+_CUT_WITHIN_S = sized(6.0, smoke=0.5)
+"""ext4 writes its journal every five seconds."""
 Figures = dict[str, Any]
 
 
-class Subject(Protocol):
-    def resume_mid_epoch(self) -> Figures: ...
-    def terminate(self, *, jit: bool = False) -> Figures: ...
-    def flip_bits(self, count: int) -> Figures: ...
-    def kill_while_saving(self, count: int) -> Figures: ...
-    def cut_power(self, count: int) -> Figures: ...
+class Subject(ABC):
+    """One tool, and a power cut under it; the other accidents differ by tool."""
+
+    def __init__(self, folder: Path, seed: str) -> None:
+        folder.mkdir()
+        self._folder, self._chance = folder, Random(seed)
+
+    def cut_power(self, count: int) -> Figures:
+        found = {"of": count, "unloadable": 0, "lost": 0}
+        while count:
+            disk = Disk(self._folder / f"cut-{count}-{self._chance.getrandbits(32)}")
+            with disk.mounted() as mount:
+                process, acknowledged_step = self._train_on(mount)
+                wait_until(lambda step=acknowledged_step: step() >= 3)
+                time.sleep(self._chance.uniform(0.0, _CUT_WITHIN_S))
+                process.kill(signal.SIGSTOP)
+                acknowledged = acknowledged_step()
+                disk.cut()
+                process.kill(signal.SIGKILL)
+                _wait(process)
+            try:
+                with disk.after() as mount:
+                    self._judge(found, mount, acknowledged)
+                count -= 1
+            except TornCopy:
+                continue
+        return found
+
+    @abstractmethod
+    def _train_on(self, mount: Path) -> tuple[Any, Callable[[], int]]:
+        """A process that saves after each step, and what tells the last acknowledged step."""
+
+    @abstractmethod
+    def _judge(self, found: Figures, folder: Path, acknowledged: int) -> None:
+        """Count what is left in a folder."""
 
 
 def flip_bit(files: list[Path], chance: Random) -> Callable[[], None]:
-    """One bit, each byte as likely as any other. Gives back what undoes it."""
+    """One bit, each byte as likely as any other. Returns what undoes it."""
     sizes = [path.stat().st_size for path in files]
     [path] = chance.choices(files, sizes)
     at, bit = chance.randrange(path.stat().st_size), 1 << chance.randrange(8)
@@ -93,12 +123,12 @@ def _after_sigterm(
 # -- the peers --------------------------------------------------------------------------------
 
 
-class PeerSubject:
+class PeerSubject(Subject):
     """One of the tools of _tools.py."""
 
     def __init__(self, tool: str, python: Path, folder: Path) -> None:
-        folder.mkdir()
-        self._folder, self._chance, self._count = folder, Random(tool), 0
+        super().__init__(folder, tool)
+        self._count = 0
         self._worker = Worker(python, "_tools.py", tool, log=folder / "worker.log")
 
     def close(self) -> None:
@@ -170,53 +200,38 @@ class PeerSubject:
         found = {"of": count, "unloadable": 0, "lost": 0}
         for _ in range(count):
             folder = self._fresh("killed")
-            notes, process = self._start(folder, LARGE, steps=_FOR_EVER, save_every=1)
+            notes, process = self._start(folder, LARGE, steps=_ENDLESS, save_every=1)
             wait_until(lambda notes=notes: _acknowledged(notes) >= 2)
             time.sleep(self._chance.uniform(0.0, 0.25))
             process.kill(signal.SIGKILL)
             _wait(process)
-            self._judge(found, folder, LARGE, _acknowledged(notes))
+            self._judge(found, folder, _acknowledged(notes), LARGE)
         return found
 
-    def _judge(self, found: Figures, folder: Path, tiny: dict[str, Any], acknowledged: int) -> None:
-        """Resume, and look from which step on."""
-        notes, status = self._run(folder, {**tiny, "leave_at": 1}, steps=_FOR_EVER, resume=True)
+    def _judge(
+        self, found: Figures, folder: Path, acknowledged: int, tiny: dict[str, Any] = SMALL
+    ) -> None:
+        """Resume, and see from which step."""
+        notes, status = self._run(folder, {**tiny, "leave_at": 1}, steps=_ENDLESS, resume=True)
         steps = [note["step"] for note in notes if note["kind"] == "resumed"]
         if status or not steps:
             found["unloadable"] += 1
         elif steps[0] < acknowledged:
             found["lost"] += 1
 
-    def cut_power(self, count: int) -> Figures:
-        found = {"of": count, "unloadable": 0, "lost": 0}
-        while count:
-            disk = Disk(self._folder / f"cut-{count}-{self._chance.getrandbits(32)}")
-            with disk.mounted() as place:
-                tiny = {**SMALL, "pause_s": 0.02}
-                notes, process = self._start(place, tiny, steps=_FOR_EVER, save_every=1)
-                wait_until(lambda notes=notes: _acknowledged(notes) >= 3)
-                time.sleep(self._chance.uniform(0.0, _CUT_WITHIN_S))
-                process.kill(signal.SIGSTOP)
-                acknowledged = _acknowledged(notes)
-                disk.cut()
-                process.kill(signal.SIGKILL)
-                _wait(process)
-            try:
-                with disk.after() as place:
-                    self._judge(found, place, SMALL, acknowledged)
-                count -= 1
-            except TornCopy:
-                continue
-        return found
+    def _train_on(self, mount: Path) -> tuple[Any, Callable[[], int]]:
+        tiny = {**SMALL, "pause_s": 0.02}
+        notes, process = self._start(mount, tiny, steps=_ENDLESS, save_every=1)
+        return process, lambda: _acknowledged(notes)
 
 
 def _acknowledged(notes: Path) -> int:
-    """The last step that the tool said it saved; 0: none."""
+    """The last step that the tool reported as saved; 0: none."""
     return max((n["step"] for n in read_notes(notes) if n["kind"] == "saved"), default=0)
 
 
 def _wait(process: Any) -> int:
-    """The exit status. Who hangs is killed."""
+    """The exit status. A process that hangs is killed."""
     timer = threading.Timer(_WITHIN_S, process.kill, [signal.SIGKILL])
     timer.start()
     try:
@@ -229,12 +244,12 @@ def _wait(process: Any) -> int:
 # -- tasuki -----------------------------------------------------------------------------------
 
 
-class OwnSubject:
-    """The acknowledgement is the `committed` event; from where a start went on, `restored`."""
+class TasukiSubject(Subject):
+    """A save is acknowledged by the `committed` event, a resume by `restored`."""
 
     def __init__(self, warm: Warm, folder: Path) -> None:
-        folder.mkdir()
-        self._warm, self._folder, self._chance = warm, folder, Random("tasuki")
+        super().__init__(folder, "tasuki")
+        self._warm = warm
 
     def _make(self, name: str, tiny: dict[str, Any], **options: Any) -> Ours:
         folder = self._folder / name
@@ -246,10 +261,10 @@ class OwnSubject:
         whole = self._make("whole", tiny, steps=2 * EPOCH)
         whole.finish(self._warm)
         run = self._make("epochs", tiny, steps=2 * EPOCH)
-        run.say(leave_at=MIDDLE, leave_by="term")
+        run.configure(leave_at=MIDDLE, leave_by="term")
         status = _wait(run.start_warm(self._warm))
-        assert status == HANDED_OVER and run.committed_step() == MIDDLE, run.project.logs()
-        run.say()
+        assert status == INTERRUPTED and run.committed_step() == MIDDLE, run.project.logs()
+        run.configure()
         run.finish(self._warm)
         steps = steps_of(run.notes())[MIDDLE:]
         return compare_steps(steps_of(whole.notes()), steps, at=MIDDLE, epoch=EPOCH)
@@ -262,7 +277,7 @@ class OwnSubject:
         started.kill(signal.SIGTERM)
         status = _wait(started)
         before, saved_step = steps_of(run.notes()), run.committed_step()
-        run.say(pause_s=0.0)
+        run.configure(pause_s=0.0)
         run.finish(self._warm)
         rest = steps_of(run.notes())[len(before) :]
         if saved_step <= 0:
@@ -270,7 +285,7 @@ class OwnSubject:
         return _after_sigterm(before, rest, saved_step=saved_step, status=status)
 
     def flip_bits(self, count: int) -> Figures:
-        run = self._make("flipped", SMALL, steps=_FOR_EVER)
+        run = self._make("flipped", SMALL, steps=_ENDLESS)
         self._step_and_leave(run, 6)
         noticed = 0
         for _ in range(count):
@@ -281,15 +296,15 @@ class OwnSubject:
         return {"of": count, "noticed": noticed}
 
     def _step_and_leave(self, run: Ours, steps: int) -> None:
-        """Two steps and more: after a fall-back the next checkpoint is a new step again."""
-        run.say(leave_at=steps, leave_by="term")
+        """Two steps or more: after a fall-back the next checkpoint is a new step again."""
+        run.configure(leave_at=steps, leave_by="term")
         status = _wait(run.start_warm(self._warm))
-        assert status == HANDED_OVER, run.project.logs()[-4000:]
+        assert status == INTERRUPTED, run.project.logs()[-4000:]
 
     def kill_while_saving(self, count: int) -> Figures:
-        """Each start goes on from what the kill before it left."""
+        """Each start resumes from what the kill before it left."""
         found = {"of": count, "unloadable": 0, "lost": 0}
-        run = self._make("killed", LARGE, steps=_FOR_EVER, save_every=1)
+        run = self._make("killed", LARGE, steps=_ENDLESS, save_every=1)
         acknowledged = 0
         for number in range(count + 1):
             before = len(run.events("restored"))
@@ -308,34 +323,19 @@ class OwnSubject:
         found["unloadable"] += len(run.events("fell-back"))
         return found
 
-    def cut_power(self, count: int) -> Figures:
-        found = {"of": count, "unloadable": 0, "lost": 0}
-        while count:
-            disk = Disk(self._folder / f"cut-{count}-{self._chance.getrandbits(32)}")
-            with disk.mounted() as place:
-                tiny = {**SMALL, "pause_s": 0.02, "notes": str(self._folder / "cut.notes")}
-                run = Ours.make(place / "p", tiny, steps=_FOR_EVER, save_every=1, batch=BATCH)
-                started = run.start_warm(self._warm)
-                wait_until(lambda run=run: run.committed_step() >= 3)
-                time.sleep(self._chance.uniform(0.0, _CUT_WITHIN_S))
-                started.kill(signal.SIGSTOP)
-                acknowledged = run.committed_step()
-                disk.cut()
-                started.kill(signal.SIGKILL)
-                _wait(started)
-            try:
-                with disk.after() as after:
-                    self._judge(found, after / run.run.path.relative_to(place), acknowledged)
-                count -= 1
-            except TornCopy:
-                continue
-        return found
+    def _train_on(self, mount: Path) -> tuple[Any, Callable[[], int]]:
+        tiny = {**SMALL, "pause_s": 0.02, "notes": str(self._folder / "cut.notes")}
+        run = Ours.make(mount / "p", tiny, steps=_ENDLESS, save_every=1, batch=BATCH)
+        self._run_on_disk = run.run.path.relative_to(mount)
+        return run.start_warm(self._warm), run.committed_step
 
-    def _judge(self, found: Figures, run: Path, acknowledged: int) -> None:
-        """What a start would find and load. A fall-back is a newest one that does not load."""
+    def _judge(self, found: Figures, folder: Path, acknowledged: int) -> None:
+        """By what a start would find and load. A fall-back counts as a newest that does not."""
         damaged: list[str] = []
         try:
-            latest = find_latest(RunFolder(run), lambda name, _: damaged.append(name))
+            latest = find_latest(
+                RunFolder(folder / self._run_on_disk), lambda name, _: damaged.append(name)
+            )
             assert latest is not None
             read_part(latest.path, 0, records=latest.manifest.files)
         except (TasukiError, AssertionError):

@@ -24,7 +24,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from _tiny import KINDS, SEED, Notes, Tiny
+from _tiny import SEED, Notes, Samples, Tiny
 
 LR = 1e-3
 Order = dict[str, Any]
@@ -41,29 +41,24 @@ class Job:
         self.save_every: int | None = order.get("save_every")
         self.is_resume: bool = order.get("resume", False)
         self.is_jit: bool = order.get("jit", False)
-        self.kind: str = order.get("data", "map")
         self.batch: int = order.get("batch", 4)
         self._keep_at: int | None = order.get("keep_at")
         self.notes = Notes(order["tiny"])
-        self.data = KINDS[self.kind](order["tiny"], self.notes)
+        self.data = Samples(order["tiny"])
         self.model = Tiny(order["tiny"], self.notes)
-        self.per_epoch = len(self.data) // self.batch  # type: ignore[arg-type]
-
-    @property
-    def shuffle(self) -> bool | None:
-        return True if self.kind == "map" else None
+        self.per_epoch = len(self.data) // self.batch
 
     def optimizer(self) -> torch.optim.Optimizer:
         return torch.optim.AdamW(self.model.parameters(), lr=LR)
 
-    def loader(self, kind: Any = DataLoader) -> Any:
-        return kind(self.data, batch_size=self.batch, shuffle=self.shuffle)
+    def loader(self) -> Any:
+        return DataLoader(self.data, batch_size=self.batch, shuffle=True)
 
     def is_due(self, step: int) -> bool:
         return self.save_every is not None and step % self.save_every == 0
 
     def saved(self, step: int) -> None:
-        """The tool says that a save is done. `keep_at`: that one is put aside."""
+        """The tool reports that a save is done. The one at step `keep_at` is copied."""
         self.notes.add("saved", step=step)
         if step == self._keep_at:
             shutil.copytree(self.folder, f"{self.folder}-kept")
@@ -76,7 +71,7 @@ class Job:
 
 
 class TorchLoop:
-    """A loop of one's own: `torch.save` over the same file, batches skipped on resume."""
+    """A custom loop: `torch.save` over the same file, batches skipped on resume."""
 
     def __init__(self, job: Job) -> None:
         self.job, self.model, self.optimizer = job, job.model, job.optimizer()
@@ -161,34 +156,6 @@ class DcpLoop(TorchLoop):
 
     def _folders(self) -> list[Path]:
         return sorted(self.job.folder.glob("step-*"))
-
-
-class StatefulLoop(TorchLoop):
-    """A loop with torchdata's StatefulDataLoader, which also keeps torch's random state."""
-
-    def __init__(self, job: Job) -> None:
-        from torchdata.stateful_dataloader import StatefulDataLoader
-
-        super().__init__(job)
-        self.loader = job.loader(StatefulDataLoader)
-        self._random: Any = None
-
-    def batches(self) -> Iterator[Any]:
-        batches = iter(self.loader)
-        if self._random is not None:
-            torch.set_rng_state(self._random)
-            self._random = None
-        yield from batches
-
-    def state(self) -> dict[str, Any]:
-        random = torch.get_rng_state()
-        return super().state() | {"loader": self.loader.state_dict(), "random": random}
-
-    def load(self) -> int:
-        state = torch.load(self.file, weights_only=True)
-        self.loader.load_state_dict(state["loader"])
-        self._random = state["random"]
-        return super().load()
 
 
 class AccelerateLoop(TorchLoop):
@@ -322,12 +289,11 @@ class HfRun:
         self.trainer.train(resume_from_checkpoint=True if self.job.is_resume else None)
 
 
-# -- being asked ------------------------------------------------------------------------------
+# -- orders -----------------------------------------------------------------------------------
 
 TOOLS: dict[str, Callable[[Job], Any]] = {
     "torch": TorchLoop,
     "dcp": DcpLoop,
-    "stateful": StatefulLoop,
     "accelerate": AccelerateLoop,
     "lightning": LightningRun,
     "hf": HfRun,
@@ -335,21 +301,19 @@ TOOLS: dict[str, Callable[[Job], Any]] = {
 TITLES = {
     "torch": "torch.save loop",
     "dcp": "DCP loop",
-    "stateful": "StatefulDataLoader loop",
     "accelerate": "accelerate",
     "lightning": "Lightning",
     "hf": "HF Trainer",
     "tasuki": "tasuki",
 }
-OF_PEERS = ("accelerate", "lightning", "hf")
-"""Those that need the other environment."""
+PACKAGE_OF = {"accelerate": "accelerate", "lightning": "lightning", "hf": "transformers"}
+"""What these need from the other tools' environment."""
 
 
 def _import(tool: str) -> None:
     """Before the first fork. torch imports _dynamo when its first optimizer is made: 1.4 s."""
     needed = {
         "dcp": ("torch.distributed.checkpoint.state_dict",),
-        "stateful": ("torchdata.stateful_dataloader",),
         "accelerate": ("accelerate",),
         "lightning": ("lightning.pytorch.callbacks",),
         "hf": ("transformers.trainer",),

@@ -1,83 +1,73 @@
-"""What the adapters cost: a step of Lightning and of HF's Trainer, with them and without, in turns.
+"""`adapters`: a step of Lightning and of HF's Trainer, with tasuki's adapter and without, in turns.
 
-Steps only: what an attempt costs once (its claim, its first and last checkpoint, a restore) is
-measured elsewhere, and is the same for every way to train. Run by `make bench NAME=use`.
+Steps only: what an attempt costs once (its start, its first and last checkpoint, a restore) is the
+same for every way to train, and is measured by save.py and start.py. In CPU time of all threads of
+the process, since the clock also counts what others do. A part of use.py.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
 import logging
 import os
-import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from _measure import Spread, ratios, run_interleaved, spread
+from _measure import Figure, ratios, run_interleaved, sized
+from _peers import say
 
-ROUNDS = int(os.environ.get("BENCH_ROUNDS", "15"))
-STEPS = 240
-WARM_UP = 40
+ROUNDS = sized(15, smoke=1)
+NUM_STEPS, WARM_UP = sized((240, 40), smoke=(20, 5))
 BATCH = 32
 GOAL = 1.03
 
-Row = tuple[str, Spread, str, float | None]
 
-
-class Took(NamedTuple):
-    """By a step, in seconds."""
-
-    clock: float
-    core: float
-    """Of all threads of the process: the clock tells of whoever else works."""
-
-
-Train = Callable[..., Took]
-
-
-def measure() -> list[Row]:
+def measure(folder: Path) -> list[Figure]:
     logging.disable(logging.WARNING)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # idle ones spin, and would be counted
-    rows: list[Row] = []
-    with tempfile.TemporaryDirectory() as folder, _quiet(), contextlib.chdir(folder):
-        for name, train in (("Lightning", _lightning), ("HF Trainer", _hf)):
-            rows += _compare(name, train, Path(folder))
+    figures = []
+    tools = {
+        "lightning": ("Lightning", _train_lightning),
+        "transformers": ("HF Trainer", _train_hf),
+    }
+    for package, (name, train) in tools.items():
+        if importlib.util.find_spec(package) is None:
+            say(f"without {name}: not installed")
+            continue
+        with _silenced(), contextlib.chdir(folder):
+            figures.append(_compare(name, train, folder))
     torch.set_num_threads(threads)
     logging.disable(logging.NOTSET)
-    return rows
+    return figures
 
 
-def _compare(name: str, train: Train, folder: Path) -> list[Row]:
+def _compare(name: str, train: Callable[..., float], folder: Path) -> Figure:
     numbers = count()
-    took = run_interleaved(
+    taken = run_interleaved(
         {
-            "alone": lambda: train(run=None),
-            "ours": lambda: train(run=folder / f"{name[:2]}-{next(numbers)}"),
+            "without": lambda: train(run=None),
+            "with": lambda: train(run=folder / f"{name[:2]}-{next(numbers)}"),
         },
         rounds=ROUNDS,
     )
-    core, clock = ({k: [t[i] for t in v] for k, v in took.items()} for i in (1, 0))
-    step_ms = 1000 * spread(core["alone"]).median
-    what = f"a step of {name} with tasuki, over {step_ms:.2f} ms without"
-    return [
-        (f"{what}, of a core", ratios(core["ours"], core["alone"]), "ratio", GOAL),
-        ("… by the clock", ratios(clock["ours"], clock["alone"]), "ratio", None),
-    ]
+    ratio = ratios(taken["with"], taken["without"])
+    return Figure(f"a step of {name} with tasuki", "without", ratio, goal=GOAL, digits=3)
 
 
 @contextlib.contextmanager
-def _quiet():
-    """Frameworks print; the adapters say their lines on the descriptors."""
+def _silenced() -> Iterator[None]:
+    """Frameworks print; the adapters write their lines to the descriptors."""
     kept, nothing = [os.dup(1), os.dup(2)], os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 1)
     os.dup2(nothing, 2)
@@ -101,30 +91,25 @@ def _model() -> nn.Module:
 
 def _data() -> TensorDataset:
     own = torch.Generator().manual_seed(0)
-    x = torch.randn(STEPS * BATCH, 256, generator=own)
-    return TensorDataset(x, torch.arange(STEPS * BATCH) % 8)
+    x = torch.randn(NUM_STEPS * BATCH, 256, generator=own)
+    return TensorDataset(x, torch.arange(NUM_STEPS * BATCH) % 8)
 
 
 class _Clock:
-    """The mean time of a step after the first ones."""
+    """The mean CPU time of a step after the first ones."""
 
     def __init__(self) -> None:
-        self._count = 0
-        self.mean = Took(0.0, 0.0)
+        self._count, self.step_s = 0, 0.0
 
     def tick(self) -> None:
         self._count += 1
         if self._count == WARM_UP:
-            self._began = time.perf_counter(), time.process_time()
-        if self._count == STEPS:
-            clock_s, core_s = self._began
-            num = STEPS - WARM_UP
-            self.mean = Took(
-                (time.perf_counter() - clock_s) / num, (time.process_time() - core_s) / num
-            )
+            self._started = time.process_time()
+        if self._count == NUM_STEPS:
+            self.step_s = (time.process_time() - self._started) / (NUM_STEPS - WARM_UP)
 
 
-def _lightning(*, run: Path | None) -> Took:
+def _train_lightning(*, run: Path | None) -> float:
     import lightning as pl
 
     from tasuki.integrations.lightning import TasukiCallback
@@ -158,10 +143,10 @@ def _lightning(*, run: Path | None) -> Took:
         callbacks=[*ours, Ticks()],
     )
     trainer.fit(Module(), DataLoader(_data(), BATCH, shuffle=True))
-    return clock.mean
+    return clock.step_s
 
 
-def _hf(*, run: Path | None) -> Took:
+def _train_hf(*, run: Path | None) -> float:
     import transformers
 
     from tasuki.integrations.hf import Trainer
@@ -198,4 +183,4 @@ def _hf(*, run: Path | None) -> Took:
     trainer = kind(Module(), args, train_dataset=data, callbacks=[Ticks()], **more)
     trainer.remove_callback(transformers.PrinterCallback)
     trainer.train()
-    return clock.mean
+    return clock.step_s

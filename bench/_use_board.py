@@ -1,184 +1,112 @@
-"""`tasuki board` in a real browser: how soon something is seen, and what looking costs.
+"""`board`: `tasuki board` in a real browser: how soon something is seen.
 
-With 1,000 runs, and with one run of 10⁶ points. Times are the browser's own (performance entries),
-from the moment when the address is opened; each round is a fresh page. `BENCH_RUNS`, `BENCH_POINTS`
-make it smaller.
+With 1,000 runs, and with one run of 10⁶ points. Times are the browser's (performance entries), from
+the moment when the address is opened; each round is a fresh page. `BENCH_RUNS`, `BENCH_POINTS` make
+it smaller. Without chromium and playwright it is skipped. A part of use.py.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
+import importlib.util
 import shutil
 import signal
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
-
-from _measure import Spread, spread
+from _measure import MIN_ROUNDS, Figure, sized, spread
+from _peers import say
 from _run_folders import environment, make_finished, make_running
 
-_RUNS = int(os.environ.get("BENCH_RUNS", "1000"))
-_POINTS = int(os.environ.get("BENCH_POINTS", "1000000"))
-_SERIES = 4
-"""Curves of a made-up run: loss, lr, samples/s, memory."""
-_ROUNDS = 5
-_LOOKS_S = 8.0
-Rows = list[tuple[str, float | Spread, str, float | None]]
+NUM_RUNS = sized(1000, smoke=5, variable="BENCH_RUNS")
+NUM_POINTS = sized(1_000_000, smoke=4_000, variable="BENCH_POINTS")
+NUM_CURVES = 4
+"""Of the run: loss, lr, samples/s, memory."""
 
 
-def measure() -> Rows:
+def measure(folder: Path) -> list[Figure]:
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
-    if chromium is None:
-        print("no chromium here: the board is not measured", file=sys.stderr)
+    if chromium is None or importlib.util.find_spec("playwright") is None:
+        say("without the board: chromium or playwright is not installed")
         return []
     from playwright.sync_api import sync_playwright
 
-    with sync_playwright() as play, tempfile.TemporaryDirectory(prefix="tasuki-bench-") as folder:
+    with sync_playwright() as play:
         browser = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        rows = _many(browser, Path(folder) / "many")
-        rows += _long(browser, Path(folder) / "long")
+        figures = _measure_many(browser, folder / "many") + _measure_long(browser, folder / "long")
         browser.close()
-    return rows
+    return figures
 
 
-def _many(browser: Any, runs: Path) -> Rows:
-    make_finished(runs, _RUNS)
-    what = f"{_RUNS:,} runs"
-    with _board(runs) as (url, pid):
-        first = _open(browser, f"{url}#/")
-        cold_s = _until_read(first)
-        first.context.close()
-        found = [_painted(browser, f"{url}#/", "runs-shown") for _ in range(_ROUNDS)]
-        page = _open(browser, f"{url}#/")
-        frame_ms = _scroll(page)
-        share = _cpu(pid)
-        page.context.close()
+def _measure_many(browser: Any, runs: Path) -> list[Figure]:
+    make_finished(runs, NUM_RUNS)
+    what = f"board of {NUM_RUNS:,} runs"
+    with _open_board(runs) as address:
+        all_read_s = _time_until_all_are_read(browser, f"{address}#/")
+        painted = [_open_page(browser, f"{address}#/", "runs-shown") for _ in range(MIN_ROUNDS)]
     return [
-        (f"board, {what}: first paint", spread([paint for paint, _ in found]), "ms", None),
-        (f"board, {what}: the list is there", spread([shown for _, shown in found]), "ms", None),
-        (f"board, {what}: all of them read, once", cold_s, "s", None),
-        (f"board, {what}: scrolling, a frame in 95 of 100", frame_ms, "ms", None),
-        (f"board, {what}: the server while one page looks", share, "% of a core", None),
+        Figure(f"{what}: first paint", "", spread([first for first, _ in painted]), "s"),
+        Figure("… the list", "", spread([shown for _, shown in painted]), "s"),
+        Figure("… all of them read, once", "", all_read_s, "s"),
     ]
 
 
-def _long(browser: Any, runs: Path) -> Rows:
-    fake = make_running(runs / "run", rows=_POINTS // _SERIES, hours=12)
-    what = f"{_POINTS:,} points"
-    address = "#/run/run"
-    with _board(runs) as (url, pid):
-        cold_paint, cold_drawn = _painted(browser, url + address, "curves-drawn")
-        found = [_painted(browser, url + address, "curves-drawn") for _ in range(_ROUNDS)]
-        page = _open(browser, url + address)
-        page.wait_for_function("() => performance.getEntriesByName('curves-drawn').length > 0")
-        zoom_ms = _zoom(page)
-        share = _cpu(pid, fake)
-        page.context.close()
-        taken = psutil.Process(pid).memory_info().rss / 1e6
+def _measure_long(browser: Any, runs: Path) -> list[Figure]:
+    fake = make_running(runs / "run", rows=NUM_POINTS // NUM_CURVES, hours=sized(12, smoke=1))
+    with _open_board(runs) as address:
+        page = f"{address}#/run/run"
+        _, first_s = _open_page(browser, page, "curves-drawn")
+        painted = [_open_page(browser, page, "curves-drawn") for _ in range(MIN_ROUNDS)]
     fake.close()
+    what = f"board of {NUM_POINTS:,} points"
     return [
-        (f"board, {what}: first paint, read for the first time", cold_paint, "ms", None),
-        (f"board, {what}: first paint", spread([paint for paint, _ in found]), "ms", None),
-        (f"board, {what}: curves drawn, read for the first time", cold_drawn / 1e3, "s", None),
-        (f"board, {what}: curves drawn", spread([drawn / 1e3 for _, drawn in found]), "s", None),
-        (f"board, {what}: a hundredth looked at closely", zoom_ms, "ms", None),
-        (f"board, {what}: the server while it grows", share, "% of a core", None),
-        (f"board, {what}: memory of the server", taken, "MB", None),
+        Figure(f"{what}: first paint", "", spread([first for first, _ in painted]), "s"),
+        Figure("… curves drawn, for the first time", "", first_s, "s"),
+        Figure("… curves drawn, later", "", spread([drawn for _, drawn in painted]), "s"),
     ]
 
 
 @contextlib.contextmanager
-def _board(runs: Path) -> Iterator[tuple[str, int]]:
+def _open_board(runs: Path) -> Iterator[str]:
+    """The address of a board's server."""
     command = [sys.executable, "-m", "tasuki", "board", "--runs", str(runs)]
     process = subprocess.Popen(
         command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
     try:
         assert process.stdout
-        yield process.stdout.readline().strip(), process.pid
+        yield process.stdout.readline().strip()
     finally:
         process.send_signal(signal.SIGINT)
         process.wait(timeout=20)
 
 
-def _open(browser: Any, url: str) -> Any:
-    page = browser.new_context(viewport={"width": 1400, "height": 900}).new_page()
+@contextlib.contextmanager
+def _new_page(browser: Any, url: str) -> Iterator[Any]:
+    context = browser.new_context(viewport={"width": 1400, "height": 900})
+    page = context.new_page()
     page.set_default_timeout(120_000)
     page.goto(url)
-    return page
+    yield page
+    context.close()
 
 
-def _painted(browser: Any, url: str, mark: str) -> tuple[float, float]:
-    """(first contentful paint, when `mark` was set), in ms."""
-    page = _open(browser, url)
+def _open_page(browser: Any, url: str, mark: str) -> tuple[float, float]:
+    """Seconds to the first contentful paint, and until the page set `mark`."""
     entry = "(name) => performance.getEntriesByName(name)[0]?.startTime"
-    found = []
-    for name in ("first-contentful-paint", mark):
-        page.wait_for_function(entry, arg=name)
-        found.append(float(page.evaluate(entry, name)))
-    page.context.close()
-    return found[0], found[1]
+    seconds = []
+    with _new_page(browser, url) as page:
+        for name in ("first-contentful-paint", mark):
+            page.wait_for_function(entry, arg=name)
+            seconds.append(float(page.evaluate(entry, name)) / 1e3)
+    return seconds[0], seconds[1]
 
 
-def _until_read(page: Any) -> float:
-    """Seconds from the address to a list in which every run is told."""
-    page.wait_for_function(
-        "(n) => document.querySelector('#count').textContent.includes(`${n} complete`)", arg=_RUNS
-    )
-    return float(page.evaluate("() => performance.now()")) / 1e3
-
-
-def _scroll(page: Any) -> float:
-    """Through the whole list: how long frames took, in ms."""
-    page.wait_for_selector(".row")
-    frames = page.evaluate(
-        """() => new Promise((done) => {
-             const view = document.querySelector('#scroll'), times = [];
-             let before = performance.now();
-             const step = (now) => {
-               times.push(now - before); before = now;
-               view.scrollTop += 400;
-               const isEnd = view.scrollTop + view.clientHeight >= view.scrollHeight - 1;
-               if (isEnd) done(times.slice(1)); else requestAnimationFrame(step);
-             };
-             requestAnimationFrame(step);
-           })"""
-    )
-    return float(sorted(frames)[int(0.95 * (len(frames) - 1))])
-
-
-def _zoom(page: Any) -> float:
-    """From the question for a hundredth of the steps to its answer, in ms."""
-    return float(
-        page.evaluate(
-            """async () => {
-                 const began = performance.now();
-                 const answer = await fetch('/api/runs/run/curves?first=10000&last=12500');
-                 await answer.json();
-                 return performance.now() - began;
-               }"""
-        )
-    )
-
-
-def _cpu(pid: int, fake: Any = None) -> float:
-    """Percent of a core over some seconds; `fake` works meanwhile."""
-
-    def spent() -> float:
-        times = psutil.Process(pid).cpu_times()
-        return float(times.user + times.system)
-
-    time.sleep(2)
-    before, began = spent(), time.monotonic()
-    while time.monotonic() - began < _LOOKS_S:
-        if fake is not None:
-            fake.work(100, rows=10)
-        time.sleep(1)
-    return 100 * (spent() - before) / (time.monotonic() - began)
+def _time_until_all_are_read(browser: Any, url: str) -> float:
+    count = "(n) => document.querySelector('#count').textContent.includes(`${n} complete`)"
+    with _new_page(browser, url) as page:
+        page.wait_for_function(count, arg=NUM_RUNS)
+        return float(page.evaluate("() => performance.now()")) / 1e3

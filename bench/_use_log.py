@@ -1,98 +1,60 @@
-"""What `run.log(loss=loss)` costs a loop: with it and without, in one process, by turns.
+"""`log`: what `run.log(loss=loss)` costs a custom loop, with it and without in turns.
 
-In time of the processor, as the machine may be busy; the lines that are written every ten steps are
-counted in. Called by use.py; by itself: `python bench/_use_log.py`. The goal is 3 µs.
+In CPU time, as the machine may be busy; the lines that are written every ten steps are included.
+The loss is a tensor with a graph. A part of use.py.
 """
 
 from __future__ import annotations
 
-import os
-import sys
-import tempfile
+import contextlib
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from statistics import median
 
+import torch
+
+import tasuki
+from _measure import Figure, differences, run_interleaved, sized, spread
+
+NUM_STEPS, ROUNDS = sized((4_000, 45), smoke=(50, 1))
 GOAL_US = 3.0
-_STEPS = 4_000
-_ROUNDS = 45
-Row = tuple[str, float, str, float | None]
 
 
-def measure(*, steps: int = _STEPS, rounds: int = _ROUNDS) -> list[Row]:
-    """(what, figure, unit, goal) of each figure."""
-    import torch
-
-    import tasuki
-
-    before = Path.cwd()
-    with tempfile.TemporaryDirectory() as folder:
-        os.chdir(folder)
-        try:
-            loss = torch.ones(1, requires_grad=True).sum()  # has a graph, as a loss has
-            model = torch.nn.Linear(1, 1)
-            run = tasuki.open_run("log", log_every=10)
-            run.track(model=model)
-            with run:
-                found = _measure(run, loss, steps=steps, rounds=rounds)
-                run.finish()
-        finally:
-            os.chdir(before)
-    return found
-
-
-def _measure(run: object, loss: object, *, steps: int, rounds: int) -> list[Row]:
-    log = run.log  # type: ignore[attr-defined]
-    batches = run.steps(steps * rounds * 4)  # type: ignore[attr-defined]
-    ways = {
-        "": lambda: None,  # the call of a function is the loop's, not ours
-        "one tensor": lambda: log(loss=loss),
-        "one number": lambda: log(loss=0.5),
-        "three tensors": lambda: log(loss=loss, a=loss, b=loss),
-    }
-    taken: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(rounds):
-        for name, act in ways.items():
-            taken[name].append(_time(batches, act, steps))
-    empty = taken.pop("")
-    rows: list[Row] = []
-    for name, seconds in taken.items():
-        extra = [1e6 * (one - none) for one, none in zip(seconds, empty, strict=True)]
-        goal = GOAL_US if name == "one tensor" else None
-        rows.append((f"run.log of {name}, in the loop", median(extra), "µs", goal))
-    calls = _calls(log, loss, steps)
-    rows.append(("run.log of one tensor, the call alone", calls, "µs", GOAL_US))
-    rows.append(("an empty step of run.steps", 1e6 * median(empty), "µs", None))
-    return rows
+def measure(folder: Path) -> list[Figure]:
+    with contextlib.chdir(folder):
+        loss = torch.ones(1, requires_grad=True).sum()
+        model = torch.nn.Linear(1, 1)
+        run = tasuki.open_run("log", log_every=10)
+        run.track(model=model)
+        with run:
+            steps = run.steps(2 * NUM_STEPS * (ROUNDS + 1))
+            cases = {
+                "empty": lambda: _time_steps(steps, lambda: None),  # calling it is the loop's cost
+                "logged": lambda: _time_steps(steps, lambda: run.log(loss=loss)),
+                "call": lambda: _time_calls(lambda: run.log(loss=loss)),
+            }
+            taken = run_interleaved(cases, rounds=ROUNDS)
+            run.finish()
+    in_loop = differences(taken["logged"], taken["empty"], scale=1e6)
+    alone = spread(taken["call"], scale=1e6)
+    return [
+        Figure("`run.log(loss=loss)` in a loop", "the loop without", in_loop, "µs", GOAL_US),
+        Figure("… the call alone", "", alone, "µs", GOAL_US),
+    ]
 
 
-def _calls(log: object, loss: object, steps: int) -> float:
-    found = []
-    for _ in range(_ROUNDS):
-        began = time.thread_time()
-        for _ in range(steps):
-            log(loss=loss)  # type: ignore[operator]
-        found.append(1e6 * (time.thread_time() - began) / steps)
-    return median(found)
+def _time_steps(steps: Iterator[object], act: Callable[[], None]) -> float:
+    """CPU seconds of a step."""
+    started = time.thread_time()
+    for _ in range(NUM_STEPS):
+        next(steps)
+        act()
+    return (time.thread_time() - started) / NUM_STEPS
 
 
-def _time(batches: object, act: object, steps: int) -> float:
-    """Seconds of a step; lines are written in between as in any loop."""
-    began = time.thread_time()
-    for _ in range(steps):
-        next(batches)  # type: ignore[call-overload]
-        act()  # type: ignore[operator]
-    return (time.thread_time() - began) / steps
-
-
-def main() -> int:
-    for what, figure, unit, goal in measure():
-        verdict = (
-            "" if goal is None else f"  (goal {goal:g}: {'ok' if figure <= goal else 'MISSED'})"
-        )
-        print(f"{what:40} {figure:8.2f} {unit}{verdict}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def _time_calls(log: Callable[[], None]) -> float:
+    """CPU seconds of a call."""
+    started = time.thread_time()
+    for _ in range(NUM_STEPS):
+        log()
+    return (time.thread_time() - started) / NUM_STEPS

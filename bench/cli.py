@@ -1,42 +1,27 @@
-"""How quickly the command line and the supervisor answer, and what they import.
+"""How quickly the command line and the supervisor answer.
 
 Run as `python bench/cli.py`; about half a minute. Baseline: an interpreter that imports json and
-subprocess. Exit code 1 when torch or numpy is imported where nobody trains.
+subprocess. Exit code 1 when torch or numpy is imported where nothing is trained.
 
-All processes read bytecode from a folder made for this run, as from an installed wheel, whatever
-PYTHONDONTWRITEBYTECODE says.
+All processes read bytecode from a folder made for this run, as from an installed wheel.
 """
 
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
 
-from _measure import (
-    machine_facts,
-    print_facts,
-    print_table,
-    ratios,
-    run_interleaved,
-    spread,
-    write_results,
-)
+from _measure import Figure, ratios, run_bench, run_interleaved, run_timed, sized
 
-ROUNDS = 20
+ROUNDS = sized(20, smoke=1)
 GOAL = 3.0
-GOAL_FOR = ("tasuki --help", "supervisor, finished run")
 BASELINE = "import json, subprocess"
-LOOKED_FOR = ("torch", "numpy", "msgspec", "rich", "ruamel", "click")
+CASES = ("tasuki --help", "supervisor, finished run")
 FORBIDDEN = ("torch", "numpy")
-
-_PROBE = """
+_IMPORTS = """
 import sys
 sys.argv[:] = {argv!r}
 try:
@@ -49,34 +34,29 @@ _CLI = "from tasuki.cli import main; main()"
 _SUPERVISOR = "import runpy; runpy.run_module('tasuki.jobs', run_name='__main__')"
 
 
-class Case(NamedTuple):
-    command: list[str]
-    entry: str
-    """Python that does the same; what it imported can then be asked."""
-    argv: list[str]
-
-
-class Cost(NamedTuple):
-    wall_s: float
-    cpu_s: float
-
-
-def main() -> int:
-    with tempfile.TemporaryDirectory(prefix="tasuki-bench-") as folder:
-        environment = _environment(Path(folder) / "bytecode")
-        project = _finish_run(Path(folder) / "project", environment)
-        cases = _cases(project)
-        costs = _measure(cases, project, environment)
-        imports = {name: _imported(case, project, environment) for name, case in cases.items()}
-    facts = machine_facts("tasuki", "click", "rich", "msgspec")
-    print_facts(facts)
-    figures = _figures(costs)
-    _show(figures, imports)
-    write_results("cli", {"machine": facts, "cases": figures, "imports": imports})
-    guilty = _guilty(imports)
-    for line in guilty:
-        print(f"error: {line}", file=sys.stderr)
-    return 1 if guilty else 0
+def measure(folder: Path) -> list[Figure]:
+    environment = _environment(folder / "bytecode")
+    project = _finish_run(folder / "project", environment)
+    [job] = (project / "runs" / ".jobs").iterdir()
+    python, tasuki = sys.executable, str(Path(sys.executable).with_name("tasuki"))
+    _check_imports(_CLI, ["tasuki", "--help"], project, environment)
+    _check_imports(_SUPERVISOR, ["supervisor", str(job)], project, environment)
+    commands = {
+        BASELINE: [python, "-c", BASELINE],
+        "tasuki --help": [tasuki, "--help"],
+        "supervisor, finished run": [python, "-m", "tasuki.jobs", str(job)],
+    }
+    timers = {
+        name: partial(run_timed, command, cwd=project, env=environment)
+        for name, command in commands.items()
+    }
+    taken = run_interleaved(timers, rounds=ROUNDS)
+    figures = []
+    for name in CASES:
+        for title, index in (("", 0), (", CPU time", 1)):
+            values, base = ([one[index] for one in taken[key]] for key in (name, BASELINE))
+            figures.append(Figure(name + title, BASELINE, ratios(values, base), goal=GOAL))
+    return figures
 
 
 def _environment(bytecode: Path) -> dict[str, str]:
@@ -90,133 +70,26 @@ def _environment(bytecode: Path) -> dict[str, str]:
 
 def _finish_run(project: Path, environment: dict[str, str]) -> Path:
     """The project of `tasuki new`, trained to its end."""
-    tasuki = [sys.executable, "-m", "tasuki"]
     for arguments in (["new", str(project)], ["run", "--set", "epochs=1"]):
-        subprocess.run(
-            [*tasuki, *arguments],
-            cwd=project if project.exists() else project.parent,
-            env=environment,
-            capture_output=True,
-            timeout=120,
-            check=True,
-        )
+        cwd = project if project.exists() else project.parent
+        run_timed([sys.executable, "-m", "tasuki", *arguments], cwd=cwd, env=environment)
     return project
 
 
-def _cases(project: Path) -> dict[str, Case]:
-    [job] = (project / "runs" / ".jobs").iterdir()
-    tasuki = str(Path(sys.executable).with_name("tasuki"))
-    python = sys.executable
-
-    def verb(*arguments: str) -> Case:
-        return Case([tasuki, *arguments], _CLI, ["tasuki", *arguments])
-
-    return {
-        BASELINE: Case([python, "-c", BASELINE], BASELINE, []),
-        "tasuki --help": verb("--help"),
-        "tasuki status": verb("status"),
-        "tasuki status --runs": verb("status", "--runs", "runs"),
-        "supervisor, finished run": Case(
-            [python, "-m", "tasuki.jobs", str(job)], _SUPERVISOR, ["supervisor", str(job)]
-        ),
-    }
-
-
-def _measure(
-    cases: dict[str, Case], project: Path, environment: dict[str, str]
-) -> dict[str, list[Cost]]:
-    def timer(case: Case) -> Callable[[], Cost]:
-        return lambda: _time(case.command, project, environment)
-
-    timers = {name: timer(case) for name, case in cases.items()}
-    return run_interleaved(timers, rounds=ROUNDS)
-
-
-def _time(command: Sequence[str], cwd: Path, environment: dict[str, str]) -> Cost:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    began = time.perf_counter()
-    subprocess.run(command, cwd=cwd, env=environment, capture_output=True, timeout=60, check=True)
-    wall = time.perf_counter() - began
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return Cost(wall, used)
-
-
-def _imported(case: Case, cwd: Path, environment: dict[str, str]) -> dict[str, Any]:
-    probe = _PROBE.format(argv=case.argv, entry=case.entry)
+def _check_imports(entry: str, argv: list[str], project: Path, environment: dict[str, str]) -> None:
     ran = subprocess.run(
-        [sys.executable, "-c", probe],
-        cwd=cwd,
+        [sys.executable, "-c", _IMPORTS.format(argv=argv, entry=entry)],
+        cwd=project,
         env=environment,
         capture_output=True,
         text=True,
         timeout=60,
         check=True,
     )
-    modules = ran.stderr.splitlines()[-1].split()
-    packages = {name.partition(".")[0] for name in modules}
-    return {
-        "modules": len(modules),
-        "found": {name: name in packages for name in LOOKED_FOR},
-    }
-
-
-def _figures(costs: dict[str, list[Cost]]) -> dict[str, dict[str, Any]]:
-    wall = {name: [cost.wall_s for cost in found] for name, found in costs.items()}
-    cpu = {name: [cost.cpu_s for cost in found] for name, found in costs.items()}
-    return {
-        name: {
-            "wall_s": spread(wall[name]),
-            "cpu_s": spread(cpu[name]),
-            "wall_ratio": ratios(wall[name], wall[BASELINE]),
-            "cpu_ratio": ratios(cpu[name], cpu[BASELINE]),
-            "goal": GOAL if name in GOAL_FOR else None,
-        }
-        for name in costs
-    }
-
-
-def _show(figures: dict[str, dict[str, Any]], imports: dict[str, dict[str, Any]]) -> None:
-    print_table(
-        f"Time to answer, medians of {ROUNDS} interleaved rounds [quartiles], bytecode warm",
-        ["case", "wall ms", "CPU ms", "wall ratio", "CPU ratio", "goal"],
-        [
-            [
-                name,
-                found["wall_s"].show(1, scale=1000),
-                found["cpu_s"].show(1, scale=1000),
-                found["wall_ratio"].show(),
-                found["cpu_ratio"].show(),
-                _goal(found),
-            ]
-            for name, found in figures.items()
-        ],
-    )
-    print_table(
-        "Imported",
-        ["case", "modules", *LOOKED_FOR],
-        [
-            [name, str(seen["modules"]), *("yes" if seen["found"][m] else "–" for m in LOOKED_FOR)]
-            for name, seen in imports.items()
-        ],
-    )
-
-
-def _goal(found: dict[str, Any]) -> str:
-    if found["goal"] is None:
-        return ""
-    is_met = found["wall_ratio"].median <= found["goal"]
-    return f"≤ {found['goal']:.0f}: {'met' if is_met else 'missed'}"
-
-
-def _guilty(imports: dict[str, dict[str, Any]]) -> list[str]:
-    return [
-        f"`{name}` imports {module}"
-        for name, seen in imports.items()
-        for module in FORBIDDEN
-        if seen["found"][module]
-    ]
+    modules = set(ran.stderr.splitlines()[-1].split())
+    if slow := modules & set(FORBIDDEN):
+        sys.exit(f"error: `{' '.join(argv)}` imports {', '.join(sorted(slow))}")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_bench("cli", {"start": measure}, packages=("click", "rich", "msgspec")))

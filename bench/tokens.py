@@ -4,13 +4,12 @@ Run as `python bench/tokens.py`, or with the names of some parts: `… tokens.py
 minutes on two cores.
 
     read      random chunks as batches, page cache warm: tasuki.TokenDataset through the loader's
-              Fetcher; a loop over np.memmap, as small training scripts have it, and the best
-              that a map can do; HF `datasets` (its own Arrow files, torch format) under torch's
-              DataLoader, in the peers' environment
-    tokenize  the whole of `tasuki data tokenize` with one worker (reading, JSON, encoding, writing
-              to the disk), against `encode_batch` of the package alone on one thread
+              Fetcher, against the best that a loop over np.memmap can do, and against HF `datasets`
+              (its Arrow files, torch format) under torch's DataLoader (_tokens_hf.py)
+    tokenize  all of `tasuki data tokenize` with one worker (reading, JSON, encoding, writing to
+              the disk), against `encode_batch` of the package alone on one thread
 
-Temporary files (0.3 GB) lie in TMPDIR and are removed. `BENCH_PEERS=0` leaves HF out.
+Temporary files (0.3 GB) are in TMPDIR and are removed. `BENCH_PEERS=0` leaves HF out.
 """
 
 from __future__ import annotations
@@ -19,9 +18,8 @@ import json
 import os
 import random
 import sys
-import tempfile
-import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -29,90 +27,80 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from _measure import (
-    machine_facts,
-    print_facts,
-    print_table,
-    ratios,
-    run_interleaved,
-    spread,
-    write_results,
-)
+from _measure import Figure, Took, ratios, run_bench, run_interleaved, sized, timed
 from _peers import Worker, find_peers
 
-ROUNDS = int(os.environ.get("BENCH_ROUNDS", "9"))
-CHUNK, BATCH, BATCHES, CHUNKS = 32768, 16, 12, 1500
-VOCAB = 50257
-OURS, PLAIN, KEPT, HF = "tasuki", "memmap loop", "memmap kept, one copy", "HF datasets"
-Took = tuple[float, float]
-"""Wall and CPU seconds."""
+ROUNDS = sized(9, smoke=1)
+CHUNK, BATCH = 32768, 16
+NUM_BATCHES, NUM_CHUNKS = sized((12, 1500), smoke=(2, 64))
+NUM_TEXTS, VOCABULARY = sized((3000, 8000), smoke=(200, 1000))
+Batches = list[list[int]]
+
+
+def _compare(what: str, taken: dict[str, list[Took]]) -> list[Figure]:
+    """How many times as fast tasuki is as each other way."""
+    ours = taken.pop("tasuki")
+    figures = []
+    for name, theirs in taken.items():
+        for title, index in (("", 0), (", CPU time", 1)):
+            value = ratios([took[index] for took in theirs], [took[index] for took in ours])
+            figures.append(Figure(what + title, name, value))
+    return figures
 
 
 # -- reading ----------------------------------------------------------------------------------
 
 
-def measure_read(folder: Path) -> dict[str, Any]:
+def measure_read(folder: Path) -> list[Figure]:
     torch.set_num_threads(1)
     tokens = _write_tokens(folder / "tokens")
-    rng = np.random.default_rng(1)
-    ways: dict[str, Callable[[list[list[int]]], Took]] = {
-        OURS: _ours(folder / "tokens"),
-        PLAIN: _plain(folder / "tokens" / "tokens-00000.bin"),
-        KEPT: _kept(folder / "tokens" / "tokens-00000.bin"),
+    ways: dict[str, Callable[[Batches], Took]] = {
+        "tasuki": _tasuki(folder / "tokens"),
+        "memmap kept, one copy": _memmap(folder / "tokens" / "tokens-00000.bin"),
     }
-    peers = find_peers()
-    worker = None
-    if peers is not None:
-        np.save(folder / "tokens.npy", tokens)
-        worker = Worker(peers, "_tokens_hf.py", str(folder), log=folder / "hf.log")
-        worker.ask(chunk=CHUNK)
-        ways[HF] = lambda batches: tuple(worker.ask(batches=batches)["took"])
-    try:
-        drawn = [_draw(rng) for _ in range(ROUNDS + 1)]
-        turn = {name: iter(drawn) for name in ways}
+    with ExitStack() as stack:
+        if python := find_peers("datasets").get("datasets"):
+            np.save(folder / "tokens.npy", tokens)
+            worker = Worker(python, "_tokens_hf.py", str(folder), log=folder / "hf.log")
+            stack.callback(worker.close)
+            worker.ask(chunk=CHUNK)
+            ways["HF datasets under DataLoader"] = lambda batches: Took(
+                *worker.ask(batches=batches)
+            )
+        rng = np.random.default_rng(1)
+        rounds = [
+            rng.integers(0, NUM_CHUNKS, (NUM_BATCHES, BATCH)).tolist() for _ in range(ROUNDS + 1)
+        ]
+        turn = {name: iter(rounds) for name in ways}
         cases = {name: lambda n=name: ways[n](next(turn[n])) for name in ways}
-        found = run_interleaved(cases, rounds=ROUNDS)
-    finally:
-        if worker is not None:
-            worker.close()
-    return _told(found)
+        taken = run_interleaved(cases, rounds=ROUNDS)
+    what = f"batches of {BATCH} chunks of {CHUNK:,} tokens: times as fast"
+    return _compare(what, taken)
 
 
-def _write_tokens(folder: Path) -> Any:
+def _write_tokens(folder: Path) -> NDArray[np.uint16]:
     """As tokenize would have written them; the content does not matter."""
     folder.mkdir()
-    values = np.random.default_rng(0).integers(0, VOCAB, CHUNKS * CHUNK).astype("<u2")
+    values = np.random.default_rng(0).integers(0, 50257, NUM_CHUNKS * CHUNK).astype("<u2")
     values.tofile(folder / "tokens-00000.bin")
-    shard = {"name": "tokens-00000.bin", "chunks": CHUNKS, "tokens": len(values), "sha256": ""}
-    index = {"dtype": "uint16", "chunk": CHUNK, "vocab": VOCAB, "end_token": 0, "documents": 1}
+    shard = {"name": "tokens-00000.bin", "chunks": NUM_CHUNKS, "tokens": len(values), "sha256": ""}
+    index = {"dtype": "uint16", "chunk": CHUNK, "vocab": 50257, "end_token": 0, "documents": 1}
     index |= {"tokens": len(values), "shards": [shard | {"bytes": values.nbytes}]}
     (folder / "index.json").write_text(json.dumps(index))
     return values
 
 
-def _draw(rng: np.random.Generator) -> list[list[int]]:
-    return rng.integers(0, CHUNKS, (BATCHES, BATCH)).tolist()
-
-
-def _ours(folder: Path) -> Callable[[list[list[int]]], Took]:
+def _tasuki(folder: Path) -> Callable[[Batches], Took]:
     from tasuki.data.fetch import Fetcher, Request
     from tasuki.data.tokens import TokenDataset
 
     fetcher = Fetcher(TokenDataset(folder), None)
-    return lambda batches: _time_each(batches, lambda one: fetcher(Request(one, None)))
+    return lambda batches: _time_each(batches, lambda indices: fetcher(Request(indices, None)))
 
 
-def _plain(path: Path) -> Callable[[list[list[int]]], Took]:
-    def read(indices: list[int]) -> torch.Tensor:
-        data = np.memmap(path, dtype=np.uint16, mode="r")  # anew, as nanoGPT does against a leak
-        rows = [data[i * CHUNK : (i + 1) * CHUNK].astype(np.int64) for i in indices]
-        return torch.stack([torch.from_numpy(row) for row in rows])
-
-    return lambda batches: _time_each(batches, read)
-
-
-def _kept(path: Path) -> Callable[[list[list[int]]], Took]:
+def _memmap(path: Path) -> Callable[[Batches], Took]:
     """As good as a memory map gets: mapped once, widened straight into the batch."""
     data = np.memmap(path, dtype=np.uint16, mode="r")
 
@@ -125,44 +113,37 @@ def _kept(path: Path) -> Callable[[list[list[int]]], Took]:
     return lambda batches: _time_each(batches, read)
 
 
-def _time_each(batches: list[list[int]], read: Callable[[list[int]], torch.Tensor]) -> Took:
+def _time_each(batches: Batches, read: Callable[[list[int]], torch.Tensor]) -> Took:
     """Each batch is dropped before the next, as in training and in DataLoader's loop."""
 
-    def loop() -> None:
-        for one in batches:
-            read(one)
+    def read_all() -> None:
+        for indices in batches:
+            read(indices)
 
-    return _time(loop)
-
-
-def _time(work: Callable[[], Any]) -> Took:
-    wall, cpu = time.perf_counter(), time.process_time()
-    work()
-    return time.perf_counter() - wall, time.process_time() - cpu
+    return timed(read_all)
 
 
 # -- making -----------------------------------------------------------------------------------
 
 
-def measure_tokenize(folder: Path) -> dict[str, Any]:
+def measure_tokenize(folder: Path) -> list[Figure]:
     from tasuki.data.tokens.vocabulary import train_vocabulary
 
-    texts = _texts(3000)
+    texts = _make_texts(NUM_TEXTS)
     lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
     (folder / "corpus.jsonl").write_text(lines)
-    vocabulary = train_vocabulary([texts[:600]], size=8000, threads=1)
+    vocabulary = train_vocabulary([texts[: NUM_TEXTS // 5]], size=VOCABULARY, threads=1)
     assert vocabulary.content is not None
     (folder / "tokenizer.json").write_bytes(vocabulary.content)
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    cases = {OURS: lambda: _tokenize(folder), PLAIN_BPE: lambda: _encode(folder, texts)}
-    found = run_interleaved(cases, rounds=max(5, ROUNDS - 2))
-    return _told(found) | {"bytes": len(lines)}
+    cases = {
+        "tasuki": lambda: _tokenize(folder),
+        "encode_batch alone": lambda: _encode(folder, texts),
+    }
+    taken = run_interleaved(cases, rounds=ROUNDS)
+    return _compare("tokenising jsonl to the disk: times as fast", taken)
 
 
-PLAIN_BPE = "encode_batch alone"
-
-
-def _texts(num: int) -> list[str]:
+def _make_texts(num_texts: int) -> list[str]:
     """Prose of made-up words, frequent and rare as in a language."""
     source = random.Random(0)
     letters = "etaoinshrdlucmfwypvbgkjqxz"
@@ -172,14 +153,15 @@ def _texts(num: int) -> list[str]:
     ]
     weights = [1 / (rank + 3) for rank in range(len(words))]
     return [
-        " ".join(source.choices(words, weights, k=source.randrange(50, 500))) for _ in range(num)
+        " ".join(source.choices(words, weights, k=source.randrange(50, 500)))
+        for _ in range(num_texts)
     ]
 
 
 def _tokenize(folder: Path) -> Took:
     from tasuki.data.tokens.work import work
 
-    order = {
+    order: dict[str, Any] = {
         "verb": "tokenize",
         "files": [str(folder / "corpus.jsonl")],
         "output": str(folder / "out"),
@@ -197,95 +179,28 @@ def _tokenize(folder: Path) -> Took:
         "force": True,
         "dry_run": False,
     }
-    return _time(lambda: work(order, _Nobody()))  # type: ignore[arg-type]
+    return timed(lambda: work(order, _NoProgress()))  # type: ignore[arg-type]
 
 
-class _Nobody:
+class _NoProgress:
     def progress(self, what: str, done: int, total: int) -> None:
-        """Nobody listens."""
+        """Is not shown."""
 
 
 def _encode(folder: Path, texts: list[str]) -> Took:
-    """What one would write: the ids as lists, in memory; nothing is read or written."""
+    """The ids as lists, in memory; nothing is read or written."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
 
     def encode() -> None:
-        for begin in range(0, len(texts), 500):
-            batch = tokenizer.encode_batch(texts[begin : begin + 500])
+        for first in range(0, len(texts), 500):
+            batch = tokenizer.encode_batch(texts[first : first + 500])
             _ = [encoding.ids for encoding in batch]
 
-    return _time(encode)
-
-
-# -- showing ----------------------------------------------------------------------------------
-
-
-def _told(found: dict[str, list[Took]]) -> dict[str, Any]:
-    """Seconds of each way; how many times as fast tasuki is, by wall and by CPU."""
-    wall = {name: [took[0] for took in all_took] for name, all_took in found.items()}
-    cpu = {name: [took[1] for took in all_took] for name, all_took in found.items()}
-    return {
-        name: {
-            "wall_s": spread(wall[name]),
-            "cpu_s": spread(cpu[name]),
-            "wall_ratio": ratios(wall[name], wall[OURS]),
-            "cpu_ratio": ratios(cpu[name], cpu[OURS]),
-        }
-        for name in found
-    }
-
-
-def show(name: str, found: dict[str, Any], goals: dict[str, float]) -> None:
-    rows = []
-    for way, one in found.items():
-        if not isinstance(one, dict):
-            continue
-        goal = goals.get(way)
-        met = "met" if goal and one["cpu_ratio"].median >= goal else "missed"
-        rows.append(
-            [
-                way,
-                one["wall_s"].show(1, scale=1000),
-                one["cpu_s"].show(1, scale=1000),
-                one["wall_ratio"].show(),
-                one["cpu_ratio"].show(),
-                f"≥ {goal}: {met}" if goal else "",
-            ]
-        )
-    title = f"{name}; medians of interleaved rounds [quartiles]"
-    print_table(
-        title, ["way", "wall, ms", "CPU, ms", "wall / tasuki's", "CPU / tasuki's", "goal"], rows
-    )
-
-
-PARTS: dict[str, tuple[Callable[[Path], dict[str, Any]], str, dict[str, float]]] = {
-    "read": (
-        measure_read,
-        f"{BATCHES} random batches of {BATCH} chunks of {CHUNK:,} tokens",
-        {PLAIN: 0.8, KEPT: 0.8, HF: 3.0},
-    ),
-    "tokenize": (measure_tokenize, "Tokenising a jsonl file with one worker", {PLAIN_BPE: 0.8}),
-}
-
-
-def main(wanted: list[str]) -> int:
-    if unknown := set(wanted) - set(PARTS):
-        sys.exit(f"error: there is no part {', '.join(unknown)}; there are {', '.join(PARTS)}")
-    facts = machine_facts("tasuki", "torch", "numpy", "tokenizers")
-    print_facts(facts)
-    results = {}
-    for name in wanted or PARTS:
-        measure, title, goals = PARTS[name]
-        with tempfile.TemporaryDirectory(prefix="tasuki-bench-") as folder:
-            results[name] = measure(Path(folder))
-        show(title, results[name], goals)
-        sys.stdout.flush()
-    if not wanted:
-        write_results("tokens", {"machine": facts, **results})
-    return 0
+    return timed(encode)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    parts = {"read": measure_read, "tokenize": measure_tokenize}
+    sys.exit(run_bench("tokens", parts, packages=("torch", "numpy", "tokenizers")))
