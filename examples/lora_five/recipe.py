@@ -213,4 +213,10 @@ def load_base(folder: Path, *, kind: str | None) -> Any:
             bnb_4bit_compute_dtype=torch.bfloat16 if is_gpu else torch.float32,
         )
         more["device_map"] = {"": torch.cuda.current_device() if is_gpu else "cpu"}
-    return LlamaForCausalLM.from_pretrained(folder, local_files_only=True, **more)
+    model = LlamaForCausalLM.from_pretrained(folder, local_files_only=True, **more)
+    for module in model.modules():
+        # On CPUs with AVX-512, bitsandbytes packs 4-bit weights at the first validation and rounds
+        # their scales. The same step of a resumed run would then have other numbers.
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+    return model
