@@ -108,8 +108,9 @@ def halve(order: Order, stage_step: int, split: StepSplit) -> tuple[int, Limit |
     samples = order.step(*divmod(stage_step, order.steps_per_epoch))
     most = split.most_at(stage_step, samples.bucket)
     if split.costs is None:
-        share = share_of_rank(len(samples.indices), 0, split.world)
-        largest = max(map(len, micro_batches(share, most)))
+        # Of all ranks: a share of 7 is cut into 4 and 3 where one of 6 stays whole.
+        shares = [share_of_rank(len(samples.indices), n, split.world) for n in range(split.world)]
+        largest = max(len(piece) for own in shares if own for piece in micro_batches(own, most))
         is_single = largest == 1
     else:
         costs = split.costs[samples.indices].tolist()
