@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tasuki.api import (
-        audit,
         cancel,
         checkpoint_diff,
         checkpoint_prune,
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
         data_split,
         data_tokenize,
         doctor,
-        drill,
-        equiv,
         estimate,
         evaluate,
         export,
@@ -44,6 +41,8 @@ if TYPE_CHECKING:
         watch,
         why,
     )
+    from tasuki.commands.verify import verify_gradients, verify_samples
+    from tasuki.commands.verify_resume import verify_resume
     from tasuki.data.collate import pad_collate
     from tasuki.data.hdf5.dataset import Hdf5Dataset
     from tasuki.data.tokens.reader import TokenDataset
@@ -83,7 +82,6 @@ __all__ = [
     "TasukiError",
     "TokenDataset",
     "Validate",
-    "audit",
     "cancel",
     "checkpoint_diff",
     "checkpoint_prune",
@@ -94,8 +92,6 @@ __all__ = [
     "data_split",
     "data_tokenize",
     "doctor",
-    "drill",
-    "equiv",
     "estimate",
     "evaluate",
     "export",
@@ -115,6 +111,9 @@ __all__ = [
     "status",
     "submit",
     "tune",
+    "verify_gradients",
+    "verify_resume",
+    "verify_samples",
     "watch",
     "why",
 ]
@@ -139,6 +138,9 @@ _HOMES = {
     "is_complete": "tasuki.integrations.several",
     "open_run": "tasuki.integrations.open",
     "pad_collate": "tasuki.data.collate",
+    "verify_gradients": "tasuki.commands.verify",
+    "verify_resume": "tasuki.commands.verify_resume",
+    "verify_samples": "tasuki.commands.verify",
 }
 """Modules of the names above. All other names are functions of `tasuki.api`."""
 

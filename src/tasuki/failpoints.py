@@ -1,4 +1,4 @@
-"""Named places where `tasuki drill` and our tests make something go wrong. Free while nothing is
+"""Named places where `verify resume` and our tests make something go wrong. Free while nothing is
 armed.
 
 A rank reads what is armed from its environment, once: `TASUKI_FAILPOINTS`, a JSON list of
@@ -20,8 +20,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 VARIABLE = "TASUKI_FAILPOINTS"
-DRILL = "TASUKI_DRILL"
-"""What a drill or a rehearsal asks of ranks and loops beside their work, as JSON."""
 
 
 @dataclass(slots=True)

@@ -49,8 +49,11 @@ def test_a_typed_command_runs_to_its_end_and_typed_again_it_ends_at_once(person,
     other = here(person.folder, "run", *words[:-1], "1e-3")
     assert other.code == 1 and "was begun with another spec" in other.err
     assert calls(person) == ["--lr 3e-4"], "a finished run stays as it is"
-    for verb, says in (("export", "where the script has put them"), ("audit", "only the script")):
-        told = here(person.folder, verb, "train")
+    for words, says in (
+        (("export",), "where the script has put them"),
+        (("verify", "samples"), "must train in `tasuki.open_run`"),
+    ):
+        told = here(person.folder, *words, "train")
         assert told.code == 2 and "runs a command" in told.err and says in told.err
 
 

@@ -16,7 +16,7 @@ from tasuki.runs.runs import RunFolder
 from tests.cli.person import make_project
 
 SHOWING = ["status", "why", "watch --once", "logs", "checkpoint show", "report --md -o -"]
-WORKING = ["audit", "evaluate", "export", "cancel", "extend", "resume --here"]
+WORKING = ["verify samples", "evaluate", "export", "cancel", "extend", "resume --here"]
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_nothing_is_begun_inside_of_what_is_left_of_a_run(here, finished, tmp_pa
     ("part", "still"),
     [
         ("events", "why"),
-        ("claims", "audit"),
+        ("claims", "verify samples"),
         ("checkpoints", "stages"),
         ("training_state.json", "next attempt"),
         ("stages", "another run"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -16,6 +15,7 @@ from tasuki.cli.run import _unusual
 from tasuki.commands.data import DataWork, check_files
 from tasuki.errors import DataError, UsageError
 from tasuki.testing import FakeClock
+from tasuki.views.doctor import show_doctor
 from tasuki.views.estimate import show_estimate
 from tasuki.views.history import show_history
 from tasuki.views.live import LiveView, line
@@ -74,14 +74,12 @@ def test_errors_and_hints_are_broken_at_spaces_on_a_terminal_alone(monkeypatch, 
     assert width is None or all(len(line) <= width for line in told.splitlines())
 
 
-@pytest.mark.parametrize("name", ["doctor", "drill"])
 @pytest.mark.parametrize("is_terminal", [True, False])
-def test_reports_of_lines_are_broken_at_spaces_too(monkeypatch, name, is_terminal):
+def test_reports_of_lines_are_broken_at_spaces_too(monkeypatch, is_terminal):
     text = f"  problem: the folder {PATH} is not seen by the nodes, nor can it be written to"
-    module = importlib.import_module(f"tasuki.views.{name}")
-    monkeypatch.setattr(module, f"{name}_lines", lambda _: [text])
+    monkeypatch.setattr("tasuki.views.doctor.doctor_lines", lambda _: [text])
     console = screen(40, is_terminal=is_terminal)
-    getattr(module, f"show_{name}")({}, console=console)
+    show_doctor({}, console=console)
     lines = shown(console)
     assert " ".join(lines).split() == text.split() and (len(lines) > 1) == is_terminal
     assert not is_terminal or all(len(line) <= 40 or PATH in line for line in lines)

@@ -11,7 +11,6 @@ import pytest
 import tasuki
 
 VERBS = {
-    "audit",
     "cancel",
     "checkpoint_diff",
     "checkpoint_prune",
@@ -22,8 +21,6 @@ VERBS = {
     "data_split",
     "data_tokenize",
     "doctor",
-    "drill",
-    "equiv",
     "estimate",
     "evaluate",
     "export",
@@ -40,6 +37,9 @@ VERBS = {
     "status",
     "submit",
     "tune",
+    "verify_gradients",
+    "verify_resume",
+    "verify_samples",
     "watch",
     "why",
 }

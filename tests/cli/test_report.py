@@ -36,6 +36,19 @@ def test_only_columns_of_tasuki_are_durations_and_shares_whatever_results_are_ca
     assert "75.25" in text and "1m15" not in text
 
 
+@pytest.mark.parametrize("form", ["html", "md"])
+def test_settings_that_differ_between_runs_are_listed_and_no_others(written, form):
+    runs = written.run.path.parent
+    other = WrittenRun(runs, written.clock, "other", settings=["lr=0.25", "cluster.gpus=2"])
+    for run in (written, other):
+        run.begin()
+    report = gather_report(runs, [written.run, other.run], now=written.clock.wall())
+    text = render(report, form)
+    assert "Differing settings" in text and "train lr" in text and "0.25" in text
+    assert "cluster gpus" in text and "train command" not in text
+    assert "Differing settings" not in report_of(written, form)
+
+
 SAID = "HTTPError: 401 for GET https://me:hunter2@host/x?api_key=sk-hunter2"
 
 

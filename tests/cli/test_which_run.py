@@ -25,7 +25,7 @@ def two(tmp_path) -> Path:
 VERBS = [
     *("status", "watch --once", "logs", "why", "cancel --dry-run", "report -o -"),
     *("checkpoint show", "checkpoint verify", "checkpoint prune --dry-run"),
-    *("resume --dry-run", "audit", "export", "evaluate"),
+    *("resume --dry-run", "verify samples", "export", "evaluate"),
 ]
 
 

@@ -1,11 +1,9 @@
-"""Which samples were used, as one number (data/used.py), and the same number from the order alone
-(data/recount.py)."""
+"""Which samples were used, as one number (data/used.py)."""
 
 from __future__ import annotations
 
 import json
 import random
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -13,12 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tasuki.data.buckets import BucketPlan, BucketRule, plan_buckets, sort_by_score
+from tasuki.data.buckets import BucketRule, plan_buckets
 from tasuki.data.collate import pad_collate
 from tasuki.data.fetch import Fetcher, Request
 from tasuki.data.loader import Loader, _Requests
 from tasuki.data.order import Order
-from tasuki.data.recount import recount
 from tasuki.data.shares import StepSplit
 from tasuki.data.tempo import LoaderSettings
 from tasuki.data.used import NONE, Used, UsedSamples
@@ -59,7 +56,7 @@ def used(pairs: list[tuple[int, int]], start: Used = NONE) -> Used:
 
 
 def test_frozen_digests_of_used_samples():
-    """Manifests and events hold them: another value here means that no old run can be audited."""
+    """Manifests and events hold them: another value here means that no old run can be checked."""
     assert NONE.to_json() == {"count": 0, "digest": "0" * 32}
     assert used([(0, 0)]).to_json() == {"count": 1, "digest": "b11e4b8da6a2b57993a9bdb51e5d5285"}
     many = [(step, 7 * step + place) for step in range(1000) for place in range(8)]
@@ -151,6 +148,14 @@ def make_order(**more: Any) -> Order:
     return Order(plan, **({"seed": 4, "stage": "s", "effective_batch": 5} | more))
 
 
+def used_before(order: Order, stop: int) -> Used:
+    """What the order says of these steps."""
+    samples = UsedSamples()
+    for step in range(stop):
+        samples.add(step, order.step(*divmod(step, order.steps_per_epoch)).indices.tolist())
+    return samples.total()
+
+
 def told_by(order: Order, split: StepSplit, *, first: int, stop: int, workers: int = 0) -> Used:
     """What a rank adds up from the micro-batches of these steps."""
     loader = Loader(
@@ -181,7 +186,7 @@ def test_ranks_and_micro_batches_add_up_to_what_the_order_says(costs):
         for rank in range(world):
             split = StepSplit(rank=rank, world=world, micro_batch=2, costs=costs, budget=20)
             total += told_by(order, split, first=first, stop=stop)
-        assert total == recount(order, [stop]).used[stop]
+        assert total == used_before(order, stop)
     assert total.count == 3 * len(SIZES)
 
 
@@ -201,7 +206,7 @@ def test_a_loader_that_resumes_one_step_off_leaves_another_number(planted):
     for step in range(7, 15):
         epoch, at = divmod(step + planted, order.steps_per_epoch)
         samples.add(step, order.step(epoch, at).indices.tolist())
-    right = recount(order, [15]).used[15]
+    right = used_before(order, 15)
     assert samples.total() != right and samples.total().count in range(1, right.count + 10)
 
 
@@ -214,51 +219,3 @@ def test_a_worker_that_hands_over_other_samples_is_noticed(monkeypatch):
     monkeypatch.setattr(_Requests, "__getitems__", mixed_up)
     with pytest.raises(RunError, match="handed over other samples"):
         told_by(make_order(), StepSplit(micro_batch=3), first=0, stop=5, workers=1)
-
-
-# -- the order, gone through from its beginning ----------------------------------------------------
-
-
-def plans() -> list[BucketPlan]:
-    sized = plan_buckets(SIZES, len(SIZES), lambda size: size != 2, rule=BucketRule(kind="exact"))
-    scored = sort_by_score(sized, np.random.default_rng(0).random(len(SIZES)))
-    return [plan_buckets(None, 61), sized, scored]
-
-
-@pytest.mark.parametrize(
-    ("number", "kind"),
-    [*product(range(2), ["shuffle", "smallest_first", "largest_first"]), (2, "score")],
-)
-def test_the_recount_is_the_order_step_by_step(number, kind, monkeypatch):
-    plan = plans()[number]
-    monkeypatch.setattr("tasuki.data.recount._BLOCK_SAMPLES", 17)
-    order = Order(plan, seed=9, stage="s", effective_batch=4, kind=kind)
-    last = 2 * order.steps_per_epoch + 3
-    samples = UsedSamples()
-    expected = {0: NONE}
-    for step in range(last):
-        samples.add(step, order.step(*divmod(step, order.steps_per_epoch)).indices.tolist())
-        expected[step + 1] = samples.total()
-    found = recount(order, range(last + 1))
-    assert found.used == expected
-    assert [epoch.is_whole for epoch in found.epochs] == [True, True, False]
-    assert all(epoch.is_right for epoch in found.epochs)
-    assert [epoch.once for epoch in found.epochs[:2]] == [plan.num_samples] * 2
-    assert recount(order, [5]).used == {5: expected[5]}
-
-
-@pytest.mark.parametrize("planted", ["repeated", "foreign", "negative"])
-def test_an_order_that_does_not_take_each_sample_once_is_noticed(monkeypatch, planted):
-    order = Order(plans()[1], seed=9, stage="s", effective_batch=4)
-    as_it_is = Order.steps
-
-    def wrong(self: Order, epoch: int, first: int, stop: int) -> Any:
-        ids, counts = as_it_is(self, epoch, first, stop)
-        ids = ids.copy()
-        ids[5] = {"repeated": ids[6], "foreign": SIZES.index(2), "negative": -1}[planted]
-        return ids, counts
-
-    monkeypatch.setattr(Order, "steps", wrong)
-    (epoch,) = recount(order, [order.steps_per_epoch]).epochs
-    assert not epoch.is_right and epoch.skipped == 1
-    assert (epoch.repeated, epoch.foreign) == ((1, 0) if planted == "repeated" else (0, 1))

@@ -119,16 +119,21 @@ def test_the_search_finds_a_secret_that_a_script_prints_itself(tmp_path, canarie
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_nor_do_drills_rehearsals_and_profiles_tell_any(tmp_path, canaries):
+def test_no_secret_is_in_a_rehearsal_a_profile_or_a_verified_resume(tmp_path, canaries):
     made = make_project(tmp_path / "p", cluster__setup="env.sh")
     canaries.write_files(made.folder)
     environment = canaries.environment()
-    verbs = (("rehearse", "--json"), ("drill", "--keep", "--json", "--scenarios", "term,damaged"))
-    verbs += (("run", "--profile", "--json"), ("tune", "--dry-run", "--json"), ("audit", "exp"))
+    verbs = (("rehearse", "--json"), ("verify", "resume", "--keep", "--json"))
+    verbs += (
+        ("run", "--profile", "--json"),
+        ("tune", "--dry-run", "--json"),
+        ("verify", "samples", "exp"),
+    )
     for words in verbs:
         one = made.type(*words, within_s=300.0, **environment)
         assert canaries.found_in((one.out + one.err).encode()) == [], words
     assert leaks(canaries, made.runs) == {}
+    assert list((made.runs / ".verify").glob("*/interrupted/logs/*.log")), "the runs were kept"
 
 
 def test_files_of_passwords_are_left_out_of_the_copy_of_the_code_and_others_are_not(tmp_path):

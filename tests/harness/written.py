@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,14 @@ from tasuki.testing import FakeClock
 class WrittenRun:
     """Of one stage `train`, by a script of one's own; nothing has begun."""
 
-    def __init__(self, runs: Path, clock: FakeClock, name: str = "exp") -> None:
+    def __init__(
+        self, runs: Path, clock: FakeClock, name: str = "exp", settings: Sequence[str] = ()
+    ) -> None:
         self.run = RunFolder(runs / name)
         self.clock = clock
         self.claim = 0
         self.run.path.mkdir(parents=True)
-        spec = load_command(["python", "train.py"], settings=[], environ={})
+        spec = load_command(["python", "train.py"], settings=settings, environ={})
         value = frozen_value(spec.experiments[0], spec, code="")
         write_json(self.run.spec, {"format": 1, **value})
 

@@ -7,8 +7,8 @@ import json
 import time
 
 import pytest
+from tests.harness.samples import check_samples
 from tests.integrations.subjects import RANKS, SMALL, Script, Subject, make_script
-from tests.integrations.test_verbs import audit
 
 from tasuki.checkpoint.lineage import list_checkpoints
 from tasuki.commands.why import tell_why
@@ -154,7 +154,7 @@ def test_results_that_need_a_variable_of_the_loops_body_are_the_same_after_a_kil
     assert script.attempt(warm) == [EXIT_DONE], script.said()
     assert results(script) == results(whole(name))
     assert script.differences(whole(name)) == [], script.said()
-    assert audit(script.run)["verdict"] == "proven"
+    assert check_samples(script.run)["train"]["status"] == "verified"
     # What is gone through again for the sake of the script is told as no loss of the run.
     told = tell_why(script.run, now=time.time())
     assert [one["steps_lost"] for one in told["attempts"]] == [0, 0, 0], told
@@ -208,10 +208,10 @@ def test_an_end_that_fails_again_and_again_commits_nothing_and_so_counts_as_no_p
     assert told == [True, False, False]
 
 
-def test_a_loop_that_was_left_early_is_proven_by_the_audit_up_to_its_last_step(whole):
+def test_samples_of_a_loop_that_was_left_early_are_verified_up_to_its_last_step(whole):
     script = whole("early")
-    stage = audit(script.run)
-    assert (stage["verdict"], stage["steps"]) == ("proven", 7), stage
+    stage = check_samples(script.run)["train"]
+    assert (stage["status"], stage["samples"]) == ("verified", 56), stage
     metrics = json.loads(script.run.stage("train").metrics.read_text())
     assert (metrics["steps"], metrics["samples"]) == (7, 56)
 

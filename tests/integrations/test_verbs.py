@@ -6,26 +6,20 @@ import json
 import os
 import re
 import signal
-import sys
 import time
 
 import pytest
 from tests.harness.warm import warm_server
 from tests.integrations.subjects import SUBJECTS, make_script
 
-from tasuki.answers import Told
 from tasuki.clock import SystemClock
-from tasuki.commands.audit import audit_run
 from tasuki.commands.cancel import cancel_run
 from tasuki.commands.logs import join_logs, read_logs
 from tasuki.commands.status import describe_run, ledger_of
 from tasuki.commands.why import tell_why
 from tasuki.errors import EXIT_DONE, EXIT_RESUME_ME
-from tasuki.runs.atomic import read_json
 from tasuki.runs.attempts import read_attempt_ends
 from tasuki.runs.metrics import read_metrics
-from tasuki.runs.runs import RunFolder
-from tasuki.train.audit import work
 
 pytestmark = pytest.mark.timeout(90)
 CLOCK = SystemClock()
@@ -104,60 +98,6 @@ def test_why_tells_what_attempts_of_a_loop_saved_and_lost_and_which_signal_it_wa
     assert re.search(r"died without a word.*; last saved step 14 in .+ lost;", second), second
     assert third.startswith("complete after")
     assert told[1]["saved_step"] == 14 and told[1]["steps_lost"] == told[1]["to_step"] - 14
-
-
-def audit(run: RunFolder) -> dict:
-    """The one stage, as the child of `tasuki audit` finds it: here, where torch is imported."""
-    names = [stage["name"] for stage in read_json(run.spec)["stages"]]
-    order = {"run": str(run.path), "stages": names, "paths": []}
-    fd = os.open(os.devnull, os.O_WRONLY)
-    (stage,) = work(order, Told(fd))["stages"]
-    os.close(fd)
-    return stage
-
-
-@pytest.mark.parametrize(
-    "subject", [FLAT, pytest.param(EPOCHS, marks=pytest.mark.long), SUBJECTS[5]], ids=str
-)
-def test_audit_proves_that_every_sample_was_used_once_per_epoch(warm, tmp_path, subject):
-    script = make_script(tmp_path / "p", subject)
-    strike = {"at": "step.done", "do": "term", "count": 8}
-    assert script.attempt(warm, strike) == [EXIT_RESUME_ME] * subject.ranks
-    assert script.attempt(warm) == [EXIT_DONE] * subject.ranks, script.said()
-    stage = audit(script.run)
-    assert stage["verdict"] == "proven", stage
-    assert (stage["repeated"], stage["skipped"], stage["steps"]) == (0, 0, subject.steps)
-    assert stage["attempts"] == 2
-
-
-@pytest.mark.long
-def test_the_verb_itself_proves_it(warm, tmp_path):
-    script = make_script(tmp_path / "p", FLAT)
-    assert script.attempt(warm) == [EXIT_DONE], script.said()
-    runs = script.run.path.parent
-    found = audit_run("train", runs=runs, python=sys.executable, environment={})
-    assert found["is_proven"], found
-
-
-def test_audit_finds_a_sample_that_was_used_twice(warm, tmp_path):
-    script = make_script(tmp_path / "p", FLAT)
-    twice = "batches.indices = batches.indices[:-1] + batches.indices[:1]"
-    plant = FLAT.script.replace(
-        "        run.log(loss=loss)",
-        f"        batches = run._batches\n        if run.step == 11: {twice}\n",
-    )
-    (script.folder / "train.py").write_text(plant)
-    assert script.attempt(warm) == [EXIT_DONE], script.said()
-    stage = audit(script.run)
-    assert stage["verdict"] == "not proven"
-    assert "used other samples than the order says" in stage["reason"]
-
-
-def test_audit_says_of_a_stream_that_nobody_knows(warm, tmp_path):
-    script = make_script(tmp_path / "p", STREAM)
-    assert script.attempt(warm) == [EXIT_DONE], script.said()
-    stage = audit(script.run)
-    assert stage["verdict"] == "not known" and "order of its own" in stage["reason"]
 
 
 def test_logs_keep_what_tasuki_said_of_each_attempt(warm, tmp_path):

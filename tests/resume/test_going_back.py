@@ -16,7 +16,7 @@ from tests.checkpoint.commits import commit, position
 from tests.checkpoint.test_verify import rewrite
 from tests.cli.checkpoints import go_on, make_run, two_attempts
 from tests.harness.project import Project, differences, make_project
-from tests.resume.test_audit import audit
+from tests.harness.samples import check_samples
 
 from tasuki.checkpoint.lineage import find_latest, lineage, list_checkpoints
 from tasuki.checkpoint.manifest import parse_name
@@ -137,7 +137,7 @@ def test_from_any_step_a_run_ends_bit_for_bit_as_the_undisturbed_one(
     aside = done.run.aside_of(claim)
     assert (aside / "training_complete.marker").is_file()
     assert sorted(p.name for p in (aside / "stages").iterdir()) == sorted(void)
-    assert {told["verdict"] for told in audit(done).values()} == {"proven"}
+    assert {told["status"] for told in check_samples(done.run).values()} == {"verified"}
 
 
 @pytest.mark.long
@@ -354,7 +354,7 @@ def test_a_checkpoint_of_another_run_is_taken_only_if_that_run_is_made_of_the_sa
     finish(warm, twin)
     assert "step 14 (" in resumed_at(twin)
     assert differences(undisturbed, twin) == []
-    assert {told["verdict"] for told in audit(twin).values()} == {"proven"}
+    assert {told["status"] for told in check_samples(twin.run).values()} == {"verified"}
     alone = shutil.copytree(taken, tmp_path / "alone" / "step-000000013.c1")
     with pytest.raises(CheckpointError, match="holds the manifest of step-000000014"):
         plan_going_back(twin.run, str(alone), accepted=["complete"])

@@ -22,7 +22,6 @@ from tasuki.data.loader import MicroBatch
 from tasuki.data.split import micro_batches, resolve_batch, share_of_rank
 from tasuki.loop.ranks import Ranks, wrap_module
 from tasuki.train.engine import LossModule, LossWindow, StepEngine
-from tasuki.train.equiv.passes import GradientEngine
 
 CPU = torch.device("cpu")
 X = torch.randn(16, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -160,24 +159,6 @@ def test_any_number_of_ranks_makes_the_step_of_one_process_over_the_same_samples
                 rank,
             )
             assert seen[case].after == ranks[0][case].after, "ranks went apart"
-
-
-def test_ranks_simulated_in_one_process_make_the_gradient_of_real_ones(ranks):
-    """As `tasuki equiv` does it: its word about ranks is worth what this is."""
-    for case in (case for case in CASES if case.clip is None):
-        torch.manual_seed(1)
-        model = nn.Sequential(nn.Linear(5, 3), nn.Tanh(), nn.Linear(3, 1)).double()
-        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        engine = GradientEngine(
-            LossModule(model, LOSSES[case.loss]), optimizer, device=CPU, clip=None, world=len(ranks)
-        )
-        engine.names = {id(p): name for name, p in model.named_parameters()}
-        shares = [share_of(case, Ranks(rank, len(ranks), None, None)) for rank in range(len(ranks))]
-        engine.take(shares, case.samples)
-        gradient = torch.cat([engine.gradient[n].flatten() for n, _ in model.named_parameters()])
-        seen = ranks[0][case]
-        expected = [before - after for before, after in zip(seen.before, seen.after, strict=True)]
-        assert gradient.tolist() == pytest.approx(expected, rel=1e-12, abs=1e-14), case
 
 
 def test_ranks_without_a_sample_take_part_with_weight_0(ranks):

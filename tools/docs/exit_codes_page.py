@@ -25,8 +25,8 @@ Generated from `tasuki/errors.py`. Scripts may rely on them.
 MORE = """
 A loop around a run needs one line: `until tasuki run; do [ $? -eq 75 ] || break; done`.
 
-`submit`: 0 submitted, or nothing to do; 1 Slurm refused or cannot be asked, or a run is live or held; 2 usage. `audit`,
-`drill`, `equiv`, `checkpoint verify`, `data check`, `doctor`, `rehearse`: 1 where something does not hold. A Slurm job exits
+`submit`: 0 submitted, or nothing to do; 1 Slurm refused or cannot be asked, or a run is live or held; 2 usage. `verify`,
+`checkpoint verify`, `data check`, `doctor`, `rehearse`: 1 where something does not hold. A Slurm job exits
 likewise, but 0 when a successor goes on, and one that requeued itself is killed by that: only
 `training_complete.marker` proves a run complete.
 

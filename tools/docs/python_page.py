@@ -25,7 +25,11 @@ print([job["name"] for job in plan["jobs"]], plan["makespan_s"])
 
 def python_page() -> str:
     names = {name: getattr(tasuki, name) for name in tasuki.__all__}
-    verbs = {n: v for n, v in names.items() if inspect.isfunction(v) and _is_of(v, "tasuki.api")}
+    verbs = {
+        n: v
+        for n, v in names.items()
+        if inspect.isfunction(v) and _is_of(v, "tasuki.api", "tasuki.commands")
+    }
     written = {n: v for n, v in names.items() if _is_of(v, "tasuki.spec")}
     rest = {n: v for n, v in names.items() if n not in verbs and n not in written}
     parts = [HEAD]
@@ -41,8 +45,8 @@ def python_page() -> str:
     return "\n".join(parts)
 
 
-def _is_of(value: Any, package: str) -> bool:
-    return getattr(value, "__module__", "").startswith(package)
+def _is_of(value: Any, *packages: str) -> bool:
+    return getattr(value, "__module__", "").startswith(packages)
 
 
 def _describe(name: str, value: Any, *, is_spec: bool) -> str:

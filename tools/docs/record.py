@@ -26,15 +26,14 @@ SINE: tuple[Command, ...] = (
     ("plan", ("plan", "--no-measure", "--fits", "--set", "cluster.gpu=a100-40gb")),
     ("estimate", ("estimate", "--gpu", "a100-40gb", "--alternatives")),
     ("rehearse", ("rehearse", "coarse")),
-    ("equiv", ("equiv",)),
-    ("equiv --compare", ("equiv", "--compare", "two.yaml")),
+    ("verify gradients", ("verify", "gradients")),
     ("tune", ("tune", "--only", "precision", "--budget", "4s")),
     ("tune --batch", ("tune", "--batch")),
     ("run", ("run", "--profile", "--set", "save.every=100 steps")),
     ("status", ("status",)),
     ("logs", ("logs", "sine")),
     ("history", ("history",)),
-    ("audit", ("audit", "sine")),
+    ("verify samples", ("verify", "samples", "sine")),
     ("why", ("why", "sine")),
     ("watch", ("watch", "sine")),
     ("report", ("report", "sine", "-o", "report.html")),
@@ -47,7 +46,7 @@ SINE: tuple[Command, ...] = (
     ("export", ("export", "sine")),
     ("inspect SPEC", ("inspect",)),
     ("doctor", ("doctor",)),
-    ("drill", ("drill", "--scenarios", "term")),
+    ("verify resume", ("verify", "resume")),
     ("run", ("run", "--new", "--preempt-at", "6s", "--set", "cluster.requeue=false")),
     ("status", ("status",)),
     ("cancel", ("cancel", "sine")),
@@ -62,8 +61,33 @@ FILES: tuple[Command, ...] = (
     ("data split", ("data", "split", "all.h5")),
     ("data tokenize", ("data", "tokenize", "a.txt", "-o", "tokens", "--bytes", "--chunk", "64")),
     ("data check TOKENS", ("data", "check", "tokens")),
+    ("run", ("run", "lost.yaml")),
+    ("verify resume", ("verify", "resume", "lost.yaml")),
 )
-"""In a folder with HDF5 files and a text."""
+"""In a folder with HDF5 files, a text, and a script that loses state when it is resumed."""
+
+LOST = """\
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+import tasuki
+
+torch.manual_seed(0)
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+noise = torch.Generator().manual_seed(3)  # is not tracked
+with tasuki.open_run() as run:
+    run.track(model=model, optimizer=optimizer)
+    for (x,) in run.steps(DataLoader(TensorDataset(torch.ones(32, 1)), 4), epochs=100):
+        loss = (model(x) + torch.randn(4, 1, generator=noise)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        run.log(loss=loss)
+"""
+LOST_SPEC = """\
+project: lost
+experiments: {lost: {stages: [{name: train, command: [python, lost.py]}]}}
+"""
 
 ON_SLURM: tuple[Command, ...] = (
     ("submit", ("submit", "--dry-run")),
@@ -84,6 +108,8 @@ def make_files(folder: Path) -> None:
             file["n"] = numpy.array([4, 4, 8, 8, 8, 16] * 3)
             file["x"] = drawn.normal(size=(18, 3))
     (folder / "a.txt").write_text("every second of the clock\n\n" * 30)
+    (folder / "lost.py").write_text(LOST)
+    (folder / "lost.yaml").write_text(LOST_SPEC)
 
 
 def verbs_with_json() -> set[str]:
@@ -113,14 +139,6 @@ def has_verb(words: Iterable[str]) -> bool:
 
     return next(iter(words)) in {verb for verbs in GROUPS.values() for verb in verbs}
 
-
-TWO = """\
-recipe: recipe:Sine
-cluster: {gpu: cpu, cpus: 1}
-defaults: {data: generated, effective_batch: 64}
-experiments: {a: {lr: 0.01}, b: {lr: 0.02}}
-"""
-"""Two experiments that differ, to be compared."""
 
 RUN_FILES = (
     "training_state.json",
@@ -172,7 +190,6 @@ def record_here(scratch: Path) -> dict[str, Shape]:
     (scratch / "sine" / "more.yaml").write_text(theirs)
     words = ("new", str(scratch / "five"), "--from-yaml", "more.yaml")
     shapes["new"] = merge(shapes["new"], shape_of(type_json(scratch / "sine", words)))
-    (scratch / "sine" / "two.yaml").write_text(TWO)
     _write_cluster(scratch / "sine" / "tasuki.yaml")
     for part, folder in ((SINE, scratch / "sine"), (FILES, files)):
         for name, shape in record(part, folder, type_json).items():

@@ -22,17 +22,13 @@ from tasuki.api.everyday import (
     why,
 )
 from tasuki.api.proof import (
-    audit,
     checkpoint_diff,
     checkpoint_prune,
     checkpoint_show,
     checkpoint_verify,
-    drill,
-    equiv,
 )
 
 __all__ = [
-    "audit",
     "cancel",
     "checkpoint_diff",
     "checkpoint_prune",
@@ -43,8 +39,6 @@ __all__ = [
     "data_split",
     "data_tokenize",
     "doctor",
-    "drill",
-    "equiv",
     "estimate",
     "evaluate",
     "export",

@@ -11,7 +11,7 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -258,8 +258,29 @@ def _short(value: Any) -> str:
     return words if len(words) <= _SHORT else f"{words[: _SHORT - 1]}…"
 
 
+class DifferentEntry(NamedTuple):
+    """One entry that two checkpoints hold differently."""
+
+    name: str
+    group: str
+    message: str
+
+
+def find_different_entries(a: str, b: str) -> list[DifferentEntry]:
+    """Compare two checkpoint folders. Entries that only one of them has are part of the list."""
+    found = _compare_folders(Path(a), Path(b)).as_json()
+    different = [*found["differing"], *found["only_in_a"], *found["only_in_b"]]
+    return [
+        DifferentEntry(one["name"], one["group"], one["words"] or f"only in {one['only_in']}")
+        for one in different
+    ]
+
+
 def work(order: Mapping[str, Any], told: Told) -> dict[str, Any]:
-    paths = [Path(order["a"]), Path(order["b"])]
+    return _compare_folders(Path(order["a"]), Path(order["b"]), told=told).as_json()
+
+
+def _compare_folders(*paths: Path, told: Told | None = None) -> Comparison:
     manifests = [read_manifest(path) for path in paths]
     num_parts = max(manifest.parts for manifest in manifests)
     comparison = Comparison()
@@ -267,7 +288,8 @@ def work(order: Mapping[str, Any], told: Told) -> dict[str, Any]:
         for part in range(num_parts):
             states = []
             for number, (path, manifest) in enumerate(zip(paths, manifests, strict=True)):
-                told.progress("comparing parts:", 2 * part + number, 2 * num_parts)
+                if told is not None:
+                    told.progress("comparing parts:", 2 * part + number, 2 * num_parts)
                 states.append(_read(path, manifest, part))
             comparison.add_part(part, *states)
     except MemoryError as error:
@@ -276,7 +298,7 @@ def work(order: Mapping[str, Any], told: Told) -> dict[str, Any]:
             "there is too little memory to compare the two",
             hint=f"compare them on a machine with more than {2 * size // 10**9 + 1} GB",
         ) from error
-    return comparison.as_json()
+    return comparison
 
 
 def _read(path: Path, manifest: Manifest, part: int) -> object:

@@ -41,10 +41,8 @@ GROUPS: dict[str, dict[str, str]] = {
         "history": "What past stages took: steps, memory, waits; estimates learn from it.",
     },
     "Proof": {
-        "drill": "Interrupt your own run in the worst places; compare it bit for bit.",
+        "verify": "Prove that a resume changes nothing, samples are used once, gradients agree.",
         "checkpoint": "Show, verify, compare and prune checkpoints.",
-        "audit": "Prove that each sample was used exactly once per epoch.",
-        "equiv": "Prove that splitting a batch kept its gradient; compare experiments fairly.",
     },
     "Data": {
         "data": "Check, merge and split HDF5 files, tokenise text: `data check`, `data tokenize` …",
@@ -58,11 +56,11 @@ GROUPS: dict[str, dict[str, str]] = {
 
 
 _ONLY_LOOK = (
-    "audit", "doctor", "drill", "equiv", "estimate", "history", "inspect", "logs", "plan",
-    "rehearse", "status", "tune",
+    "doctor", "estimate", "history", "inspect", "logs", "plan", "rehearse", "status", "tune",
 )  # fmt: skip
 _ONLY_LOOK_TOO = (
     *(("data", "check"), ("checkpoint", "show"), ("checkpoint", "verify"), ("checkpoint", "diff")),
+    *(("verify", "resume"), ("verify", "samples"), ("verify", "gradients")),
 )
 _STOPPED = {
     "data": "stopped; no output is there yet: the same command goes on from here",

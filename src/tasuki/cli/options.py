@@ -98,6 +98,11 @@ class WithCommand(ManyValues):
 _TYPED = "tasuki.command"
 
 
+def typed_command() -> list[str]:
+    """The words after `--`; empty without it."""
+    return list(click.get_current_context().meta.get(_TYPED) or ())
+
+
 def name_option(function: F) -> F:
     return click.option("--name", metavar="NAME", help="What the run is called.")(function)
 

@@ -1,4 +1,4 @@
-"""One live line for runs in scratch folders that come and go: what drill and rehearse show."""
+"""One live line for runs in scratch folders that come and go: what rehearse shows."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def not_checked(
         yield "sinks get nothing from a rehearsal"
     if is_online:
         yield "`--online`: whether it can do without the network"
-    yield "whether the loss falls, later samples, interruptions (`tasuki drill`) and the queue"
+    yield "whether the loss falls, later samples, the queue, interruptions (`tasuki verify resume`)"
 
 
 def _ranks(number: int) -> str:

@@ -20,12 +20,11 @@ from pathlib import Path
 import msgspec
 
 from tasuki.clock import Clock
-from tasuki.commands.drill_ground import Interrupted
 from tasuki.commands.freeze import freeze_run
 from tasuki.commands.machine import device_for
 from tasuki.commands.plan import PlanRequest, make_plan
 from tasuki.commands.run import RunRequest, local_jobs
-from tasuki.failpoints import DRILL
+from tasuki.errors import EXIT_RESUME_ME, RunError
 from tasuki.jobs.local import LocalBackend
 from tasuki.runs.atomic import make_folder
 from tasuki.runs.attempts import live_runner, write_runner
@@ -33,6 +32,8 @@ from tasuki.runs.runs import RunFolder
 from tasuki.spec.resolved import ResolvedExperiment, ResolvedSpec
 
 FOLDER = ".rehearse"
+REHEARSAL = "TASUKI_REHEARSAL"
+"""What a rehearsal asks of ranks, as JSON (train/rehearsed.py)."""
 STEPS = 2
 _OFFLINE = {
     "HF_HUB_OFFLINE": "1",
@@ -49,6 +50,12 @@ _SIDE_BY_SIDE = 2
 def offline_environment(environment: Mapping[str, str], *, is_online: bool) -> dict[str, str]:
     """Libraries that can be told so do not ask the network."""
     return {**environment, **({} if is_online else _OFFLINE)}
+
+
+class Interrupted(RunError):
+    """Ctrl-C."""
+
+    exit_code = EXIT_RESUME_ME
 
 
 @dataclass(slots=True, kw_only=True)
@@ -153,17 +160,14 @@ class Ground:
     def _environment(self, run: str, smallest: Mapping[str, Sequence[str]]) -> dict[str, str]:
         left_s = self.until - self.clock.monotonic()
         rehearsal = {
+            "steps": STEPS,
+            "trace": str(self.trace(run)),
             "until": self.clock.wall() + left_s,
-            "offline": not self.is_online,
+            "is_offline": not self.is_online,
             "smallest": list(smallest.get(run, ())),
             "effective_batches": dict(self.effective_batches.get(run, {})),
         }
-        order = {
-            "steps_per_epoch": STEPS,
-            "trace": str(self.trace(run)),
-            "rehearsal": rehearsal,
-        }
-        return offline_environment({DRILL: json.dumps(order)}, is_online=self.is_online)
+        return offline_environment({REHEARSAL: json.dumps(rehearsal)}, is_online=self.is_online)
 
     def trace(self, run: str) -> Path:
         """Where the places of this round are written down."""

@@ -5,7 +5,7 @@ resumed through it; any other is begun again and skipped forward, which costs wh
 and is said. Either way it runs under random numbers of its own, seeded by (seed, stage, epoch):
 order and augmentation are then the same after a skip, bit for bit, if it draws from them.
 
-What our own order gives is lost: another number of ranks, an audit, a seek in no time.
+What our own order gives is lost: another number of ranks, the check of samples, a seek in no time.
 """
 
 from __future__ import annotations

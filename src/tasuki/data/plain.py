@@ -1,7 +1,7 @@
-"""The order of samples that all have one size: what a loop of one's own gets, and an audit repeats.
+"""The order of samples that all have one size: that of a custom loop.
 
-Pure. What it hangs on stands in every checkpoint of such a loop, so that neither the script nor its
-data are needed to make the order again.
+Pure. It depends only on values in every checkpoint of such a loop, so `tasuki verify samples` needs
+neither the script nor its data.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasuki.data.buckets import plan_buckets, sort_by_score
-from tasuki.data.order import LengthUnit, Order
+from tasuki.data.order import Order
 from tasuki.errors import DataError
 
 Ints = NDArray[np.int64]
@@ -63,8 +63,10 @@ class PlainOrder:
 
 
 class Gathered:
-    """Steps of several batches each, as far as an audit goes through them. Where the smaller batch
-    of an epoch stands is the order's word, so a larger effective batch would be another order."""
+    """Steps of several batches each, for the check of samples.
+
+    A larger effective batch would be another order: it moves the smaller batch of an epoch.
+    """
 
     def __init__(self, order: Order, num: int) -> None:
         self._order, self._num = order, num
@@ -72,16 +74,6 @@ class Gathered:
         self.samples_per_epoch = order.samples_per_epoch
         self.effective_batch = order.effective_batch * num
         self.steps_per_epoch = -(-order.steps_per_epoch // num)
-
-    def total_steps(self, length_unit: LengthUnit, count: int) -> int:
-        batches = self._order.total_steps(length_unit, count)
-        whole, rest = divmod(batches, self._order.steps_per_epoch)
-        return whole * self.steps_per_epoch + -(-rest // self._num)
-
-    def samples_before(self, stage_step: int) -> int:
-        whole, rest = divmod(stage_step, self.steps_per_epoch)
-        batches = min(rest * self._num, self._order.steps_per_epoch)
-        return self._order.samples_before(whole * self._order.steps_per_epoch + batches)
 
     def steps(self, epoch: int, first: int, stop: int) -> tuple[Ints, Ints]:
         last = min(stop * self._num, self._order.steps_per_epoch)

@@ -1,7 +1,7 @@
 """Which samples were used, as one number that ranks and attempts can add up.
 
-Every checkpoint carries it for all steps of its stage so far; `tasuki audit` computes it anew from
-the order (recount.py) and compares. A sum, so that neither the number of ranks nor micro-batches
+Every checkpoint carries it for all steps of its stage so far; `tasuki verify samples` computes the
+same from the order (sample_check.py). A sum, so that neither the number of ranks nor micro-batches
 nor the order within a step matter, and ranks need not talk to each other: rank 0 adds what they
 hand in with their parts. It knows neither orders nor checkpoints.
 

@@ -31,7 +31,6 @@ from tasuki.data.plain import PlainOrder
 from tasuki.data.shares import StepSplit
 from tasuki.data.tempo import LoaderSettings
 from tasuki.errors import DataError, UsageError
-from tasuki.integrations.drilled import Drill
 
 _SHARE_OUT = (
     "WARNING: every rank goes through this loader under the same random numbers: let each take a "
@@ -58,7 +57,7 @@ class Feed:
     facts: Mapping[str, Any]
     """What must not change between two starts."""
     order: Mapping[str, Any] | None
-    """Of samples, for an audit; None: nobody knows which come when."""
+    """Of samples, for `tasuki verify samples`; None: it is not known which come when."""
     open: Callable[[int, Mapping[str, Any] | None], Source]
     """From a step on; with what `state` gave, or None."""
     told: tuple[str, ...] = ()
@@ -81,18 +80,10 @@ class Wanted:
     world: int
     say: Callable[[str], None]
     accumulation: int = 1
-    drill: Drill | None = None
-    takes_whole_epochs: bool = False
 
     def total(self, steps_per_epoch: int) -> int:
         epochs = self.epochs if self.epochs is not None else 1
-        total = self.steps if self.steps is not None else epochs * steps_per_epoch
-        if self.drill is None:
-            return total
-        if self.takes_whole_epochs:
-            each = {"batches": steps_per_epoch, "accumulation": self.accumulation}
-            return steps_per_epoch * self.drill.num_epochs(epochs, **each)
-        return self.drill.num_steps(total, accumulation=self.accumulation)
+        return self.steps if self.steps is not None else epochs * steps_per_epoch
 
 
 def make_feed(loader: Any, wanted: Wanted) -> Feed:
@@ -137,9 +128,6 @@ def _ours(loader: Any, wanted: Wanted) -> Feed:
     sampler, samples = loader.sampler, len(loader.dataset)
     is_shuffled = not isinstance(sampler, SequentialSampler) and getattr(sampler, "shuffle", True)
     effective = loader.batch_size * wanted.world
-    if wanted.drill is not None:
-        more = {"batch": effective, "accumulation": wanted.accumulation}
-        samples = wanted.drill.num_samples(samples, **more)
     plain = PlainOrder(
         samples=samples,
         effective_batch=effective,
@@ -245,8 +233,6 @@ def _foreign(loader: Any, wanted: Wanted) -> Feed:
             hint="leave the sampler out, and tasuki shares them out; or give a sampler with `rank` "
             "and `num_replicas`, such as DistributedSampler",
         )
-    if wanted.drill is not None:
-        loader = wanted.drill.short(loader, accumulation=wanted.accumulation)
     order = ForeignOrder(
         loader,
         seed=wanted.seed,
@@ -259,10 +245,10 @@ def _foreign(loader: Any, wanted: Wanted) -> Feed:
     has_state = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
     how = (
         "the loader keeps its own place (state_dict): which samples a step has is not known, so "
-        "that `tasuki audit` can prove nothing"
+        "that `tasuki verify samples` cannot check them"
         if has_state
         else "the loader's batches are taken as they come: a resume reads again what was read in "
-        "that epoch, and `tasuki audit` can prove nothing"
+        "that epoch, and `tasuki verify samples` cannot check them"
     )
     told = (how,) if wanted.world == 1 or draws or shares else (how, _SHARE_OUT)
     return Feed(
@@ -333,8 +319,6 @@ def _counted(count: int, wanted: Wanted) -> Feed:
         raise UsageError(
             f"run.steps({count}) counts steps, at least one", hint="write run.steps(5000)"
         )
-    if wanted.drill is not None:
-        count = wanted.drill.num_steps(count)
     return Feed(
         total_steps=count,
         steps_per_epoch=count,

@@ -65,6 +65,7 @@ class LoopContents:
         best, course = self._loop.progress.best, self._loop.course
         return {
             "total_steps": course.total_steps,
+            "steps_per_epoch": course.steps_per_epoch,
             "best": best.as_json() if best else None,
             **({"order": dict(course.order)} if course.order is not None else {}),
         }

@@ -51,11 +51,11 @@ class Course:
     facts: Mapping[str, Any] = field(default_factory=dict)
     """What must be the same at every start, by names that people know."""
     knows_samples: bool = False
-    """Do steps tell which samples they used (`end_step(indices=…)`)? Then they can be audited."""
+    """Do steps tell which samples they used (`end_step(indices=…)`)? Then they can be checked."""
     last_boundary: int | None = None
     """Where the last step begins: saved there too, so that it can be done once more (replay.py)."""
     order: Mapping[str, Any] | None = None
-    """From which an audit makes the order of samples again."""
+    """From which `tasuki verify samples` builds the order again."""
 
     def is_before_end(self, step: int) -> bool:
         return self.total_steps is None or step < self.total_steps

@@ -96,8 +96,6 @@ class Driven:
                 world=worker.ranks.world,
                 say=worker.say,
                 accumulation=accumulation,
-                drill=self.loop.drill,
-                takes_whole_epochs=True,
             ),
         )
         if self._feed is None:
@@ -113,13 +111,6 @@ class Driven:
         self._feed = feed
         return feed.steps_per_epoch
 
-    def num_epochs(self, wanted: int, *, batches: int) -> int:
-        """As many as are wanted; in a drill fewer."""
-        drill = self.loop.drill
-        if drill is None:
-            return wanted
-        return drill.num_epochs(wanted, batches=batches, accumulation=self._accumulation)
-
     def batch(self, epoch: int, number: int) -> Any:
         """A batch, wherever the framework stands: usually the next one."""
         feed = self._feed
@@ -132,8 +123,6 @@ class Driven:
             self.place = None
         batches = self._batches
         batch = batches.next()
-        if self.loop.trace is not None:
-            self.loop.trace.see(batch)
         self._next = wanted + 1
         self._samples += batches.samples
         self._waited_s += batches.waited_s

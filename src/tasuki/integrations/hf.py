@@ -12,7 +12,6 @@ handler of SIGTERM (`enable_jit_checkpoint`) are switched off.
 
 from __future__ import annotations
 
-import math
 import signal
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -117,12 +116,7 @@ class _Resumable(transformers.Trainer):
         loader, driven, args = super().get_train_dataloader(), self._driven, self.args
         if driven is None:
             return loader
-        ours = _Loader(driven, _plain(self, loader), args.gradient_accumulation_steps)
-        if (drill := driven.loop.drill) is not None:
-            epochs = math.ceil(args.num_train_epochs) if args.max_steps <= 0 else drill.steps
-            args.num_train_epochs = driven.num_epochs(epochs, batches=len(ours))
-            args.max_steps = -1
-        return ours
+        return _Loader(driven, _plain(self, loader), args.gradient_accumulation_steps)
 
     def _init_training_state(
         self,

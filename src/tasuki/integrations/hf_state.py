@@ -55,7 +55,7 @@ def _counters(trainer: Trainer) -> State:
     names = [field.name for field in fields if field.name not in _PROCESS]
     state = {name: getattr(trainer.state, name) for name in names}
     return {
-        # What hangs on the clock is the same in no two runs, and `tasuki drill` would say so.
+        # What hangs on the clock is the same in no two runs, and a resumed run would differ by it.
         "state": state | {"log_history": [without_times(row) for row in state["log_history"]]},
         "control": dataclasses.asdict(trainer.control),
         "callbacks": [(type(one).__name__, one.state()["attributes"]) for one in _kept(trainer)],

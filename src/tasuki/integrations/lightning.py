@@ -211,10 +211,6 @@ class _Loader:
         gathered = trainer.accumulate_grad_batches if is_gathered else 1
         is_whole = trainer.limit_train_batches in (None, 1.0)
         self._length = driven.feed_from(loader, accumulation=gathered, is_whole=is_whole)
-        epochs = trainer.max_epochs
-        if driven.loop.drill is not None and epochs is not None:
-            wanted = epochs if epochs != -1 else driven.loop.drill.steps
-            trainer.fit_loop.max_epochs = driven.num_epochs(wanted, batches=self._length)
         self.dataset = getattr(loader, "dataset", None)
         self.batch_size = getattr(loader, "batch_size", None)
 

@@ -34,7 +34,6 @@ from tasuki.failpoints import failpoint
 from tasuki.integrations.alone import close_alone
 from tasuki.integrations.contents import LoopContents
 from tasuki.integrations.course import Course, HandedOver, Holds, refuse_changed
-from tasuki.integrations.drilled import Drill, LoopTrace
 from tasuki.integrations.finish import finish_stage
 from tasuki.integrations.journal import Journal
 from tasuki.integrations.origin import Origin, find_origin
@@ -102,10 +101,6 @@ class Loop:
         self._origin: Origin | None = None
         self._saver: Saver | None = None
         self._agreement: Agreement | None = None
-        self.drill: Drill | None = None
-        self.looks_at: Mapping[str, object] = {}
-        """In a drill: objects whose state may not all be in a checkpoint, by name."""
-        self.trace: LoopTrace | None = None
         self.replays = False
         """May the last step be done once more? (replay.py)"""
         self.replayed: str | None = None
@@ -233,15 +228,6 @@ class Loop:
         )
         self._began_at = self._step_began = self._tell_at = now
         self._took_s, self._is_save_due = 0.0, False
-        if self.drill is not None and self.replayed is None:
-            self.trace = LoopTrace(
-                self.drill,
-                worker,
-                self.holds,
-                course,
-                step=self.progress.step,
-                looks_at=self.looks_at,
-            )
         self._set_boundary()
         if not self._is_kernel and self.replayed is None:
             worker.watch.hold_on()
@@ -267,8 +253,6 @@ class Loop:
     def begin_step(self) -> None:
         """The next step begins, where nothing may be saved: in the middle of an accumulation."""
         failpoint("step.begin")
-        if self.trace is not None:
-            self.trace.begin_step()
         self._step_began = self.worker.watch.step_began_at = self.worker.clock.monotonic()
 
     def leave_out(self, seconds: float) -> None:
@@ -282,8 +266,6 @@ class Loop:
         failpoint("step.optimizer")
         if indices:
             self.used_samples.add(progress.step, indices)
-        if self.trace is not None:
-            self.trace.end_step(indices=indices, loss=self.rows.pending.get("loss"))
         progress.step += 1
         progress.samples += samples
         took_s = now - self._step_began

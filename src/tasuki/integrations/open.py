@@ -19,10 +19,9 @@ import torch
 
 from tasuki.clock import Clock, SystemClock
 from tasuki.errors import RunError, UsageError
-from tasuki.failpoints import arm
+from tasuki.failpoints import arm, failpoint
 from tasuki.integrations.alone import open_alone, take
 from tasuki.integrations.asked import ask, is_kernel
-from tasuki.integrations.drilled import damage_if_told, read_drill, seed_the_rest
 from tasuki.integrations.loop import Loop
 from tasuki.integrations.meet import Met, meet
 from tasuki.integrations.place import Place, find_place
@@ -114,10 +113,7 @@ def _open_loop(
         if folder.is_complete():
             _end_at_once(folder, name, place, in_kernel=in_kernel, another=another)
         arm(os.environ, rank=place.rank, claim=met.claim)
-        drill = read_drill(os.environ)
-        seed_the_rest(drill)
-        damage_if_told(drill, folder, claim=met.claim, is_first=place.rank == 0)
-        if drill is not None:  # how often it saves and logs is the drill's word
+        if failpoint("open.settings") == "spec":  # `verify resume` saves and logs often
             wishes = {key: value for key, value in wishes.items() if key in ("seed", "exact")}
         stage, before = _read_stage(folder, place, wishes)
         threads = (frozen_threads(folder) if stage.exact else None) or torch.get_num_threads()
@@ -143,7 +139,7 @@ def _open_loop(
     if is_alone:
         _begin_alone(worker, watch, place, began_at=began_at)
     loop = Loop(worker, is_alone=is_alone, is_kernel=in_kernel, files=files)
-    loop.stages_before, loop.drill = before, drill
+    loop.stages_before = before
     if (warning := note_opened(folder, name)) is not None and not in_kernel:
         worker.say(warning)
     return loop

@@ -247,8 +247,6 @@ class Run:
             world=worker.ranks.world,
             say=worker.say,
             accumulation=accumulation,
-            drill=loop.drill,
-            takes_whole_epochs=self._num_epochs is not None,
         )
         feed = make_feed(loader, wanted)
         self._feed, self._loader, self._accumulation = feed, loader, accumulation
@@ -285,7 +283,6 @@ class Run:
         if state is not None:
             things.refuse_others(state)
         loop.lr = self._lr
-        loop.looks_at = {"model": things.model, "data": getattr(self._loader, "dataset", None)}
         holds = Tracked(things)
         loop.begin(holds, course)
         self._is_begun = True
@@ -319,8 +316,6 @@ class Run:
             else:
                 loop.begin_step()
             batch = batches.next()
-            if loop.trace is not None:
-                loop.trace.see(batch)
             self._is_in_step = True
             yield batch
             self._end_step()
@@ -343,8 +338,6 @@ class Run:
         else:
             first = step // course.steps_per_epoch if course is not None else 0
             for epoch in range(first, count):
-                if self._feed is not None and loop.progress.step >= self._feed.total_steps:
-                    break  # in a drill there are fewer
                 yield epoch
                 if self._feed is None or loop.progress.step < (epoch + 1) * (
                     self._feed.steps_per_epoch

@@ -55,7 +55,7 @@ class LocalJob:
     grace_s: float
     gpus: int
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Of this job alone; `drill` gives each its own disturbances."""
+    """Of this job alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -148,6 +148,8 @@ def environment_of(
     own.setdefault("PYTHONUNBUFFERED", "1")  # what a killed script has said must be in its log
     folder = order.folder
     return own | {
+        # A hash seed of its own would give each attempt another order of sets of texts.
+        "PYTHONHASHSEED": "0",
         "TASUKI_RUN": str(order.phase.run.path),
         "TASUKI_ATTEMPT": str(order.phase.claim),
         "TASUKI_STAGE_FOLDER": str(order.phase.run.stage(order.phase.stage).path),

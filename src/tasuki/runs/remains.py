@@ -26,10 +26,10 @@ _STILL = {
     "stages": "a copy brings weights and results back; another run computes them anew",
     "checkpoints": "weights and results in `stages` are not touched by it, but nothing can go on "
     "from a checkpoint: begin another run",
-    "claims": "the order of its checkpoints is lost with it: `audit` proves nothing, and nobody "
-    "would go on from the newest one; weights and results in `stages` are not touched by it",
-    "events": "`why`, `report` and `audit` tell only in part what happened; weights, results and "
-    "checkpoints are not touched by it",
+    "claims": "the order of its checkpoints is lost with it: `verify samples` has no records, and "
+    "no attempt would resume from the newest; weights and results in `stages` are not touched",
+    "events": "`why`, `report` and `verify samples` know only in part what happened; weights, "
+    "results and checkpoints are not touched by it",
     "training_state.json": "the next attempt writes it again; until then plans do not know how far "
     "it came",
 }

@@ -23,8 +23,8 @@ from tasuki.data.worst import whole_cost
 from tasuki.errors import DataError, RecipeError
 from tasuki.spec.buckets import Buckets
 from tasuki.spec.resolved import ResolvedStage
-from tasuki.train.drilled import fewer_batches, fewer_samples, rehearsal
 from tasuki.train.recipe import build_dataset, optional
+from tasuki.train.rehearsed import fewer_samples, rehearsal
 
 _FOREIGN = (
     "stage `{}` brings a loader of its own: its batches are taken as they come, `effective_batch` "
@@ -101,9 +101,7 @@ def prepare_data(
     """
     dataset = build_dataset(recipe, stage.data, stage.split)
     if is_loader(dataset):
-        accumulation = stage.accumulation or 1
-        few = fewer_batches(dataset, accumulation=accumulation, is_trained=True)
-        return _foreign(few, stage, world)
+        return _foreign(dataset, stage, world)
     sizes = sizes_of(recipe, dataset)
     if sizes is None and stage.size is not None:
         raise DataError(

@@ -30,12 +30,11 @@ from tasuki.spec.resolved import ResolvedStage
 from tasuki.spec.values import Sizes
 from tasuki.train.advice import evaluation_advice, is_out_of_memory
 from tasuki.train.data import bucket_rule, costs_of, sizes_of
-from tasuki.train.drilled import fewer_batches, fewer_samples
 from tasuki.train.engine import to_device
 from tasuki.train.losses import read_loss
 from tasuki.train.precision import apply_precision, autocast
 from tasuki.train.recipe import build_dataset, build_model, load_recipe, optional
-from tasuki.train.rehearsed import few_to_evaluate, reached
+from tasuki.train.rehearsed import few_to_evaluate, fewer_batches, fewer_samples, reached
 from tasuki.train.remember import remember_evaluation
 from tasuki.train.roomier import NOTHING_LESS, BatchTooLarge, Decisions, Most, evaluate_in_room
 from tasuki.train.task import Task

@@ -1,4 +1,4 @@
-"""Who looks at steps without changing any number: drills, profiles, the measurement of memory.
+"""Who looks at steps without changing any number: profiles, the measurement of memory.
 
 The loop tells them of each step's beginning and end. In an ordinary run the list is empty after an
 attempt's second step, and costs nothing.

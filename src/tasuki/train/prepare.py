@@ -19,12 +19,11 @@ from tasuki.runs.find import latest_run
 from tasuki.spec.resolved import ResolvedStage, start_of
 from tasuki.train.assemble import Assembled, assemble, make_engine, num_shapes
 from tasuki.train.data import StageData, prepare_data
-from tasuki.train.drilled import few_steps
 from tasuki.train.engine import StepEngine
 from tasuki.train.evaluate import load_weights
 from tasuki.train.optim import PureSchedule
 from tasuki.train.recipe import build_dataset, load_recipe
-from tasuki.train.rehearsed import reached
+from tasuki.train.rehearsed import few_steps, reached
 from tasuki.train.task import Task
 
 

@@ -1,28 +1,32 @@
-"""What `tasuki rehearse` wants of a rank beside what drilled.py does: where it is, and no network.
+"""What `tasuki rehearse` asks of a rank: few steps and samples, no network, and where it is.
 
-A line in a file for every place on the way of a phase, and one more if it fails, so that
-commands/rehearse.py can say what passed. Outside of a rehearsal every function here does nothing.
+Read once from the environment, as failpoints are. A line in a file for every place on the way of a
+phase, and one more if it fails, tells commands/rehearse.py what passed. Outside of a rehearsal
+every function here does nothing.
 """
 
 from __future__ import annotations
 
 import faulthandler
+import json
 import os
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch.utils.data import Dataset
 
-from tasuki.data.foreign import is_loader
+from tasuki.data.buckets import Bucket, BucketPlan
+from tasuki.data.foreign import is_loader, num_batches
+from tasuki.data.short import ShortLoader, may_be_left_early
 from tasuki.errors import RecipeError, RunError, TasukiError, place_of
 from tasuki.runs.atomic import FILE_MODE, make_folder
 from tasuki.runs.lines import LineWriter
-from tasuki.train.drilled import drill_order, fewer_batches, rehearsal
 from tasuki.train.orders import Orders
 
 _FEW = 8
@@ -46,18 +50,54 @@ class Offline(RunError, OSError):
     """Something wants to reach the network; whoever can do without it may catch an OSError."""
 
 
+REHEARSAL = "TASUKI_REHEARSAL"
+"""The environment variable with a `Rehearsal` as JSON."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsal:
+    """Only some steps of a stage that is otherwise as it will be, its largest samples."""
+
+    steps: int
+    trace: Path
+    """The folder for the places that were reached."""
+    is_offline: bool = True
+    smallest: frozenset[str] = frozenset()
+    """Stages whose largest samples do not fit this machine: their smallest are taken."""
+    effective_batches: Mapping[str, int] = field(default_factory=dict)
+    """By stage: those of the whole, where a rehearsed step has fewer samples."""
+    until: float | None = None
+    """By the wall clock: what is not done by then is left."""
+
+
+_rehearsal: list[Rehearsal] = []
+
+
+def read_rehearsal(environment: Mapping[str, str]) -> None:
+    """Called once by a rank, before it works."""
+    _rehearsal.clear()
+    if told := json.loads(environment.get(REHEARSAL) or "{}"):
+        trace, smallest = Path(told.pop("trace")), frozenset(told.pop("smallest"))
+        _rehearsal.append(Rehearsal(trace=trace, smallest=smallest, **told))
+
+
+def rehearsal() -> Rehearsal | None:
+    """None: this is a run."""
+    return _rehearsal[0] if _rehearsal else None
+
+
 def begin_rehearsal(orders: Orders) -> None:
     """Before anything of the user's is imported."""
-    order, rehearsed = drill_order(), rehearsal()
+    rehearsed = rehearsal()
     _lines.clear()
-    if order is None or rehearsed is None:
+    if rehearsed is None:
         return
     if rehearsed.is_offline:
         be_offline()
     if orders.claim > 1:
         raise RunError("a rehearsal tries nothing twice")
     if orders.rank == 0:
-        path = order.trace / f"{orders.stage}.{orders.phase}.jsonl"
+        path = rehearsed.trace / f"{orders.stage}.{orders.phase}.jsonl"
         _lines.append(LineWriter(path))
         _tell_at_the_end(path.with_suffix(STACKS), rehearsed.until)
 
@@ -141,6 +181,52 @@ def walk_schedule(schedule: Any, planned: int | None, *, done: int) -> None:
                 "of step()",
             ) from error
     reached("done")
+
+
+def fewer_samples(
+    plan: BucketPlan,
+    *,
+    batch: int,
+    stage: str = "",
+    weights: Callable[[], Any] = lambda: None,
+) -> BucketPlan:
+    """In a rehearsal the largest samples of the largest bucket (by `weights`, one number per
+    sample); otherwise the plan as it is."""
+    rehearsed = rehearsal()
+    if rehearsed is None:
+        return plan
+    most, is_small = rehearsed.steps * batch, stage in rehearsed.smallest
+    return largest_samples(plan, weights(), most=most, is_small=is_small)
+
+
+def largest_samples(
+    plan: BucketPlan, weights: Any, *, most: int, is_small: bool = False
+) -> BucketPlan:
+    """One bucket of so many samples: the largest there are, or the smallest; of equal ones the
+    first."""
+    number = 0 if is_small else len(plan.buckets) - 1
+    bucket, index = plan.buckets[number], plan.index(number)
+    members = np.arange(bucket.samples) if index is None else np.asarray(index)
+    if weights is not None:
+        own = np.asarray(weights)[members]
+        members = members[np.argsort(own if is_small else -own, kind="stable")]
+    kept = np.sort(members[:most]).astype(np.int64)
+    return BucketPlan(buckets=(Bucket(bucket.size, len(kept)),), members=kept, waste=plan.waste)
+
+
+def few_steps(planned: int) -> int:
+    """How many of the steps that a stage has are taken."""
+    rehearsed = rehearsal()
+    return planned if rehearsed is None else min(planned, rehearsed.steps)
+
+
+def fewer_batches(loader: Any) -> Any:
+    """In a rehearsal: a loader of the user's own that ends its passes early."""
+    rehearsed = rehearsal()
+    if rehearsed is None or not may_be_left_early(loader):
+        return loader
+    batches = num_batches(loader)
+    return loader if batches is None else ShortLoader(loader, min(batches, rehearsed.steps))
 
 
 def few_to_evaluate(dataset: Any) -> Any:

@@ -94,6 +94,7 @@ class StageContents:
         best = self._progress.best
         return {
             "total_steps": self._setup.total_steps,
+            "steps_per_epoch": self._setup.order.steps_per_epoch,
             "best": best.as_json() if best else None,
             "data": self._begin.data,
             **({"peak_bytes": peak} if (peak := self.peak_bytes()) else {}),

@@ -31,13 +31,12 @@ from tasuki.loop.starting import cost_before, say_differences, say_resuming
 from tasuki.loop.state import State
 from tasuki.runs.atomic import free_bytes, read_json
 from tasuki.runs.view import count_preemptions
-from tasuki.train.drilled import rehearsal
 from tasuki.train.engine import StepEngine
 from tasuki.train.exchange import measure_exchange
 from tasuki.train.fingerprints import fingerprint_data, refuse_changed_data
 from tasuki.train.fitting import Fitting
 from tasuki.train.prepare import Setup, load_initial_weights, start_seed
-from tasuki.train.rehearsed import reached
+from tasuki.train.rehearsed import reached, rehearsal
 from tasuki.train.snapshot import Progress, capture_all, restore_rank, restore_shared
 from tasuki.train.task import Task
 from tasuki.train.unused import find_unused, has_to_look, say_unused

@@ -30,7 +30,6 @@ from tasuki.runs.values import Cause, Ending
 from tasuki.train.advice import memory_advice
 from tasuki.train.back import restore_again, roll_back
 from tasuki.train.data import make_loader
-from tasuki.train.drilled import rehearsal
 from tasuki.train.engine import StepEngine
 from tasuki.train.finish import finish_stage
 from tasuki.train.fitting import Fitting
@@ -39,14 +38,13 @@ from tasuki.train.memory import FirstSteps
 from tasuki.train.onlookers import Onlooker
 from tasuki.train.pace import Pace, first_settings
 from tasuki.train.prepare import Setup, build_engine, prepare
-from tasuki.train.rehearsed import reached, walk_schedule
+from tasuki.train.rehearsed import reached, rehearsal, walk_schedule
 from tasuki.train.remember import Ran
 from tasuki.train.rows import named, numbers
 from tasuki.train.snapshot import Progress, StageContents
 from tasuki.train.start import Begin, begin_or_resume
 from tasuki.train.task import Task
 from tasuki.train.throughput import MemoryGauge, read_tokens_per_sample, speeds
-from tasuki.train.trace import open_trace
 from tasuki.train.unused import noting_unused
 from tasuki.train.validation import Validation
 
@@ -157,13 +155,10 @@ class Training:
 
     def _find_onlookers(self, saver: Saver, *, is_again: bool) -> list[Onlooker]:
         task, setup, step = self.task, self.setup, self.progress.step
-        found: list[Onlooker | None] = [
-            self._profile,
-            open_trace(task, setup, self.engine, step=step),
-        ]
+        found: list[Onlooker] = [self._profile] if self._profile is not None else []
         if task.is_first and not is_again:  # memory is as it was before a roll-back
             found.append(FirstSteps(task, setup, saver, steps_left=setup.total_steps - step))
-        return [onlooker for onlooker in found if onlooker is not None]
+        return found
 
     def run_or_roll_back(self) -> bool:
         """False: something was not finite, and the stage is to go back (`on_nan: roll_back`)."""
@@ -269,7 +264,7 @@ class Training:
         return None
 
     def _noted(self, batches: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
-        """The same micro-batches; which samples they hold is written down, for the audit."""
+        """The same micro-batches; their samples are recorded for `tasuki verify samples`."""
         for batch in batches:
             if batch.indices:
                 self._used.add(self.progress.step, batch.indices)

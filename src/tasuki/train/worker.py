@@ -112,14 +112,13 @@ def _make_task(orders: Orders, watch: Watch, stopwatch: Stopwatch, clock: Clock)
         from tasuki.loop.exact import apply_settings
         from tasuki.loop.ranks import join_ranks
         from tasuki.spec.export import parse_export
-        from tasuki.train.drilled import read_order
         from tasuki.train.fingerprints import refuse_edited_code
         from tasuki.train.precision import apply_precision
-        from tasuki.train.rehearsed import begin_rehearsal
+        from tasuki.train.rehearsed import begin_rehearsal, read_rehearsal
         from tasuki.train.switches import without_gain
         from tasuki.train.task import Task, choose_device, cpus_of_rank, read_experiment
 
-    read_order(os.environ)
+    read_rehearsal(os.environ)
     begin_rehearsal(orders)
     if orders.rank == 0:
         refuse_edited_code(run)

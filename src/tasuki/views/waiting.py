@@ -1,8 +1,8 @@
 """What a person sees while a child works: what it is at, for how long, and how far. On stderr.
 
-Called with each `Progress` of answers.py. In a terminal one line that moves from the first second
-on, by a thread here, so that it moves while the child is silent too; it goes at the end. Elsewhere
-a line now and then.
+Called with each `Progress` of a child process. In a terminal one line that moves from the first
+second on, by a thread here, so that it moves while the child is silent too; it goes at the end.
+Elsewhere a line now and then.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
+from tasuki import subprocesses
 from tasuki.answers import Progress
 from tasuki.clock import Clock
 from tasuki.units import format_seconds
@@ -54,10 +55,10 @@ class Waiting:
         if self._live is not None:
             self._live.stop()
 
-    def __call__(self, progress: Progress) -> None:
-        self._progress = progress
-        if self._live is None and not _is_word(progress):
-            self._tell_plainly(progress)
+    def __call__(self, progress: Progress | subprocesses.Progress) -> None:
+        self._progress = Progress(progress.what, progress.done, progress.total)
+        if self._live is None and not _is_word(self._progress):
+            self._tell_plainly(self._progress)
 
     def say(self, text: str) -> None:
         """What is begun now, by its name alone; without a terminal each is a line."""

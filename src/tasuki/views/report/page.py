@@ -8,14 +8,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tasuki.spec.spelling import spell
 from tasuki.units import format_seconds
 from tasuki.views.marks import marked
 from tasuki.views.page import page_around, table_of, text_in
 from tasuki.views.report import MOST_DRAWN
 from tasuki.views.report.curves import curves_of, kinds_of_marks
 from tasuki.views.report.results import known_columns, run_rows, stage_rows, whose_result
-from tasuki.views.report.text import column_names, environment_rows, ledger_rows, shown
+from tasuki.views.report.text import (
+    column_names,
+    difference_rows,
+    environment_rows,
+    ledger_rows,
+    shown,
+)
 from tasuki.views.report.times import gantt_of, waterfall_of
 from tasuki.views.text import count, goodput_of, money, number
 from tasuki.views.told_spec import spec_lines
@@ -195,33 +200,11 @@ def _environment(runs: Sequence[_Values]) -> Iterator[str]:
 def _specs(runs: Sequence[_Values]) -> Iterator[str]:
     yield "<h2>Spec</h2>"
     known = [run for run in runs if run["spec"]]
-    if len(known) > 1:
-        yield from _differences(known)
+    if rows := difference_rows(known):
+        yield from table_of("Differing settings.", rows)
+    elif len(known) > 1:
+        yield "<p>They are the same.</p>"
     for name, run in zip(column_names(known), known, strict=True):
         is_open = " open" if len(known) == 1 else ""
         yield f"<details{is_open}><summary>{text_in(name)}</summary>"
         yield f"<pre>{text_in(spec_lines(run['spec']))}</pre></details>"
-
-
-def _differences(runs: Sequence[_Values]) -> Iterator[str]:
-    """What was set otherwise, stage by stage."""
-    flat = {name: _flat(run["spec"]) for name, run in zip(column_names(runs), runs, strict=True)}
-    keys = dict.fromkeys(key for values in flat.values() for key in values)
-    rows = [
-        {"": key, **{name: values.get(key, "–") for name, values in flat.items()}}
-        for key in keys
-        if len({values.get(key) for values in flat.values()}) > 1
-    ]
-    if rows:
-        yield from table_of("What differs between them.", rows)
-    else:
-        yield "<p>They are the same.</p>"
-
-
-def _flat(spec: _Values) -> dict[str, str]:
-    found = {f"cluster {key}": spell(value) for key, value in spec["cluster"].items()}
-    for stage in spec["stages"]:
-        for key, value in {**spec["all"], **stage}.items():
-            if key != "name":
-                found[f"{stage['name']} {key}"] = spell(value)
-    return found

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from tasuki.spec.spelling import spell
 from tasuki.units import format_seconds
 from tasuki.views.marks import without_paths
 from tasuki.views.report.results import known_columns, result_rows
@@ -57,6 +58,9 @@ def _lines(report: _Values) -> Iterator[str]:
     yield "## Results\n"
     rows = known_columns(result_rows(report))
     yield from _table([{k: shown(k, v) for k, v in row.items()} for row in rows])
+    if rows := difference_rows([run for run in report["runs"] if run["spec"]]):
+        yield "## Differing settings\n"
+        yield from _table(rows)
     yield "## Where the time went\n"
     yield from _table(ledger_rows(report["runs"]))
     yield "## Attempts\n"
@@ -149,3 +153,22 @@ def environment_rows(runs: Sequence[_Values]) -> list[dict[str, str]]:
         }
         for key in keys
     ]
+
+
+def difference_rows(runs: Sequence[_Values]) -> list[dict[str, str]]:
+    """Return a row for each setting that is not the same in all specs, stage by stage."""
+    flat = {name: _flatten(run["spec"]) for name, run in zip(column_names(runs), runs, strict=True)}
+    return [
+        {"": key, **{name: values.get(key, "–") for name, values in flat.items()}}
+        for key in dict.fromkeys(key for values in flat.values() for key in values)
+        if len({values.get(key) for values in flat.values()}) > 1
+    ]
+
+
+def _flatten(spec: _Values) -> dict[str, str]:
+    settings = {f"cluster {key}": spell(value) for key, value in spec["cluster"].items()}
+    for stage in spec["stages"]:
+        for key, value in {**spec["all"], **stage}.items():
+            if key != "name":
+                settings[f"{stage['name']} {key}"] = spell(value)
+    return settings

@@ -1,1 +1,0 @@
-"""`tasuki drill`: it passes on sound runs, and names what is wrong with others."""
