@@ -53,6 +53,7 @@ def _stage_options(function: Callable[..., int]) -> Callable[..., int]:
 
 @command.command(
     cls=WithCommand,
+    short_help="Interrupt training, resume it, compare every bit.",
     epilog="""\b
 Example:
   tasuki verify resume
@@ -123,7 +124,10 @@ def _describe(one: Interruption) -> str:
     return f"{verb} step {one.step}{' at the end of an epoch' if one.is_epoch_end else ''}"
 
 
-@command.command(epilog="Example:  tasuki verify samples sine")
+@command.command(
+    short_help="Was each sample used once per epoch?",
+    epilog="Example:  tasuki verify samples sine",
+)
 @click.argument("run")
 @click.option("--stage", help="Only this stage (default: all).")
 @runs_option
@@ -153,10 +157,11 @@ def samples(run: str, stage: str | None, runs: Path | None, as_json: bool) -> in
 
 
 @command.command(
+    short_help="Does accumulation change the gradient?",
     epilog="""\b
 Example:  tasuki verify gradients
           tasuki verify gradients --stage fine --set micro_batch=2 --samples 16
-"""
+""",
 )
 @click.argument("spec", default="tasuki.yaml", metavar="[SPEC]")
 @_stage_options
