@@ -185,10 +185,9 @@ def gradients(spec: str, as_json: bool, **options: Any) -> int:
 
 
 def _print_gradients(report: GradientsReport) -> None:
-    pieces = f"{report.gradient_accumulation} micro-batches of at most {report.micro_batch_size}"
-    click.echo(
-        f"{report.experiment}/{report.stage}: {report.samples} samples at once, and {pieces}"
-    )
+    name, pieces = f"{report.experiment}/{report.stage}", report.gradient_accumulation
+    size = f"{pieces} micro-batches of at most {report.micro_batch_size}"
+    click.echo(f"{name}: {report.samples} samples at once, and {size}")
     click.echo(f"loss        {report.loss_whole:.9g} and {report.loss_in_pieces:.9g}")
     click.echo(f"difference  {report.max_relative_difference:.1e} (relative; {report.parameter})")
     for cause in report.causes:
@@ -196,9 +195,7 @@ def _print_gradients(report: GradientsReport) -> None:
     if report.equal:
         click.echo("equal: gradient accumulation changes nothing")
     elif not report.causes:
-        click.echo(
-            "not equal: perhaps in-batch negatives, padding that is read, or a bug of tasuki"
-        )
+        click.echo("not equal: perhaps in-batch negatives or padding, or a bug of tasuki")
 
 
 def _print(report: Any, as_json: bool, print_text: Callable[[Any], None]) -> None:

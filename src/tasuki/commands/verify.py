@@ -26,8 +26,6 @@ class StageSamples(msgspec.Struct, frozen=True):
     samples: int = 0
     attempts: int = 0
     missing_records: int = 0  # harmless, as later ones cover them
-    wrong_epoch: int | None = None  # where samples begin to differ from the order, at the earliest
-    wrong_position: int | None = None  # in that epoch
 
 
 class SamplesReport(msgspec.Struct, frozen=True):

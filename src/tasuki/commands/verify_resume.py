@@ -61,10 +61,8 @@ _REFERENCE_S = 60.0
 _MIN_STEPS = 12
 _MIN_STEPS_OF_STAGE = 4
 _ATTEMPTS = 5
-_GRACE_S = 60.0
 _NOTICE_S = 1.0  # a rank needs milliseconds to hear a signal, on a busy machine longer
 _PACE_S = 0.2
-_COMPARE_TIMEOUT_S = 600.0
 
 
 class Interruption(msgspec.Struct, frozen=True):
@@ -111,8 +109,8 @@ class ResumeReport(msgspec.Struct, frozen=True, kw_only=True):
     first_difference: Difference | None
     causes: list[Cause]
     notes: list[str]
-    duration_s: float
-    folder: str | None  # where the runs are kept; None: they are removed
+    duration_s: float = 0.0
+    folder: str | None = None  # where the runs are kept; None: they are removed
 
 
 def verify_resume(
@@ -175,12 +173,11 @@ def verify_resume(
     except KeyboardInterrupt:
         shutil.rmtree(scratch.path, ignore_errors=True)
         raise
-    is_kept = keep or not report.equal
-    if not is_kept:
-        shutil.rmtree(scratch.path, ignore_errors=True)
-    folder = str(scratch.path) if is_kept else None
-    duration_s = round(clock.monotonic() - began, 1)
-    return msgspec.structs.replace(report, duration_s=duration_s, folder=folder)
+    report = msgspec.structs.replace(report, duration_s=round(clock.monotonic() - began, 1))
+    if keep or not report.equal:
+        return msgspec.structs.replace(report, folder=str(scratch.path))
+    shutil.rmtree(scratch.path, ignore_errors=True)
+    return report
 
 
 def _is_spec(target: str) -> bool:
@@ -371,7 +368,7 @@ def _run(
     quiet = msgspec.structs.replace(scratch.request.spec, sinks=None, on={})
     freeze_run(run, experiment, quiet, SystemClock())
     cluster = msgspec.structs.replace(
-        quiet.cluster, backend="local", time_limit_s=None, requeue=True, grace_s=_GRACE_S
+        quiet.cluster, backend="local", time_limit_s=None, requeue=True, grace_s=60.0
     )
     spec = msgspec.structs.replace(
         quiet, cluster=cluster, runs=str(scratch.path), experiments=(experiment,), only_stages=()
@@ -459,8 +456,6 @@ def _interrupt_and_compare(scratch: _Scratch, experiment: str) -> ResumeReport:
         first_difference=found.first,
         causes=_find_causes(found, scratch, is_resume=status == "state_lost"),
         notes=[_UNSEEDED] if status == "equal" and found.has_unseeded else [],
-        duration_s=0.0,
-        folder=None,
     )
 
 
@@ -512,21 +507,18 @@ def _checkpoints_by_step(run: RunFolder) -> dict[int, Path]:
 
 
 def _different_entries(one: Path, other: Path) -> list[Entry]:
-    manifests = [read_manifest(path) for path in (one, other)]
-    names = [record.name for record in manifests[0].files]
+    a, b = read_manifest(one), read_manifest(other)
+    names = [record.name for record in a.files]
     # Frozen parameters are in files that are named by their content.
-    is_same_layout = all(
-        (manifest.parts, manifest.frozen) == (manifests[0].parts, manifests[0].frozen)
-        for manifest in manifests
-    )
-    if is_same_layout and all(filecmp.cmp(one / n, other / n, shallow=False) for n in names):
+    if (a.parts, a.frozen) == (b.parts, b.frozen) and all(
+        filecmp.cmp(one / name, other / name, shallow=False) for name in names
+    ):
         return []
     return subprocesses.run(  # a child process, because reading states needs torch
         "tasuki.checkpoint.compare:find_different_entries",
         str(one),
         str(other),
         result=list[Entry],
-        timeout_s=_COMPARE_TIMEOUT_S,
     )
 
 

@@ -21,12 +21,10 @@ _BLOCK_SAMPLES = 1 << 16  # numpy is fast, and the arrays stay in the processor'
 
 
 class SampleDifference(NamedTuple):
-    """The first record that differs. Its samples are right up to a position of an epoch."""
+    """The first record that differs, and the last one before it."""
 
     step: int
     after_step: int
-    epoch: int
-    position: int
     expected: int  # samples up to `step`
 
 
@@ -37,16 +35,16 @@ def find_difference(
     per_epoch, samples, members = order.steps_per_epoch, order.samples_per_epoch, order.plan.members
     last, block = max(records), max(1, _BLOCK_SAMPLES // order.effective_batch)
     cuts = sorted({0, *records, *range(0, last, block), *range(0, last, per_epoch)})
-    expected, after_step, before = NONE, 0, 0
+    expected, after_step = NONE, 0
     seen = np.zeros(samples if members is None else int(members.max()) + 1, dtype=bool)
     for first, stop in pairwise(cuts):
         epoch, step = divmod(first, per_epoch)
         ids, counts = order.steps(epoch, step, step + stop - first)
         expected += digest_of(np.arange(first, stop, dtype=np.int64), counts, ids)
         if records.get(stop, expected) != expected:
-            return SampleDifference(stop, after_step, *divmod(before, samples), expected.count)
+            return SampleDifference(stop, after_step, expected.count)
         if stop in records:
-            after_step, before = stop, expected.count
+            after_step = stop
         # Equal digests would prove nothing if the order itself repeated a sample.
         seen[ids] = True
         if stop % per_epoch == 0:

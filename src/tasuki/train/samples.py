@@ -101,8 +101,7 @@ def _check_stage(
         f"{wrong.step:,} ({used[wrong.step].count:,} recorded by then, {wrong.expected:,} expected)"
     )
     text += "; have the data changed since?" if wrong.after_step == 0 else ""
-    where = {"wrong_epoch": wrong.epoch, "wrong_position": wrong.position}
-    return {**result, **where, "status": "wrong", "message": text}
+    return {**result, "status": "wrong", "message": text}
 
 
 def _build_order(run: RunFolder, stage: ResolvedStage, records: Records) -> Order | Gathered | None:
