@@ -68,6 +68,7 @@ ELSEWHERE = {
     "finish.begin": "../integrations/test_ends.py",
     "finish.swept": "../integrations/test_ends.py",
     "finish.marker": "../integrations/test_ends.py",
+    "open.settings": "../commands/test_verify_resume.py",
 }
 """Passed only where parameters are frozen, steps are not finite, memory runs out, or a script is by
 itself: killed there."""
