@@ -21,7 +21,6 @@ if TYPE_CHECKING:
         data_merge,
         data_split,
         data_tokenize,
-        doctor,
         estimate,
         evaluate,
         export,
@@ -31,16 +30,17 @@ if TYPE_CHECKING:
         logs,
         new,
         plan,
-        rehearse,
         report,
         resume,
         run,
         status,
         submit,
-        tune,
         watch,
         why,
     )
+    from tasuki.commands.check import check
+    from tasuki.commands.doctor import doctor
+    from tasuki.commands.tune import tune
     from tasuki.commands.verify import verify_gradients, verify_samples
     from tasuki.commands.verify_resume import verify_resume
     from tasuki.data.collate import pad_collate
@@ -83,6 +83,7 @@ __all__ = [
     "TokenDataset",
     "Validate",
     "cancel",
+    "check",
     "checkpoint_diff",
     "checkpoint_prune",
     "checkpoint_show",
@@ -104,7 +105,6 @@ __all__ = [
     "open_run",
     "pad_collate",
     "plan",
-    "rehearse",
     "report",
     "resume",
     "run",
@@ -119,6 +119,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "check": "tasuki.commands.check",
     "Cluster": "tasuki.spec.written",
     "Evaluate": "tasuki.spec.written",
     "Expect": "tasuki.spec.written",
@@ -135,9 +136,11 @@ _HOMES = {
     "TasukiError": "tasuki.errors",
     "TokenDataset": "tasuki.data.tokens.reader",
     "Validate": "tasuki.spec.written",
+    "doctor": "tasuki.commands.doctor",
     "is_complete": "tasuki.integrations.several",
     "open_run": "tasuki.integrations.open",
     "pad_collate": "tasuki.data.collate",
+    "tune": "tasuki.commands.tune",
     "verify_gradients": "tasuki.commands.verify",
     "verify_resume": "tasuki.commands.verify_resume",
     "verify_samples": "tasuki.commands.verify",

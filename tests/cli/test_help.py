@@ -25,7 +25,7 @@ VERBS = [
         "inspect",
         "estimate",
         "plan",
-        "rehearse",
+        "check",
         "tune",
         "doctor",
         "evaluate",

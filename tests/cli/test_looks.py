@@ -15,13 +15,11 @@ from tasuki.cli.run import _unusual
 from tasuki.commands.data import DataWork, check_files
 from tasuki.errors import DataError, UsageError
 from tasuki.testing import FakeClock
-from tasuki.views.doctor import show_doctor
 from tasuki.views.estimate import show_estimate
 from tasuki.views.history import show_history
 from tasuki.views.live import LiveView, line
 from tasuki.views.status import show_results
 from tasuki.views.text import say, warn, wrap
-from tasuki.views.tune import show_batch, show_tuning
 
 PATH = "/scratch/a-group/somebody/projects/with-a-long-name/experiments/tasuki.yaml:12:3"
 
@@ -72,76 +70,6 @@ def test_errors_and_hints_are_broken_at_spaces_on_a_terminal_alone(monkeypatch, 
     assert " ".join(told.split()) == f"hint: {hint}"
     assert (len(told.splitlines()) > 1) == (width is not None)
     assert width is None or all(len(line) <= width for line in told.splitlines())
-
-
-@pytest.mark.parametrize("is_terminal", [True, False])
-def test_reports_of_lines_are_broken_at_spaces_too(monkeypatch, is_terminal):
-    text = f"  problem: the folder {PATH} is not seen by the nodes, nor can it be written to"
-    monkeypatch.setattr("tasuki.views.doctor.doctor_lines", lambda _: [text])
-    console = screen(40, is_terminal=is_terminal)
-    show_doctor({}, console=console)
-    lines = shown(console)
-    assert " ".join(lines).split() == text.split() and (len(lines) > 1) == is_terminal
-    assert not is_terminal or all(len(line) <= 40 or PATH in line for line in lines)
-
-
-# -- tune ------------------------------------------------------------------------------------------
-
-
-def measured(label: str, verdict: str, **other: Any) -> dict[str, Any]:
-    figures = {"gain": 1.25, "low": 1.21, "high": 1.31, "memory_share": 0.9, "start_s": 0.1}
-    same = {"loss_is_same": False, "loss_difference": 0.012, "keep": False, "error": None}
-    return {"label": label, "verdict": verdict, **figures, **same, **other}
-
-
-def tuned(*rows: dict[str, Any]) -> dict[str, Any]:
-    base = {"step_s": 0.1, "memory_bytes": 1 << 20, "loss": 1.0, "steps": 60}
-    where = {"experiment": "e", "stage": "a", "device": "cpu", "threads": 1, "clock": "cpu"}
-    control = measured("", "", gain=1.0, low=0.99, high=1.01)
-    rest = {"together": None, "written": None, "keep": {}, "notes": [], "warnings": []}
-    told = {"confidence": 0.95, "tolerance": 0.01, "dry_run": False}
-    return {**where, **told, "baseline": base, "control": control, "rows": list(rows), **rest}
-
-
-def test_a_narrow_table_of_switches_says_each_verdict_in_a_word_and_why_below():
-    verdicts = {
-        "keep; 23% more memory": "keep",
-        "slower; 10% more memory": "slower",
-        "too noisy to tell: try --budget 6m": "unclear",
-        "above 1, but noise alone measured up to 1.30: try --budget 6m": "unclear",
-        "quicker, but the loss differs by more than 1.0%": "not kept",
-        "not tried: it needs a GPU": "not tried",
-        "`compile` failed: NoCompiler: none": "failed",
-    }
-    rows = [
-        measured(f"gradient_checkpointing: {at}", verdict, keep=verdict.startswith("keep"))
-        for at, verdict in enumerate(verdicts)
-    ]
-    console = screen(80)
-    show_tuning(tuned(*rows), console=console)
-    lines = shown(console)
-    for row, word in zip(rows, verdicts.values(), strict=True):
-        [line] = [line for line in lines if line.startswith(f"{row['label']} ")]
-        assert line.rstrip().endswith(f" {word}") and "below" not in line
-        whole = " ".join(lines)
-        assert f"{row['label']}: {row['verdict']}" in whole
-    assert all(len(line) <= 80 for line in lines)
-
-
-@pytest.mark.parametrize("is_cost", [True, False])
-def test_a_budget_is_told_as_a_spec_has_it_and_not_offered_to_be_written(is_cost):
-    sizes = {"size": 512, "found": 2670, "is_bounded": False, "micro_batch": 1335, "share": 4096}
-    row = {**sizes, "measured_bytes": 999_000_000, "predicted_bytes": 888_000_000}
-    where = {"experiment": "e", "stage": "a", "device": "cuda", "capacity_bytes": 1 << 34}
-    kept = {"buckets": {"cost": "nodes+edges", "budget": 1335}} if is_cost else {"micro_batch": 4}
-    told = {"safety_factor": 0.5, "tries": [1], "found_by": "traced", "written": None}
-    console = screen(80)
-    found = {**where, **told, "buckets": [row], "keep": kept, "warnings": []}
-    show_batch(found, console=console)
-    text = "\n".join(shown(console))
-    words = "buckets: {cost: nodes+edges, budget: 1335}" if is_cost else "micro_batch: 4"
-    assert f"worth keeping: {words} (" in text and ("--write" in text) != is_cost
-    assert "rank's batch" in text and "…" not in text
 
 
 # -- estimate --------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import tasuki
 
 VERBS = {
     "cancel",
+    "check",
     "checkpoint_diff",
     "checkpoint_prune",
     "checkpoint_show",
@@ -30,7 +31,6 @@ VERBS = {
     "logs",
     "new",
     "plan",
-    "rehearse",
     "report",
     "resume",
     "run",

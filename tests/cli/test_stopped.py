@@ -36,7 +36,7 @@ def press_ctrl_c(process: subprocess.Popen[str]) -> None:
 
 LOOKING = [
     "plan",
-    "rehearse",
+    "check",
     *(pytest.param(verb, marks=pytest.mark.long) for verb in ("estimate", "inspect", "tune")),
     pytest.param("verify gradients", marks=pytest.mark.long),
 ]

@@ -306,7 +306,7 @@ WORDS_OF_README = [
     ["estimate", "spec.py:make", "--experiment", "gat_hcrl_ch"],
     ["estimate", "spec.py:make", "--compare", "--experiment", "vgae_hcrl_ch", "gat_hcrl_ch"],
     ["history"],
-    ["tune", "spec.py:make", "--batch", "--experiment", "vgae_hcrl_ch"],
+    ["tune", "spec.py:make", "--batch-size", "--experiment", "vgae_hcrl_ch"],
 ]
 """Commands that look at the data and change nothing."""
 

@@ -119,11 +119,11 @@ def test_the_search_finds_a_secret_that_a_script_prints_itself(tmp_path, canarie
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_no_secret_is_in_a_rehearsal_a_profile_or_a_verified_resume(tmp_path, canaries):
+def test_no_secret_is_in_a_check_a_profile_or_a_verified_resume(tmp_path, canaries):
     made = make_project(tmp_path / "p", cluster__setup="env.sh")
     canaries.write_files(made.folder)
     environment = canaries.environment()
-    verbs = (("rehearse", "--json"), ("verify", "resume", "--keep", "--json"))
+    verbs = (("check", "--json"), ("verify", "resume", "--keep", "--json"))
     verbs += (
         ("run", "--profile", "--json"),
         ("tune", "--dry-run", "--json"),

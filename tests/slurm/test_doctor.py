@@ -1,272 +1,165 @@
-"""`tasuki doctor` on a real cluster: what it reads is so, and a job lives through what it says."""
+"""`tasuki doctor` on a real cluster: partitions are as it says, and a test job tries a node."""
 
-from __future__ import annotations
-
-import json
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+import os
+import shutil
 
 import pytest
 
-from tasuki.clock import SystemClock
-from tasuki.commands.doctor import DoctorRequest, examine
-from tasuki.spec.site import load_site
+import tasuki
+from tasuki.errors import PlanError
+from tasuki.spec.load import load_spec
 
 SPEC = """
 recipe: mine:Recipe
 experiments: {e: {data: d}}
-cluster: {partition: low, time_limit: 1h, grace: 2s, gpu: cpu}
+cluster: {partition: low, time_limit: 1h, grace: 2s, gpu: cpu, setup: env.sh}
 """
 RECIPE = "import os\nassert os.environ['PREPARED'] == 'yes'\nclass Recipe: pass\n"
 
 
-class Person:
-    """Types `tasuki doctor` in a folder, on a login node of the cluster."""
-
-    def __init__(self, cluster, folder: Path) -> None:
-        folder.mkdir(parents=True)
-        self.folder, self.cluster = folder, cluster
-
-    def write(self, name: str, text: str) -> Path:
-        (self.folder / name).write_text(text)
-        return self.folder / name
-
-    def start(self, *words: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "tasuki", "doctor", *words],
-            cwd=self.folder,
-            env={**self.cluster.environment, "TASUKI_SITE": "", "COLUMNS": "400"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def type(self, *words: str) -> tuple[int, str, str]:
-        return finish(self.start(*words))
-
-
-def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    try:
-        out, err = process.communicate(timeout=100)
-    finally:
-        process.kill()
-    return process.returncode, out, err
+@pytest.fixture
+def folder(cluster, tmp_path, monkeypatch):
+    """A project, which is the working directory on a login node."""
+    for name, value in cluster.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TASUKI_SITE", "")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tasuki.yaml").write_text(SPEC)
+    (tmp_path / "env.sh").write_text("export PREPARED=yes\n")
+    (tmp_path / "mine.py").write_text(RECIPE)
+    return tmp_path
 
 
 @pytest.fixture
-def person(cluster, tmp_path) -> Person:
-    return Person(cluster, tmp_path / "p")
+def closed(cluster):
+    """A partition that is down."""
+    cluster.run("scontrol", "create", "PartitionName=closed", "Nodes=ALL", "State=DOWN")
+    yield
+    cluster.run("scontrol", "delete", "PartitionName=closed")
 
 
-@pytest.fixture(scope="module")
-def probed(cluster, tmp_path_factory) -> dict[str, tuple[int, Any, str, Person]]:
-    """Probe jobs side by side: each takes as long as a requeue and a kill."""
-    folder = tmp_path_factory.mktemp("probed")
-    words = {
-        "low": ["--write-site", "site.yaml"],
-        "cancel": ["--partition", "cancel"],
-        "refused": ["--set", "cluster.requeue=false"],
-        "python": ["--set", "cluster.python=/nowhere/python"],
-        "held": ["--set", "cluster.extra={hold: true}", "--within", "6s"],
-    }
-    people = {name: Person(cluster, folder / name) for name in words}
-    for name, one in people.items():
-        one.write("tasuki.yaml", SPEC.replace("gpu: cpu", "gpu: cpu, setup: env.sh"))
-        one.write("env.sh", "export PREPARED=yes\n")
-        one.write("mine.py", RECIPE if name != "cancel" else "import nothing_of_that_name\n")
-    running = {name: people[name].start("--live", "--json", *more) for name, more in words.items()}
-    told = {name: finish(process) for name, process in running.items()}
-    return {
-        name: (code, json.loads(out) if out else None, err, people[name])
-        for name, (code, out, err) in told.items()
-    }
-
-
-def findings(report: dict[str, Any], level: str) -> list[str]:
-    return [one["what"] for one in report["findings"] if one["level"] == level]
-
-
-def test_every_partition_is_shown_with_what_becomes_of_a_job_there(person):
-    code, out, err = person.type("--json")
-    assert code == 0, err
-    slurm = json.loads(out)["slurm"]
-    found = {
-        one["name"]: (one["after_preemption"], one["save_s"], one["longest_s"], one["preempt_mode"])
-        for one in slurm["partitions"]
-    }
+def test_each_partition_shows_what_becomes_of_a_job(folder, closed):
+    report = tasuki.doctor()
+    partitions = {one.name: one for one in report.slurm.partitions}
+    found = {name: (one.preemption, one.save_s, one.is_up) for name, one in partitions.items()}
     assert found == {
-        "low": ("slurm", 2.0, 86400.0, "REQUEUE"),
-        "grace": ("itself", 22.0, 86400.0, "REQUEUE"),
-        "cancel": ("itself-or-successor", 2.0, 86400.0, "CANCEL"),
-        "short": ("slurm", 2.0, 120.0, "REQUEUE"),
-        "high": ("never", 2.0, 86400.0, "OFF"),
+        "low": ("requeued", 2.0, True),
+        "grace": ("requeues_itself", 22.0, True),
+        "cancel": ("cancelled", 2.0, True),
+        "short": ("requeued", 2.0, True),
+        "high": ("never", 2.0, True),
+        "closed": ("requeued", 2.0, False),
     }
-    assert [one["name"] for one in slurm["partitions"] if one["is_default"]] == ["low"]
-    assert all(one["gpus"] == {"": 4} and one["nodes"] == 4 for one in slurm["partitions"])
-    assert slurm["settings"]["KillWait"] == "2 sec" and slurm["settings"]["MaxArraySize"]
-    assert slurm["version"].split(".")[0].isdecimal() and slurm["commands"]["sbatch"]
-
-
-def test_a_person_reads_it_in_plain_words_and_nothing_is_changed(person):
-    code, out, _ = person.type()
-    assert code == 0
-    out = " ".join(out.split())
-    assert "requeue themselves during the grace: Slurm would not; 22s to save" in out
-    assert "it requeues itself, or leaves a successor job where that is refused" in out
-    assert "hint: write `cluster: {grace: 2s}`" in out
-    assert "Nothing here stops a job." in out and list(person.folder.iterdir()) == []
+    assert [name for name, one in partitions.items() if one.is_default] == ["low"]
+    low = partitions["low"]
+    assert (low.num_nodes, low.max_cpus, low.max_gpus) == (4, 4, {"": 4})
+    assert report.slurm.settings["KillWait"] == "2 sec" and report.slurm.version[0].isdecimal()
+    assert report.ok
 
 
 @pytest.mark.parametrize(
-    ("change", "is_problem", "words", "hint"),
+    ("change", "level", "message", "hint"),
     [
-        ("partition=lwo", True, "there is no partition `lwo`", "did you mean `low`?"),
-        (
-            "partition=short",
-            True,
-            "`cluster.time_limit` is 1h, but a job on `short` may last 2m",
-            "write `time_limit: 2m`, or choose `low`, `grace`, `cancel` or `high`",
-        ),
-        (
-            "grace=30s",
-            False,
-            "`cluster.grace` is 30s, but a job on `low` is killed 2s after its notice",
-            "write `cluster: {grace: 2s}`",
-        ),
-        (
-            "cpus=64",
-            True,
-            "`cluster.cpus` asks for 64 CPUs on a node, but a node of `low` has 4 CPUs at most",
-            "`cluster.cpus` is per node",
-        ),
-        (
-            "memory=900G",
-            True,
-            "of memory on a node, but a node of `low` has 4.19 GB",
-            "ask for less",
-        ),
-        ("gpus=5", True, "`cluster.gpus` asks for 5 CPUs", "per node"),
-        ("nodes=9", True, "`cluster.nodes` is 9, but `low` has 4", "fewer nodes"),
-        ("setup=nope.sh", True, "`cluster.setup`: there is no file", "relative to the spec"),
-        ("partitions=low", True, "the spec cannot be used", "did you mean `partition`?"),
+        ("partition=lwo", "problem", "there is no partition `lwo`", "did you mean `low`?"),
+        ("partition=closed", "problem", "partition `closed` is down", "sinfo -s"),
+        ("partition=short", "problem", "a job on `short` may last 2m", "time_limit: 2m"),
+        ("cpus=64", "problem", "Requested node configuration is not available", "`cpus`"),
+        ("nodes=9", "problem", "`cluster.nodes` is 9, but `low` has 4", "fewer nodes"),
+        ("grace=30s", "advice", "on `low` is killed after 2s", "{grace: 2s}"),
+        ("time_limit=", "advice", "without `cluster.time_limit`", "{time_limit: 1d}"),
+        ("setup=nope.sh", "problem", "`cluster.setup`: no file", "relative to the file"),
     ],
 )
-def test_what_a_spec_asks_for_and_a_partition_does_not_give_is_said(
-    person, change, is_problem, words, hint
+def test_a_request_that_a_partition_does_not_meet_is_a_finding(
+    folder, closed, change, level, message, hint
 ):
-    spec = person.write("tasuki.yaml", SPEC)
-    report = examine(
-        DoctorRequest(
-            source=str(spec),
-            here=person.folder,
-            python=sys.executable,
-            environment={**person.cluster.environment, "TASUKI_SITE": ""},
-            clock=SystemClock(),
-            settings=[f"cluster.{change}"],
-        )
-    )
-    (found,) = [one for one in report["findings"] if words in one["what"]]
-    assert hint in found["hint"] and report["ok"] == (not is_problem), found
-    assert found["level"] == ("problem" if is_problem else "advice")
+    report = tasuki.doctor(overrides=[f"cluster.{change}"])
+    (found,) = [one for one in report.findings if message in one.message]
+    assert found.level == level and hint in found.hint
+    assert report.ok == (level == "advice")
 
 
-def test_programs_of_slurm_that_know_no_controller_are_told_in_one_way(person):
-    environment = dict(person.cluster.environment)
-    del environment["SLURM_CONF"]
-    person.cluster = SimpleNamespace(environment=environment)
-    code, out, err = person.type()
-    assert code == 1 and "Slurm is here, but it does not answer" in out, err
-    assert "No Slurm here" not in out and "problem: `sinfo` says" in out
-    assert "is SLURM_CONF right?" in out
+def test_plan_reads_the_site_file_that_was_saved(folder, monkeypatch):
+    monkeypatch.setenv("TASUKI_SITE", str(folder / "site.yaml"))
+    report = tasuki.doctor(save=True)
+    assert report.ok and report.saved == str(folder / "site.yaml")
+    first = (folder / "site.yaml").read_text()
+    tasuki.doctor(save="site.yaml", force=True)
+    assert (folder / "site.yaml.old").read_text() == first
+    (folder / "tasuki.yaml").write_text(SPEC.replace("low", "grace").replace("grace: 2s, ", ""))
+    assert load_spec("tasuki.yaml", environ=os.environ).cluster.grace_s == 22.0
+    with pytest.raises(PlanError, match="2m"):
+        tasuki.plan("tasuki.yaml", settings=["cluster.partition=short", "expect.wall=1h"])
 
 
-@pytest.mark.long
-def test_a_probe_finds_requeueing_allowed_and_measures_the_time_until_the_kill(probed):
-    for name in ("low", "cancel"):
-        _, report, err, _ = probed[name]
-        live = report["live"]
-        assert live["problem"] is None and live["partition"] == name, err
-        assert live["requeue"]["is_allowed"] and live["requeue"]["has_returned"]
-        assert live["scontrol"]["ok"] and live["runs"] == {"is_visible": True, "words": ""}
-        told = {(one["who"], one["signal"]) for one in live["signals"]}
-        assert {("batch", "TERM"), ("step", "TERM")} <= told
-        # KillWait is 2 s; Slurm looks for what is left, and kills, a few seconds later.
-        for who in ("batch", "step"):
-            assert 1.9 <= live["kill_after_s"][who] < 15, live
-        (here,) = [one for one in report["slurm"]["partitions"] if one["name"] == name]
-        assert here["kill_wait_s"] == 2.0 and here["measured_s"] == live["kill_after_s"]["step"]
-        assert "waits to come back" in err and "is cancelled" in err
+def test_slurm_without_a_controller_is_a_problem(folder, monkeypatch):
+    monkeypatch.delenv("SLURM_CONF")
+    report = tasuki.doctor()
+    assert not report.ok and report.slurm.partitions == []
+    assert any("SLURM_CONF" in one.hint for one in report.findings)
 
 
-@pytest.mark.long
-def test_a_probe_imports_the_recipe_on_a_node_after_the_setup(probed):
-    code, report, _, person = probed["low"]
-    assert code == 0 and report["ok"] and report["live"]["recipe"]["ok"], report["findings"]
-    assert report["live"]["python"] == sys.executable
-    code, report, _, person = probed["cancel"]
-    assert code == 1 and not (person.folder / "runs").exists()
-    (words,) = findings(report, "problem")
-    assert "recipe `mine:Recipe` cannot be imported" in words
-    assert "No module named 'nothing_of_that_name'" in words
+def test_a_test_job_tries_a_node_and_leaves_nothing(folder):
+    report = tasuki.doctor(test_job=True)
+    job = report.test_job
+    assert report.ok, report.findings
+    checks = {check.name: check.output for check in job.checks if not check.error}
+    assert list(checks) == ["Python", "runs folder", "tasuki", "torch", "recipe", "requeue"]
+    assert checks["tasuki"] == tasuki.__version__ and checks["requeue"] == "came back"
+    assert "SIGTERM" in job.signals
+    # KillWait is 2 s; Slurm looks for what is left, and kills, a few seconds later.
+    assert 1.9 <= job.kill_wait_s < 15 and job.partition == "low" and job.node.startswith("node")
+    assert not (folder / "runs").exists()
 
 
-def test_what_was_measured_becomes_a_site_file_that_specs_begin_with(probed):
-    _, report, _, person = probed["low"]
-    path = person.folder / "site.yaml"
-    assert report["site"]["written"] == str(path) and "measured on" in path.read_text()
-    site = load_site(environ={"TASUKI_SITE": str(path)})
-    assert site.partitions["low"].save_s == 2.0
-    assert site.partitions["grace"].save_s == 22.0
-    assert site.partitions["short"].longest_s == 120.0
-    code, _, err = person.type("--write-site", "site.yaml")
-    assert code == 2 and "there is a site file already" in err and "--force" in err
-    before = path.read_text()
-    code, _, err = person.type("--write-site", "site.yaml", "--force")
-    assert code == 0 and (person.folder / "site.yaml.old").read_text() == before, err
-    assert "measured on" not in path.read_text()
+def test_what_fails_on_the_node_is_named_and_the_kill_is_still_measured(folder):
+    # The GPUs of this cluster are links to /dev/null.
+    wrong = ["cluster.gpu=a100", "recipe=nothing_there:Recipe", "cluster.requeue=false"]
+    report = tasuki.doctor(test_job=True, overrides=wrong)
+    errors = {check.name: check.error for check in report.test_job.checks if check.error}
+    assert list(errors) == ["GPU", "recipe", "requeue"] and report.test_job.kill_wait_s >= 1.9
+    assert "No module named 'nothing_there'" in errors["recipe"]
+    assert [one.level for one in report.findings] == ["problem", "problem", "advice"]
+    assert not report.ok
 
 
-def test_a_job_that_may_not_requeue_itself_is_still_measured(probed):
-    code, report, err, _ = probed["refused"]
-    live = report["live"]
-    assert code == 0 and live["problem"] is None, err
-    assert live["requeue"]["is_allowed"] is False and live["requeue"]["words"]
-    assert live["kill_after_s"]["step"] >= 1.9
+def test_a_broken_python_on_the_node_is_a_problem(folder):
+    report = tasuki.doctor(test_job=True, overrides=["cluster.python=/nowhere/python"])
+    (problem,) = [one for one in report.findings if one.level == "problem"]
+    assert "ended too early" in problem.message and "/nowhere/python" in problem.message
+    assert "cluster.python" in problem.hint and report.test_job.folder in problem.hint
 
 
-def test_a_job_that_cannot_start_is_told_in_the_words_of_its_log(probed):
-    code, report, _, _ = probed["python"]
-    (words,) = findings(report, "problem")
-    assert code == 1 and "ended too early" in words and "/nowhere/python" in words
-    assert Path(report["live"]["folder"]).is_dir()
+def test_a_runs_folder_that_the_node_does_not_have_is_a_problem(folder, cluster):
+    def hide_folder(message: str) -> None:
+        """Start the held job only when its folder is gone."""
+        if "(JobHeldUser)" in message:
+            shutil.rmtree(folder / "runs")
+            cluster.run("scontrol", "release", message.split()[1])
+
+    overrides = ["cluster.extra={hold: true}"]
+    report = tasuki.doctor(test_job=True, overrides=overrides, progress=hide_folder)
+    (problem,) = [one for one in report.findings if one.level == "problem"]
+    assert "left nothing in" in problem.message and "all nodes share" in problem.hint
 
 
-def test_a_job_that_does_not_come_to_its_end_is_given_up_and_cancelled(probed, cluster):
-    code, report, _, _ = probed["held"]
-    (words,) = findings(report, "problem")
-    assert code == 1 and "did not come to its end within 6s" in words, words
-    assert "waits in the queue" in words
-    job = report["live"]["job"]
-    assert cluster.run("squeue", "-h", "-t", "all", "-j", job, "-o", "%T").strip() == "CANCELLED"
+def test_a_job_that_does_not_finish_in_time_is_cancelled(folder, cluster):
+    report = tasuki.doctor(test_job=True, timeout_s=0.0, overrides=["cluster.extra={hold: true}"])
+    assert "did not finish within" in report.test_job.error and not report.ok
+    assert _state(cluster, report.test_job.job) == "CANCELLED"
 
 
-def test_ctrl_c_leaves_neither_a_job_nor_a_folder(person, cluster):
-    held = ["--set", "cluster.extra={hold: true}"]
-    person.write("tasuki.yaml", SPEC)
-    process = person.start("--live", *held)
-    assert process.stderr is not None
-    job = process.stderr.readline().split()[1]
-    process.stderr.readline()
-    process.send_signal(signal.SIGINT)
-    code, _, _ = finish(process)
-    assert code == 75 and not (person.folder / "runs").exists()
-    until = time.monotonic() + 30
-    while cluster.run("squeue", "-h", "-j", job):
-        assert time.monotonic() < until
-        time.sleep(0.05)
+def test_ctrl_c_leaves_neither_a_job_nor_a_folder(folder, cluster):
+    seen = []
+
+    def interrupt(message: str) -> None:
+        seen.append(message.split()[1])
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tasuki.doctor(test_job=True, overrides=["cluster.extra={hold: true}"], progress=interrupt)
+    assert _state(cluster, seen[0]) == "CANCELLED" and not (folder / "runs").exists()
+
+
+def _state(cluster, job: str) -> str:
+    return cluster.run("squeue", "-h", "-t", "all", "-j", job, "-o", "%T").strip()

@@ -10,9 +10,12 @@ from hypothesis import strategies as st
 
 from tasuki.slurm.text import (
     QUEUE_FORMAT,
+    ShownNodes,
     UnknownWords,
+    most_gpus,
     parse_duration,
     parse_job,
+    parse_nodes,
     parse_partitions,
     parse_queue,
     parse_settings,
@@ -120,6 +123,24 @@ def test_partitions_tell_their_limits_graces_and_what_preemption_does(version):
     assert (found["low"].longest_s, found["short"].longest_s) == (86400.0, 120.0)
     assert (found["grace"].grace_s, found["cancel"].preempt_mode) == (20.0, "CANCEL")
     assert found["high"].tier > found["low"].tier and found["low"].nodes == 4
+
+
+def test_what_nodes_of_partitions_have_is_read_from_what_sinfo_prints():
+    nodes = parse_nodes(
+        "gpu|2|64|500000|gpu:a100:4(S:0-1),gpu:h100:8\ngpu|1|32+|250000+|gpu:a100:2\n"
+        "cpu|9|16|64000|(null)\nold|1|8|32000|gpu:2,craynetwork:4\nodd|0|0|0|gpu\n"
+    )
+    assert nodes[1] == ShownNodes(
+        partition="gpu", count=1, cpus=32, memory_bytes=250000 << 20, gpus={"a100": 2}
+    )
+    with pytest.raises(UnknownWords):
+        parse_nodes("gpu|many|64|500000|")
+    assert most_gpus(nodes) == {
+        "gpu": {"a100": 4, "h100": 8},
+        "cpu": {},
+        "old": {"": 2},
+        "odd": {"": 1},
+    }
 
 
 @pytest.mark.parametrize(

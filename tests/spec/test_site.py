@@ -176,7 +176,7 @@ def test_an_empty_site_file_says_nothing(tmp_path):
 def test_a_site_file_that_is_named_must_be_there(tmp_path):
     with pytest.raises(SpecError, match=r"TASUKI_SITE names .*/none\.yaml") as caught:
         load_site(environ={"TASUKI_SITE": str(tmp_path / "none.yaml")})
-    assert "--write-site" in caught.value.hint
+    assert "--save" in caught.value.hint
 
 
 def test_reading_a_site_file_imports_nothing_heavy(tmp_path):

@@ -26,7 +26,7 @@ MORE = """
 A loop around a run needs one line: `until tasuki run; do [ $? -eq 75 ] || break; done`.
 
 `submit`: 0 submitted, or nothing to do; 1 Slurm refused or cannot be asked, or a run is live or held; 2 usage. `verify`,
-`checkpoint verify`, `data check`, `doctor`, `rehearse`: 1 where something does not hold. A Slurm job exits
+`checkpoint verify`, `check`, `data check`, `doctor`: 1 where something does not hold. A Slurm job exits
 likewise, but 0 when a successor goes on, and one that requeued itself is killed by that: only
 `training_complete.marker` proves a run complete.
 

@@ -21,14 +21,17 @@ from tools.docs.shapes import Shape, merge, read_recorded, shape_of, write_recor
 Command = tuple[str, tuple[str, ...]]
 """The name of a section, and the words after `tasuki`."""
 
+TWICE_THE_PASSES = ("--set", "micro_batch=1", "--time-budget", "8s")
+"""So that `tune` has a winner."""
+
 SINE: tuple[Command, ...] = (
     ("plan", ("plan",)),
     ("plan", ("plan", "--no-measure", "--fits", "--set", "cluster.gpu=a100-40gb")),
     ("estimate", ("estimate", "--gpu", "a100-40gb", "--alternatives")),
-    ("rehearse", ("rehearse", "coarse")),
+    ("check", ("check", "--stages", "coarse")),
     ("verify gradients", ("verify", "gradients")),
-    ("tune", ("tune", "--only", "precision", "--budget", "4s")),
-    ("tune --batch", ("tune", "--batch")),
+    ("tune", ("tune", "--only", "precision,micro_batch", *TWICE_THE_PASSES)),
+    ("tune --batch-size", ("tune", "--batch-size")),
     ("run", ("run", "--profile", "--set", "save.every=100 steps")),
     ("status", ("status",)),
     ("logs", ("logs", "sine")),
@@ -90,6 +93,7 @@ experiments: {lost: {stages: [{name: train, command: [python, lost.py]}]}}
 """
 
 ON_SLURM: tuple[Command, ...] = (
+    ("doctor", ("doctor", "--test-job")),
     ("submit", ("submit", "--dry-run")),
     ("submit", ("submit",)),
     ("status", ("status",)),
@@ -156,7 +160,7 @@ Type = Callable[[Path, tuple[str, ...]], Any]
 
 
 def type_json(folder: Path, words: tuple[str, ...], **environment: str) -> Any:
-    if "--batch" in words:  # a CPU's memory has no known end, and then there is nothing to find
+    if "--batch-size" in words:  # the memory of a CPU has no known limit
         environment = {"TASUKI_MEMORY_CAP": "64M", **environment}
     done = subprocess.run(
         [sys.executable, "-m", "tasuki", *words, "--json"],

@@ -18,8 +18,8 @@ Shape = dict[str, list[str]]
 """By place: the types that were seen there."""
 
 MAPS = re.compile(
-    r"(^|\.)(metrics|evaluation|sources|fits|predictions|settings|changes|keep|values|params|logs|"
-    r"stages|partitions\[\]\.gpus)$"
+    r"(^|\.)(metrics|evaluation|sources|fits|predictions|settings|changes|keep|winners|values|params|"
+    r"logs|stages|max_gpus|results)$"
 )
 """Mappings whose keys are names of the user's or of a cluster's own: `metrics.NAME`."""
 

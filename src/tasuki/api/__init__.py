@@ -7,7 +7,7 @@ are taken from here (`tasuki/__init__.py` does, when one is used).
 from __future__ import annotations
 
 from tasuki.api.after import evaluate, export, history, report
-from tasuki.api.before import doctor, estimate, inspect, plan, rehearse, tune
+from tasuki.api.before import estimate, inspect, plan
 from tasuki.api.data import data_check, data_merge, data_split, data_tokenize
 from tasuki.api.everyday import (
     cancel,
@@ -38,7 +38,6 @@ __all__ = [
     "data_merge",
     "data_split",
     "data_tokenize",
-    "doctor",
     "estimate",
     "evaluate",
     "export",
@@ -48,13 +47,11 @@ __all__ = [
     "logs",
     "new",
     "plan",
-    "rehearse",
     "report",
     "resume",
     "run",
     "status",
     "submit",
-    "tune",
     "watch",
     "why",
 ]

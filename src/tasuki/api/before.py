@@ -9,19 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tasuki.api.inputs import CLOCK, make_request, read_spec
+from tasuki.api.inputs import make_request, read_spec
 from tasuki.commands.asking import Asking
-from tasuki.commands.doctor import DoctorRequest, examine
 from tasuki.commands.estimate import EstimateRequest
 from tasuki.commands.estimate import estimate as estimate_stages
 from tasuki.commands.inspect import inspect_files, inspect_spec, which_spec
 from tasuki.commands.machine import look_around
 from tasuki.commands.measure import Measurer
 from tasuki.commands.plan import make_plan
-from tasuki.commands.rehearse import RehearseRequest, rehearse_stages
-from tasuki.commands.tune import DEFAULT_BUDGET, TuneRequest, read_switches, tune_batch, tune_stage
 from tasuki.spec.site import load_site
-from tasuki.units import Duration
 
 
 def inspect(
@@ -91,91 +87,3 @@ def plan(
     request = make_request(loaded, experiments, stages, deadline=deadline)
     measurer = Measurer(is_fresh=fresh)
     return make_plan(replace(request, tells_fits=fits, measurer=measurer)).as_json()
-
-
-def rehearse(
-    spec: str | Path = "tasuki.yaml",
-    *,
-    experiments: Sequence[str] = (),
-    stages: Sequence[str] = (),
-    settings: Sequence[str] = (),
-    config: str | None = None,
-    micro_batch: int | None = None,
-    ranks: int = 1,
-    budget: str = "60s",
-    is_online: bool = False,
-) -> dict[str, Any]:
-    """Two steps, a save and an evaluation of every stage, in a scratch folder: `ok` tells."""
-    return rehearse_stages(
-        RehearseRequest(
-            plan=make_request(read_spec(spec, settings, config), experiments, stages),
-            clock=CLOCK,
-            budget_s=Duration.parse(budget).seconds,
-            micro_batch=micro_batch,
-            ranks=ranks,
-            is_online=is_online,
-        )
-    )
-
-
-def tune(
-    spec: str | Path = "tasuki.yaml",
-    *,
-    experiment: str | None = None,
-    stage: str | None = None,
-    only: Sequence[str] = (),
-    budget: str = DEFAULT_BUDGET,
-    write: bool | Sequence[str] = False,
-    settings: Sequence[str] = (),
-    config: str | None = None,
-    is_dry: bool = False,
-    batch: bool = False,
-) -> dict[str, Any]:
-    """What each switch buys on this recipe, measured; `keep` has what is worth keeping. `write`
-    puts it into the spec: all that gives up nothing (True), or these switches. `batch`: the largest
-    micro-batch that fits this device instead."""
-    environment = dict(os.environ)
-    wanted = None if write is False else () if write is True else read_switches(",".join(write))
-    work = tune_batch if batch else tune_stage
-    return work(
-        TuneRequest(
-            spec=read_spec(spec, settings, config),
-            machine=look_around(environment),
-            python=sys.executable,
-            environment=environment,
-            budget_s=Duration.parse(budget).seconds,
-            experiment=experiment,
-            stage=stage,
-            only=read_switches(",".join(only)),
-            write=wanted,
-            is_dry=is_dry,
-        )
-    )
-
-
-def doctor(
-    spec: str | Path | None = None,
-    *,
-    settings: Sequence[str] = (),
-    config: str | None = None,
-    runs: str | Path | None = None,
-    live: bool = False,
-    partition: str | None = None,
-    within: str = "10m",
-) -> dict[str, Any]:
-    """What this machine and its Slurm give a job: `ok` tells whether something would stop one."""
-    return examine(
-        DoctorRequest(
-            source=str(spec) if spec is not None else None,
-            here=Path.cwd(),
-            python=sys.executable,
-            environment=dict(os.environ),
-            clock=CLOCK,
-            settings=settings,
-            config=config,
-            runs=Path(runs).absolute() if runs is not None else None,
-            is_live=live,
-            partition=partition,
-            within_s=Duration.parse(within).seconds,
-        )
-    )

@@ -1,93 +1,124 @@
-"""`tasuki doctor`."""
+"""`tasuki doctor`: options and text."""
 
 from __future__ import annotations
 
-import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from tasuki.cli.options import json_option, print_json
+from tasuki.cli.options import json_option, print_json, runs_option
 from tasuki.errors import EXIT_DONE, EXIT_FAILED
 
-_EXAMPLES = """\b
+if TYPE_CHECKING:
+    from tasuki.commands.doctor import DoctorReport, PartitionFacts
+
+
+@click.command(
+    epilog="""\b
 Example:
   tasuki doctor
-  tasuki doctor --live --partition preempt --write-site
-  tasuki doctor --json | jq '.findings[].what'
+  tasuki doctor --test-job --partition preempt --save
+  tasuki doctor --json | jq '.findings[].message'
 """
-_USERS_FILE = ""
-"""What `--write-site` holds without a name."""
-
-
-@click.command(epilog=_EXAMPLES)
-@click.argument("spec", required=False, metavar="[SPEC]")
-@click.option("--config", help="A named overlay of the spec's `configs`.")
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override.")
-@click.option(
-    "--runs", type=click.Path(path_type=Path), help="The folder of runs (default: as the spec)."
 )
-@click.option("--live", is_flag=True, help="Send a small job through requeue and cancel.")
-@click.option("--partition", help="Which one to look at (default: as the spec, else Slurm's).")
-@click.option("--within", default="10m", metavar="10m", help="Give up on the job after this long.")
+@click.argument("spec", required=False, metavar="[SPEC]")
+@click.option("--config", "preset", help="A named overlay of the spec's `configs`.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override.")
+@runs_option
+@click.option("--test-job", is_flag=True, help="Send a short job that tries a node.")
+@click.option("--partition", help="Check this one (default: as the spec, else Slurm's).")
+@click.option("--timeout", default="10m", metavar="10m", help="Cancel the test job after this.")
 @click.option(
-    "--write-site",
+    "--save",
     is_flag=False,
-    flag_value=_USERS_FILE,
+    flag_value="",
     metavar="[FILE]",
-    help="Write what was found (default: ~/.config/tasuki/site.yaml).",
+    help="Write a site file (default: ~/.config/tasuki/site.yaml).",
 )
 @click.option("--force", is_flag=True, help="Replace a site file that exists.")
 @json_option
 def command(
-    spec: str | None,
-    config: str | None,
-    settings: tuple[str, ...],
-    runs: Path | None,
-    live: bool,
-    partition: str | None,
-    within: str,
-    write_site: str | None,
-    force: bool,
-    as_json: bool,
+    timeout: str, save: str | None, runs: Path | None, as_json: bool, **options: Any
 ) -> int:
-    """What this machine and its Slurm give a job, and what to change before you submit.
+    """Check this machine, Slurm and the site file.
 
-    Says for each partition what happens to a preempted job and how long it has to save, and looks
-    at the spec (default ./tasuki.yaml, if there is one), the runs folder and Python. Changes
-    nothing without `--write-site`. With `--live` a job of one core looks around on a node,
-    requeues itself once and is cancelled, so that the seconds until the KILL are measured.
+    Shows for each partition what becomes of a preempted job and how long it has to save. Then
+    lists what to change in the spec (default ./tasuki.yaml, if it exists), the site file, the runs
+    folder or Python. Changes nothing without --save. With --test-job a job of one core tries
+    Python, torch, the GPU, your recipe and the runs folder on a node. It requeues itself once and
+    is cancelled, which shows the signals and the seconds until the kill.
 
     Exit code 1 if something would stop a job from working.
     """
-    from tasuki.clock import SystemClock
-    from tasuki.commands.doctor import DoctorRequest, examine
-    from tasuki.units import Duration
+    import msgspec
 
-    report = examine(
-        DoctorRequest(
-            source=spec or ("tasuki.yaml" if Path("tasuki.yaml").exists() else None),
-            here=Path.cwd(),
-            python=sys.executable,
-            environment=dict(os.environ),
-            clock=SystemClock(),
-            settings=settings,
-            config=config,
-            runs=runs.absolute() if runs is not None else None,
-            is_live=live,
-            partition=partition,
-            within_s=Duration.parse(within).seconds,
-            writes_site=write_site is not None,
-            site_file=Path(write_site) if write_site else None,
-            is_forced=force,
-            on_progress=lambda text: click.echo(f"{text} …", err=True),
-        )
+    from tasuki.commands.doctor import doctor
+    from tasuki.units import Duration
+    from tasuki.views.text import neutral, width_of, wrap
+
+    report = doctor(
+        **options,
+        runs_dir=runs,
+        timeout_s=Duration.parse(timeout).seconds,
+        save=save is not None and (save or True),
+        progress=lambda text: click.echo(f"{text} …", err=True),
     )
     if as_json:
-        print_json(report)
+        print_json(msgspec.to_builtins(report))
     else:
-        from tasuki.views.doctor import show_doctor
+        for line in _describe(report):
+            click.echo(wrap(neutral(line), width_of(sys.stdout)))
+    return EXIT_DONE if report.ok else EXIT_FAILED
 
-        show_doctor(report)
-    return EXIT_DONE if report["ok"] else EXIT_FAILED
+
+def _describe(report: DoctorReport) -> Iterator[str]:
+    from tasuki.units import format_bytes
+
+    machine, slurm, job = report.machine, report.slurm, report.test_job
+    yield f"machine      {machine.host}: {machine.cpus} CPUs, {machine.gpus} GPUs"
+    shm = "no" if machine.shm_bytes is None else format_bytes(machine.shm_bytes)
+    yield f"memory       {format_bytes(machine.memory_bytes)}, {shm} /dev/shm"
+    yield f"Python       {machine.python_version}, {machine.python}"
+    free = f"{format_bytes(machine.free_bytes)} free on {machine.file_system}"
+    yield f"runs folder  {machine.runs_dir}, {free}"
+    for file in report.site_files:
+        yield f"site file    {file}"
+    if slurm is None:
+        yield "Slurm        not installed here: jobs run on this machine (`tasuki run`)"
+    elif not slurm.partitions:
+        yield "Slurm        is installed, but does not answer: see below"
+    else:
+        settings = (f"{key} {value}" for key, value in slurm.settings.items())
+        yield f"Slurm        {slurm.version}; {'; '.join(settings)}"
+        yield from (_describe_partition(partition) for partition in slurm.partitions)
+    if job is not None:
+        yield f"test job     {job.job} on {job.partition}, node {job.node or 'unknown'}"
+        for check in job.checks:
+            yield f"  {check.name:<12} {check.output or f'FAILED: {check.error}'}"
+        if job.kill_wait_s is not None:
+            yield f"  {'signals':<12} {', '.join(job.signals)}; killed after {job.kill_wait_s} s"
+    for finding in report.findings:
+        yield f"\n{finding.level}: {finding.message}"
+        if finding.hint:
+            yield f"  hint: {finding.hint}"
+    if report.ok:
+        yield "\nNothing here stops a job."
+    if report.saved is not None:
+        yield f"Written: {report.saved}"
+
+
+def _describe_partition(partition: PartitionFacts) -> str:
+    from tasuki.units import format_bytes, format_seconds
+
+    most = partition.max_time_s
+    facts = [
+        *(["default"] if partition.is_default else []),
+        "no time limit" if most is None else f"up to {format_seconds(most)}",
+        f"{partition.num_nodes} nodes with at most {partition.max_cpus} CPUs",
+        format_bytes(partition.max_memory_bytes),
+        *(f"{number} GPUs {kind}".strip() for kind, number in partition.max_gpus.items()),
+    ]
+    return f"  {partition.name:<12} {', '.join(facts)}; {partition.message}"

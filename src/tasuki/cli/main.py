@@ -29,9 +29,9 @@ GROUPS: dict[str, dict[str, str]] = {
         "inspect": "What data hold: sizes, bytes, padding, and stages to begin with.",
         "estimate": "Batch, memory and time of every stage, without a GPU; what to ask for.",
         "plan": "Show jobs, times and commands; begin nothing.",
-        "rehearse": "A minute for what fails after hours in a queue: two steps of every stage.",
-        "tune": "Measure what each switch buys on your own recipe; keep what wins.",
-        "doctor": "What this machine and its Slurm give a job, and what to change first.",
+        "check": "Run two real steps of every stage, save, load and evaluate. About a minute.",
+        "tune": "Measure settings (precision, compile, workers, …) on your own recipe.",
+        "doctor": "Check this machine, Slurm and the site file.",
     },
     "After": {
         "evaluate": "Evaluate any weights on any data; benchmark the model.",
@@ -56,7 +56,7 @@ GROUPS: dict[str, dict[str, str]] = {
 
 
 _ONLY_LOOK = (
-    "doctor", "estimate", "history", "inspect", "logs", "plan", "rehearse", "status", "tune",
+    "check", "doctor", "estimate", "history", "inspect", "logs", "plan", "status", "tune",
 )  # fmt: skip
 _ONLY_LOOK_TOO = (
     *(("data", "check"), ("checkpoint", "show"), ("checkpoint", "verify"), ("checkpoint", "diff")),

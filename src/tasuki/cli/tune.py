@@ -1,137 +1,101 @@
-"""`tasuki tune`."""
+"""`tasuki tune`: options and table."""
 
 from __future__ import annotations
 
-import os
-import sys
-from itertools import pairwise
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from tasuki.cli.options import json_option, print_json, read_spec
-from tasuki.errors import EXIT_DONE, EXIT_FAILED, UsageError
+from tasuki.cli.options import json_option, print_json
 
-_EXAMPLES = """\b
+if TYPE_CHECKING:
+    from tasuki.commands.tune import TuneReport, TuneRow
+
+
+@click.command(
+    epilog="""\b
 Example:
   tasuki tune
-  tasuki tune --only precision,compile --budget 5m
+  tasuki tune --only precision,compile --time-budget 5m
   tasuki tune --stage fine --write
-  tasuki tune --write precision,workers
-  tasuki tune --batch
+  tasuki tune --batch-size
 """
-_WINNERS = "winners"
-
-
-class _OptionalValue(click.Command):
-    """Lets `--write` stand alone: a spec after it is no list of switches."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        spelled = []
-        for word, following in pairwise([*args, "--"]):
-            is_alone = following.startswith("-") or "/" in following or _is_spec(following)
-            spelled.append(f"--write={_WINNERS}" if word == "--write" and is_alone else word)
-        return super().parse_args(ctx, spelled)
-
-
-def _is_spec(word: str) -> bool:
-    return word.endswith((".yaml", ".yml")) or ".py:" in word or os.path.isdir(word)  # noqa: PTH112
-
-
-def _refuse_beside_batch() -> NoReturn:
-    raise UsageError(
-        "`--batch` takes no switches and has no dry run",
-        hint="write `tasuki tune --batch`, with `--write` alone if it is to be written",
-    )
-
-
-@click.command(cls=_OptionalValue, epilog=_EXAMPLES)
+)
 @click.argument("spec", default="tasuki.yaml", metavar="[SPEC]")
 @click.option("--experiment", help="Which one (default: the first).")
 @click.option("--stage", help="Which of its stages (default: the first with a recipe).")
-@click.option("--config", help="A named overlay of the spec's `configs`.")
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override.")
+@click.option("--config", "preset", help="A named overlay of the spec's `configs`.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override.")
 @click.option(
     "--only",
-    metavar="SWITCH,…",
-    help="Only these of precision, compile, gradient_checkpointing, micro_batch, workers, "
-    "offload, exact.",
+    default="",
+    metavar="NAMES",
+    help="Only these settings: precision, compile, gradient_checkpointing, offload, exact, "
+    "micro_batch, loader.workers.",
 )
-@click.option("--budget", default="2m", show_default=True, help="How long to measure, about.")
-@click.option(
-    "--write",
-    metavar="[SWITCH,…]",
-    help="Write the winners into the spec: all that give up nothing, or these.",
-)
-@click.option(
-    "--batch",
-    "is_batch",
-    is_flag=True,
-    help="Look for the largest micro-batch that fits this device instead.",
-)
-@click.option(
-    "--dry-run", "is_dry", is_flag=True, help="Tell what would be tried; measure nothing."
-)
+@click.option("--batch-size", is_flag=True, help="Find the largest micro-batch instead.")
+@click.option("--write", is_flag=True, help="Write the winners into the spec.")
+@click.option("--time-budget", default="2m", show_default=True, help="Time to measure, about.")
+@click.option("--dry-run", is_flag=True, help="List what would be measured.")
 @json_option
-def command(
-    spec: str,
-    experiment: str | None,
-    stage: str | None,
-    config: str | None,
-    settings: tuple[str, ...],
-    only: str | None,
-    budget: str,
-    write: str | None,
-    is_batch: bool,
-    is_dry: bool,
-    as_json: bool,
-) -> int:
-    """Measure on your own recipe what each switch buys: time, memory, difference in loss.
+def command(spec: str, only: str, as_json: bool, **options: Any) -> None:
+    """Measure on your own recipe which settings make a step faster.
 
-    Each variant runs beside the stage as it is, in turns of some steps in random order, from the
-    same weights on the same samples. A gain is told with its 95 % interval; the first row is the
-    baseline against itself, with another seed. What is kept is measured once more together, since
-    gains do not multiply. Nothing is changed without `--write`.
+    Each setting trains in turns with the stage as it is. A gain is reported only if every round
+    shows at least 3 %. All winners are then measured together. `exact: false` wins only if --only
+    names it. Without --write nothing is changed.
 
-    With `--batch`: the largest micro-batch that fits, of each size, tried with its largest samples
-    at most four times in all, and what the safety factor leaves of it. A run with `micro_batch:
-    auto` does the same at its first start.
+    With --batch-size: the largest micro-batch that fits the device, found by real steps with the
+    largest samples, times the safety factor.
     """
     from tasuki.clock import SystemClock
-    from tasuki.commands.machine import look_around
-    from tasuki.commands.tune import TuneRequest, read_switches, tune_batch, tune_stage
-    from tasuki.units import Duration
+    from tasuki.commands.tune import tune
     from tasuki.views.waiting import Waiting
 
-    wanted = None if write is None else read_switches("" if write == _WINNERS else write)
-    chosen = read_switches(only or "")
-    if is_batch and (chosen or wanted or is_dry):
-        _refuse_beside_batch()
-    environment = dict(os.environ)
+    names = [name.strip() for name in only.split(",") if name.strip()]
     with Waiting(clock=SystemClock()) as waiting:
-        work = tune_batch if is_batch else tune_stage
-        found = work(
-            TuneRequest(
-                spec=read_spec(spec, settings, config),
-                machine=look_around(environment),
-                python=sys.executable,
-                environment=environment,
-                budget_s=Duration.parse(budget).seconds,
-                experiment=experiment,
-                stage=stage,
-                only=chosen,
-                write=wanted,
-                is_dry=is_dry,
-                on_progress=waiting,
-                on_begin=lambda text: click.echo(text, err=True),
-            )
-        )
+        report = tune(spec, only=names, progress=waiting, **options)
     if as_json:
-        print_json(found)
-    else:
-        from tasuki.views.tune import show_batch, show_tuning
+        import msgspec
 
-        show = show_batch if is_batch else show_tuning
-        show(found)
-    is_failed = found["written"] is not None and found["keep"] and not found["written"]["file"]
-    return EXIT_FAILED if is_failed else EXIT_DONE
+        print_json(msgspec.to_builtins(report))
+    else:
+        _print_report(report)
+
+
+def _print_report(report: TuneReport) -> None:
+    from tasuki.units import format_step
+    from tasuki.views.text import line_of
+
+    click.echo(f"{report.experiment}/{report.stage} on {report.device}")
+    if report.default is not None:
+        click.echo(f"as it is: {format_step(report.default.step_s)} per step\n")
+    rows = report.rows + ([report.together] if report.together is not None else [])
+    for row in rows:
+        click.echo(line_of(_format_row(row)))
+    for note in report.notes:
+        click.echo(line_of(note))
+    if report.winners:
+        winners = ", ".join(f"{key}: {_format(value)}" for key, value in report.winners.items())
+        where = f"written to {report.written_to}" if report.written_to else "use --write to keep it"
+        click.echo(f"\nwinners: {winners} ({where})")
+    elif rows:
+        click.echo("\nno setting makes steps faster")
+
+
+def _format_row(row: TuneRow) -> str:
+    from tasuki.units import format_bytes
+
+    changes = ", ".join(f"{key}: {_format(value)}" for key, value in row.changes.items())
+    label = f"together ({changes})" if row.setting == "together" else changes or row.setting
+    parts = [f"{label:<30}"]
+    if row.speedup is not None:
+        parts.append(f"{row.speedup:.2f}x ({row.speedup_min:.2f} to {row.speedup_max:.2f})")
+        parts.append(f"loss {row.loss_difference:+.1%}")
+    if row.peak_memory_bytes is not None:
+        parts.append(format_bytes(row.peak_memory_bytes))
+    return "  ".join([*parts, row.status.replace("_", " ") + (row.reason and f": {row.reason}")])
+
+
+def _format(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

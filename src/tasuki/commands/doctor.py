@@ -1,363 +1,468 @@
-"""`tasuki doctor`: what this machine and its Slurm give a job, and what to change beforehand.
+"""Check this machine, Slurm and the site file: the function behind `tasuki doctor`."""
 
-Reads only, but for `--write-site` and the probe job of `--live`. The rules are in doctor_rules.py.
-"""
-
-from __future__ import annotations
-
+import json
+import os
+import platform
 import shutil
+import socket
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
-from tasuki.clock import Clock, utc
+import msgspec
+import psutil
+
+from tasuki.clock import SystemClock, utc
 from tasuki.commands.discover import look_with
-from tasuki.commands.doctor_live import Probe, run_probe
-from tasuki.commands.doctor_machine import describe_machine, describe_runs
-from tasuki.commands.doctor_rules import (
-    COMMANDS,
-    Finding,
-    Treatment,
-    check_cluster,
-    check_commands,
-    check_live,
-    check_machine,
-    check_paths,
-    choose_partition,
-    treat,
-    trusted_wait,
-)
-from tasuki.commands.doctor_site import refuse_existing, render_site, write_site
-from tasuki.commands.doctor_wishes import check_wishes
-from tasuki.errors import TasukiError, UsageError
-from tasuki.runs.atomic import FORMAT
-from tasuki.slurm.client import NoSlurm, Slurm, SlurmError
-from tasuki.slurm.text import (
-    ShownNodes,
-    ShownPartition,
-    UnknownWords,
-    most_gpus,
-)
+from tasuki.commands.doctor_job import JobReport, Work, run_test_job
+from tasuki.commands.machine import look_around, memory_here
+from tasuki.errors import SpecError, TasukiError, UsageError
+from tasuki.runs.atomic import FORMAT, translated, write_bytes
+from tasuki.slurm.client import NoSlurm, Slurm
+from tasuki.slurm.fit import check_partition, choose_partition
+from tasuki.slurm.script import SlurmJob, sbatch_options
+from tasuki.slurm.text import ShownNodes, ShownPartition, most_gpus, parse_seconds
 from tasuki.spec.load import cluster_of_site, load_spec
 from tasuki.spec.resolved import ResolvedCluster, ResolvedSpec
-from tasuki.spec.site import Site, load_site, users_file
+from tasuki.spec.site import Site, SiteGpu, load_site, users_file
+from tasuki.units import Duration, format_bytes, format_seconds
 
-_SHOWN = (
-    *("ClusterName", "KillWait", "PreemptType", "PreemptMode", "PreemptParameters", "JobRequeue"),
-    *("MaxArraySize", "MaxJobCount", "OverTimeLimit", "SlurmctldParameters", "MinJobAge"),
+SETTINGS = (
+    *("ClusterName", "KillWait", "PreemptType", "PreemptMode", "JobRequeue", "MaxJobCount"),
+    *("MaxArraySize", "OverTimeLimit", "MinJobAge", "SlurmctldParameters"),
 )
-"""Settings that decide what becomes of our jobs."""
+LOCAL_FILE_SYSTEMS = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "overlay", "tmpfs", "ramfs"}
+MIN_FREE_BYTES = 10 << 30
+MIN_SHM_BYTES = 512 << 20
+
+Preemption = Literal["never", "requeued", "requeues_itself", "cancelled", "suspended", "qos"]
+PREEMPTION_MESSAGES: Mapping[Preemption, str] = {
+    "never": "never preempted; before the time limit tasuki saves and requeues the job",
+    "requeued": "Slurm requeues a preempted job",
+    "requeues_itself": "a preempted job requeues itself in its grace time, as Slurm would not",
+    "cancelled": "preemption cancels a job; it requeues itself, or submits a follow-up job where "
+    "Slurm refuses that",
+    "suspended": "a preempted job is suspended without a signal and continues later",
+    "qos": "preemption depends on the job's QOS: `sacctmgr show qos format=name,preemptmode`",
+}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DoctorRequest:
-    """What is to be looked at."""
+class Finding(msgspec.Struct, frozen=True):
+    """Something to change before a job is submitted."""
 
-    source: str | None
-    """The spec; None: without one."""
-    here: Path
+    level: Literal["problem", "advice"]  # a problem stops a job from working
+    message: str
+    hint: str = ""
+
+
+class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
+    host: str
+    cpus: int
+    gpus: int
+    memory_bytes: int
+    shm_bytes: int | None
     python: str
-    environment: Mapping[str, str]
-    clock: Clock
-    settings: Sequence[str] = ()
-    config: str | None = None
-    runs: Path | None = None
-    """None: as the spec says, else `runs` here."""
-    is_live: bool = False
-    partition: str | None = None
-    """None: as the spec or the site says, else Slurm's default."""
-    within_s: float = 600.0
-    writes_site: bool = False
-    site_file: Path | None = None
-    """None: the user's own."""
-    is_forced: bool = False
-    on_progress: Callable[[str], None] = lambda _: None
+    python_version: str
+    runs_dir: str
+    file_system: str  # of the runs folder, as the next two
+    free_bytes: int
+    is_writable: bool
 
 
-@dataclass(slots=True)
-class _Case:
-    """What is known so far."""
-
-    request: DoctorRequest
-    environment: Mapping[str, str]
-    site: Site
-    cluster: ResolvedCluster
-    spec: ResolvedSpec | None = None
-    slurm: Slurm | None = None
-    version: tuple[int, int, int] | None = None
-    settings: dict[str, str] = field(default_factory=dict)
-    partitions: list[ShownPartition] = field(default_factory=list)
-    nodes: list[ShownNodes] = field(default_factory=list)
-    live: dict[str, Any] | None = None
-    findings: list[Finding] = field(default_factory=list)
-
-    @property
-    def runs(self) -> Path:
-        if self.request.runs is not None:
-            return self.request.runs
-        return Path(self.spec.runs) if self.spec is not None else self.request.here / "runs"
-
-    @property
-    def python(self) -> str:
-        return self.cluster.python or self.request.python
-
-    @property
-    def setup(self) -> Path | None:
-        if self.cluster.setup is None:
-            return None
-        return Path(self.spec.folder if self.spec else self.request.here) / self.cluster.setup
-
-    @property
-    def partition(self) -> str | None:
-        return self.request.partition or self.cluster.partition
+class PartitionFacts(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    is_default: bool
+    is_up: bool
+    num_nodes: int
+    max_cpus: int  # of one node, as the next two
+    max_memory_bytes: int
+    max_gpus: dict[str, int]  # by type ("" without one)
+    max_time_s: float | None
+    preempt_mode: str
+    preemption: Preemption  # what becomes of a preempted job
+    grace_time_s: float  # as a preempted job gets it
+    kill_wait_s: float
+    save_s: float  # from the first signal to SIGKILL
+    message: str
 
 
-def examine(request: DoctorRequest) -> dict[str, Any]:
-    """The values of `--json`; `ok` where nothing would stop a job."""
-    target = _target(request) if request.writes_site else None
-    case = _begin(request, target)
-    _ask_slurm(case)
-    if request.is_live:
-        _send_probe(case)
-    machine = describe_machine(python=request.python, environment=request.environment)
-    runs = describe_runs(case.runs)
-    treatments = _treatments(case)
-    case.findings += _judge(case, machine, runs, treatments)
-    slurm = _slurm_as_json(case, treatments) if case.slurm is not None else None
-    if target is not None:
-        if slurm is None or not case.partitions:
-            raise UsageError(
-                "there is nothing to write into a site file: Slurm says nothing here",
-                hint="run this on a login node of the cluster",
-            )
-        text = render_site(slurm, at=utc(request.clock.wall()), live=case.live)
-        write_site(target, text, is_forced=request.is_forced)
-    return {
-        "format": FORMAT,
-        "ok": not any(finding.is_problem for finding in case.findings),
-        "machine": machine,
-        "runs": runs,
-        "spec": _spec_as_json(case),
-        "site": {
-            "files": list(case.site.files),
-            "written": str(target) if target is not None else None,
-        },
-        "slurm": slurm,
-        "live": case.live,
-        "findings": [finding.as_json() for finding in case.findings],
-    }
+class SlurmFacts(msgspec.Struct, frozen=True, kw_only=True):
+    version: str | None = None
+    settings: dict[str, str] = {}
+    partitions: list[PartitionFacts] = []  # empty: Slurm does not answer
 
 
-# -- reading ------------------------------------------------------------------------------------
+class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
+    ok: bool  # no finding is a problem
+    findings: list[Finding]
+    machine: MachineFacts
+    slurm: SlurmFacts | None  # None: not installed here
+    test_job: JobReport | None
+    site_files: list[str]
+    saved: str | None  # the site file that was written
+    format: int = FORMAT
 
 
-def _target(request: DoctorRequest) -> Path:
-    path = request.site_file or users_file(request.environment)
-    if path is None:
-        raise UsageError("no home to write a site file into", hint="name it: --write-site FILE")
-    path = request.here / path
-    refuse_existing(path, is_forced=request.is_forced)
-    return path
+def doctor(
+    spec: str | Path | None = None,
+    *,
+    overrides: Sequence[str] = (),
+    preset: str | None = None,
+    runs_dir: str | Path | None = None,
+    partition: str | None = None,
+    test_job: bool = False,
+    timeout_s: float = 600.0,
+    save: bool | str | Path = False,
+    force: bool = False,
+    progress: Callable[[str], None] | None = None,
+) -> DoctorReport:
+    """Check this machine, Slurm and the site file, and say what to change before you submit.
 
+    Args:
+        spec: The spec file. None: ./tasuki.yaml, if it exists.
+        overrides: Settings as `cluster.partition=gpu`, which replace those of the spec.
+        preset: Name of an overlay of the spec.
+        runs_dir: Folder of all runs. None: as in the spec, else ./runs.
+        partition: Check this one. None: as in the spec or site file, else Slurm's default.
+        test_job: Send a short job that tries Python, torch, the GPU, the folder and the signals.
+        timeout_s: Cancel the test job after this many seconds.
+        save: Write a site file: True for ~/.config/tasuki/site.yaml, or its path.
+        force: Replace a site file that exists. The old one stays as `.old`.
+        progress: Called with a line of text when the state of the test job changes.
 
-def _begin(request: DoctorRequest, target: Path | None) -> _Case:
-    environ = request.environment
-    named = environ.get("TASUKI_SITE")
-    if named and target == request.here / named and not target.exists():
-        environ = {**environ, "TASUKI_SITE": ""}  # it is about to be written
-    site = load_site(environ=environ)
-    case = _Case(request, environ, site, cluster_of_site(site, environ=environ))
-    if request.source is None:
-        return case
-    look = look_with(python=request.python, environment=dict(environ))
+    Raises:
+        UsageError: The site file exists, or Slurm does not answer and cannot fill it. Or the
+            test job has a partition that is not there.
+        SlurmError: Slurm does not take the test job, or is not here.
+
+    Example:
+        >>> tasuki.doctor().ok
+        True
+    """
+    environ = dict(os.environ)
+    target = _find_target(save, environ, force=force) if save else None
+    resolved, site, findings = _read_spec_and_site(
+        spec, overrides, preset, environ, is_site_replaced=target is not None
+    )
+    cluster = resolved.cluster if resolved else cluster_of_site(site, environ=environ)
+    if partition is not None:
+        cluster = msgspec.structs.replace(cluster, partition=partition)
+    work = _read_work(resolved, cluster, site, runs_dir)
+    slurm = Slurm(environment=environ, clock=SystemClock())
+    job, facts, shown = None, None, []
     try:
-        case.spec = load_spec(
-            request.source,
-            settings=request.settings,
-            config=request.config,
-            environ=environ,
-            look=look,
-        )
-        case.cluster = case.spec.cluster
+        shown = slurm.partitions()
+        if test_job:
+            chosen = choose_partition(cluster, shown)
+            job = run_test_job(work, chosen, timeout_s=timeout_s, slurm=slurm, progress=progress)
+        facts = _describe_slurm(slurm, shown, job)
     except TasukiError as error:
-        words = f"the spec cannot be used: {error.message}"
-        case.findings.append(Finding(is_problem=True, what=words, hint=error.hint))
-    return case
+        if test_job:
+            raise
+        if not isinstance(error, NoSlurm):
+            facts = SlurmFacts()
+        if facts is not None or cluster.backend == "slurm":
+            findings.append(Finding("problem", error.message, error.hint))
+    machine = describe_machine(work.runs_dir)
+    is_shared = facts is None or job is not None
+    findings += check_machine(machine, work.setup, work.python, is_shared=is_shared)
+    if facts is not None and facts.partitions:
+        findings += _check_cluster(cluster, work.job, shown, facts.partitions, slurm)
+    if job is not None:
+        findings += check_test_job(job)
+    if target is not None:
+        _write_site(target, facts)
+    return DoctorReport(
+        ok=not any(one.level == "problem" for one in findings),
+        findings=findings,
+        machine=machine,
+        slurm=facts,
+        test_job=job,
+        site_files=list(site.files),
+        saved=str(target) if target else None,
+    )
 
 
-def _ask_slurm(case: _Case) -> None:
-    slurm = Slurm(environment=case.environment, clock=case.request.clock)
-    if shutil.which("sinfo", path=case.environment.get("PATH")) is not None:
-        case.slurm = slurm  # whether it answers is another matter
+def _read_spec_and_site(
+    source: str | Path | None,
+    overrides: Sequence[str],
+    preset: str | None,
+    environ: dict[str, str],
+    *,
+    is_site_replaced: bool,
+) -> tuple[ResolvedSpec | None, Site, list[Finding]]:
+    """Read both, and turn what is wrong with them into findings."""
+    site, findings = Site(), []
     try:
-        case.version = slurm.version()
-        case.settings = slurm.settings()
-        case.partitions = slurm.partitions()
-        case.nodes = slurm.nodes()
-    except NoSlurm as error:
-        if case.request.is_live:
-            raise
-        if case.slurm is None and case.cluster.backend == "slurm":
-            words = f"the spec wants Slurm (`backend: slurm`), but {error.message}"
-            case.findings.append(Finding(is_problem=True, what=words, hint=error.hint))
-    except (SlurmError, UnknownWords) as error:
-        if case.request.is_live:
-            raise
-        case.findings.append(Finding(is_problem=True, what=error.message, hint=error.hint))
+        site = load_site(environ=environ)
+    except SpecError as error:
+        if not is_site_replaced:
+            findings.append(Finding("problem", f"site file: {error.message}", error.hint))
+        environ["TASUKI_SITE"] = ""  # check the spec without it
+    source = source or ("tasuki.yaml" if Path("tasuki.yaml").exists() else None)
+    if source is None:
+        return None, site, findings
+    look = look_with(python=sys.executable, environment=environ)
+    try:
+        spec = load_spec(str(source), settings=overrides, config=preset, environ=environ, look=look)
+    except TasukiError as error:
+        message = f"the spec cannot be used: {error.message}"
+        return None, site, [*findings, Finding("problem", message, error.hint)]
+    return spec, site, findings
 
 
-def _send_probe(case: _Case) -> None:
-    assert case.slurm is not None
-    chosen = choose_partition(case.partition, case.partitions)
-    if chosen is None and case.partitions:
-        return  # said among the findings
-    case.live = run_probe(
-        Probe(
-            cluster=case.cluster,
-            partition=chosen.name if chosen is not None else case.partition,
-            longest_s=chosen.longest_s if chosen is not None else None,
-            runs=case.runs,
-            python=case.python,
-            setup=case.setup,
-            recipe=_recipe(case.spec),
-            folder=case.spec.folder if case.spec is not None else str(case.request.here),
-            within_s=case.request.within_s,
-        ),
-        slurm=case.slurm,
-        clock=case.request.clock,
-        on_progress=case.request.on_progress,
-    )
-
-
-def _recipe(spec: ResolvedSpec | None) -> str | None:
-    """The first one; others are imported as alike."""
+def _read_work(
+    spec: ResolvedSpec | None, cluster: ResolvedCluster, site: Site, runs_dir: str | Path | None
+) -> Work:
+    folder = Path(spec.folder) if spec else Path.cwd()
+    runs = Path(runs_dir or (spec.runs if spec else "runs")).absolute()
     stages = [stage for one in spec.experiments for stage in one.stages] if spec else []
-    return next((stage.recipe for stage in stages if stage.recipe is not None), None)
+    gpu = site.gpus.get(cluster.gpu or "", SiteGpu())
+    is_on_cpu = cluster.gpu == "cpu" or (spec is None and cluster.gpu is None)
+    job = SlurmJob(
+        name="tasuki-doctor",
+        folder=runs,
+        command=(),
+        limit_s=cluster.time_limit_s,
+        nodes=cluster.nodes,
+        gres=None if is_on_cpu else f"{gpu.gres or 'gpu'}:{cluster.gpus}",
+        cpus=cluster.cpus or (cluster.gpus if cluster.gpu == "cpu" else None),
+        memory_bytes=cluster.memory_bytes,
+        partition=cluster.partition,
+        account=cluster.account,
+        qos=cluster.qos,
+        constraint=cluster.constraint or gpu.constraint,
+        is_requeued=cluster.requeue is not False,
+        extra=cluster.extra,
+    )
+    return Work(
+        job=job,
+        python=cluster.python or sys.executable,
+        setup=folder / cluster.setup if cluster.setup else None,
+        recipe=next((stage.recipe for stage in stages if stage.recipe), None),
+        folder=folder,
+        runs_dir=runs,
+    )
 
 
-# -- judging ------------------------------------------------------------------------------------
+def describe_machine(runs_dir: Path) -> MachineFacts:
+    """Describe this machine, and the disk of a folder that may not exist yet."""
+    machine = look_around(dict(os.environ))
+    shm = Path("/dev/shm")
+    with translated(runs_dir):
+        existing = next(one for one in [runs_dir, *runs_dir.parents] if one.exists())
+        free_bytes = shutil.disk_usage(existing).free
+    mounts = psutil.disk_partitions(all=True)  # type: ignore[no-untyped-call]
+    inside = [one for one in mounts if existing.resolve().is_relative_to(one.mountpoint)]
+    # Of two mounts at one point the later one hides the earlier. The sort is stable.
+    inside.sort(key=lambda one: len(one.mountpoint))
+    return MachineFacts(
+        host=socket.gethostname(),
+        cpus=machine.cpus,
+        gpus=machine.gpus,
+        memory_bytes=memory_here(),
+        shm_bytes=shutil.disk_usage(shm).total if shm.is_dir() else None,
+        python=sys.executable,
+        python_version=platform.python_version(),
+        runs_dir=str(runs_dir),
+        file_system=inside[-1].fstype if inside else "unknown",
+        free_bytes=free_bytes,
+        is_writable=existing.is_dir() and os.access(existing, os.W_OK | os.X_OK),
+    )
 
 
-def _measured(case: _Case, partition: ShownPartition) -> float | None:
-    """KillWait as the probe met it there: a cancelled job has no grace."""
-    if case.live is None or case.live["partition"] != partition.name:
-        return None
-    seconds: float | None = case.live["kill_after_s"]["step"]
-    return seconds
+def _describe_slurm(
+    slurm: Slurm, shown: Sequence[ShownPartition], job: JobReport | None
+) -> SlurmFacts:
+    settings, nodes = slurm.settings(), slurm.nodes()
+    return SlurmFacts(
+        version="{}.{:02}.{}".format(*slurm.version()),
+        settings={key: settings[key] for key in SETTINGS if key in settings},
+        partitions=[describe_partition(one, shown, nodes, settings, job) for one in shown],
+    )
 
 
-def _treatments(case: _Case) -> dict[str, Treatment]:
-    return {
-        one.name: treat(one, case.partitions, case.settings, measured_s=_measured(case, one))
-        for one in case.partitions
-    }
+def describe_partition(
+    partition: ShownPartition,
+    partitions: Sequence[ShownPartition],
+    nodes: Sequence[ShownNodes],
+    settings: Mapping[str, str],
+    test_job: JobReport | None = None,
+) -> PartitionFacts:
+    """Find out what becomes of a preempted job, and how long it has to save."""
+    preemption = find_preemption(partition, partitions, settings)
+    # Where Slurm requeues or never preempts, GraceTime has no effect.
+    has_grace = preemption in ("requeues_itself", "cancelled")
+    grace_time_s = partition.grace_s if has_grace else 0.0
+    kill_wait_s = parse_seconds(settings.get("KillWait", "30 sec")) or 0.0  # Slurm's default
+    if test_job and test_job.kill_wait_s is not None and test_job.partition == partition.name:
+        # Slurm often kills some seconds late. That is luck, so the shorter time counts.
+        kill_wait_s = min(kill_wait_s, test_job.kill_wait_s)
+    grace = f"GraceTime {format_seconds(grace_time_s)} + " if grace_time_s else ""
+    own_nodes = [one for one in nodes if one.partition == partition.name]
+    return PartitionFacts(
+        name=partition.name,
+        is_default=partition.is_default,
+        is_up=partition.is_up,
+        num_nodes=partition.nodes,
+        max_cpus=max((one.cpus for one in own_nodes), default=0),
+        max_memory_bytes=max((one.memory_bytes for one in own_nodes), default=0),
+        max_gpus=most_gpus(own_nodes).get(partition.name, {}),
+        max_time_s=partition.longest_s,
+        preempt_mode=partition.preempt_mode,
+        preemption=preemption,
+        grace_time_s=grace_time_s,
+        kill_wait_s=kill_wait_s,
+        save_s=grace_time_s + kill_wait_s,
+        message=f"{'' if partition.is_up else 'NOT UP, no job starts there; '}"
+        f"{PREEMPTION_MESSAGES[preemption]}; {format_seconds(grace_time_s + kill_wait_s)} to "
+        f"save ({grace}KillWait {format_seconds(kill_wait_s)})",
+    )
 
 
-def _judge(
-    case: _Case,
-    machine: Mapping[str, Any],
-    runs: Mapping[str, Any],
-    treatments: Mapping[str, Treatment],
+def find_preemption(
+    partition: ShownPartition, partitions: Sequence[ShownPartition], settings: Mapping[str, str]
+) -> Preemption:
+    preempt_type = settings.get("PreemptType", "")
+    mode = partition.preempt_mode.upper()
+    if preempt_type.endswith("qos"):
+        return "qos"
+    has_higher_tier = any(other.tier > partition.tier for other in partitions)
+    if preempt_type.endswith("none") or mode == "OFF" or not has_higher_tier:
+        return "never"
+    if "SUSPEND" in mode:
+        return "suspended"
+    if "CANCEL" in mode:
+        return "cancelled"
+    # A job that exits in its grace time counts as COMPLETED, so Slurm does not requeue it.
+    return "requeues_itself" if partition.grace_s else "requeued"
+
+
+def check_machine(
+    machine: MachineFacts, setup: Path | None, python: str | None, *, is_shared: bool
 ) -> Iterator[Finding]:
-    live = case.live
-    is_seen = live is not None and bool(live["runs"]) and not live["runs"]["words"]
-    has_slurm = case.slurm is not None
-    if has_slurm:
-        yield from check_commands(_commands(case))
-    if case.partitions:
-        from msgspec.structs import replace
-
-        cluster = replace(case.cluster, partition=case.partition)
-        is_of_spec = case.spec is not None
-        yield from check_cluster(cluster, case.partitions, treatments, is_of_spec=is_of_spec)
-        yield from _judge_wishes(case, cluster)
-    setup, python = case.setup, case.python
-    yield from check_paths(
-        setup=str(setup) if setup is not None and not setup.is_file() else None,
-        python=python if shutil.which(python, path=case.environment.get("PATH")) is None else None,
-    )
-    yield from check_machine(runs, machine, has_slurm=has_slurm, is_seen=is_seen)
-    if live is not None:
-        yield from check_live(live)
-
-
-def _judge_wishes(case: _Case, cluster: ResolvedCluster) -> Iterator[Finding]:
-    chosen = choose_partition(cluster.partition, case.partitions)
-    if chosen is None:
-        return  # said already
-    wanted = case.site.gpus.get(cluster.gpu or "")
-    yield from check_wishes(
-        cluster,
-        chosen,
-        case.nodes,
-        gres=wanted.gres if wanted is not None else None,
-        # A site that says nothing of GPUs asks for none; a spec does.
-        asks_for_gpus=cluster.gpu != "cpu" and (case.spec is not None or cluster.gpu is not None),
-    )
+    """Check disk, memory and paths. `is_shared`: nodes see the runs folder, or do not matter."""
+    folder, shm_bytes = machine.runs_dir, machine.shm_bytes
+    if not machine.is_writable:
+        hint = "set `runs:` in the spec to a folder of yours"
+        yield Finding("problem", f"the runs folder {folder} is not writable", hint)
+    elif machine.free_bytes < MIN_FREE_BYTES:
+        hint = "checkpoints need several times the model: free space, or set `runs:` elsewhere"
+        message = f"only {format_bytes(machine.free_bytes)} are free for {folder}"
+        yield Finding("advice", message, hint)
+    if not is_shared and machine.file_system in LOCAL_FILE_SYSTEMS:
+        message = f"the runs folder is on {machine.file_system}, which nodes usually do not share"
+        hint = "`tasuki doctor --test-job` finds out whether the nodes see it"
+        yield Finding("advice", message, hint)
+    if shm_bytes is not None and shm_bytes < MIN_SHM_BYTES:
+        message = f"/dev/shm has {format_bytes(shm_bytes)}; loader workers pass batches through it"
+        hint = "enlarge it (containers: `--shm-size`), or set `loader: {workers: 0}`"
+        yield Finding("advice", message, hint)
+    if setup is not None and not setup.is_file():
+        hint = "correct the path: it is relative to the file in which it is written"
+        yield Finding("problem", f"`cluster.setup`: no file {setup}", hint)
+    if python is not None and shutil.which(python) is None:
+        hint = "`tasuki doctor --test-job` finds out whether the nodes have it"
+        yield Finding("advice", f"no Python of jobs on this machine: {python}", hint)
 
 
-def _commands(case: _Case) -> dict[str, str | None]:
-    path = case.environment.get("PATH")
-    return {name: shutil.which(name, path=path) for name in COMMANDS}
+def _check_cluster(
+    cluster: ResolvedCluster,
+    job: SlurmJob,
+    shown: Sequence[ShownPartition],
+    partitions: Sequence[PartitionFacts],
+    slurm: Slurm,
+) -> Iterator[Finding]:
+    """Check the job that `submit` would send."""
+    try:
+        chosen = choose_partition(cluster, shown)
+        if chosen is None:
+            names = ", ".join(one.name for one in shown)
+            message = "no partition is set, and Slurm has no default"
+            raise UsageError(message, hint=f"set `cluster.partition` to one of {names}")
+        check_partition(cluster, chosen)
+        slurm.test(sbatch_options(job))  # also knows what nodes have, and limits of accounts
+    except TasukiError as error:
+        yield Finding("problem", error.message, error.hint)
+        return
+    facts = next(one for one in partitions if one.name == chosen.name)
+    if cluster.time_limit_s is None and facts.max_time_s is not None:
+        limit = format_seconds(facts.max_time_s)
+        message = "without `cluster.time_limit` the plan ignores Slurm's time limits"
+        hint = f"write `cluster: {{time_limit: {limit}}}`, the maximum on `{facts.name}`"
+        yield Finding("advice", message, hint)
+    if cluster.grace_s > facts.save_s:
+        save = format_seconds(facts.save_s)
+        message = f"`cluster.grace` is {format_seconds(cluster.grace_s)}, but a preempted job"
+        hint = f"write `cluster: {{grace: {save}}}`, or let `tasuki doctor --save` do it"
+        yield Finding("advice", f"{message} on `{facts.name}` is killed after {save}", hint)
 
 
-# -- telling ------------------------------------------------------------------------------------
+def check_test_job(job: JobReport) -> Iterator[Finding]:
+    if job.error:
+        yield Finding("problem", job.error, job.hint)
+    failed = [check for check in job.checks if check.error]
+    for check in failed:
+        if check.name == "requeue":
+            message = f"a job cannot requeue itself: {check.error}"
+            yield Finding("advice", message, "nothing to do: follow-up jobs continue the run")
+        else:
+            message = f"{check.name} does not work on node {job.node}: {check.error}"
+            hint = "set `cluster.python`, or prepare the environment in `cluster.setup`"
+            yield Finding("problem", message, hint)
+    if not job.error and job.kill_wait_s is None:
+        message = "a cancelled job was killed without a SIGTERM to its srun step"
+        yield Finding("advice", message, "save often: `save: {every: 5m}`")
 
 
-def _spec_as_json(case: _Case) -> dict[str, Any] | None:
-    if case.spec is None:
-        return None
-    return {
-        "file": case.spec.file,
-        "partition": case.cluster.partition,
-        "time_limit_s": case.cluster.time_limit_s,
-        "grace_s": case.cluster.grace_s,
-        "gpus": case.cluster.gpus,
-        "gpu": case.cluster.gpu,
-        "python": case.python,
-        "setup": str(case.setup) if case.setup is not None else None,
-        "recipe": _recipe(case.spec),
-    }
+def _find_target(save: bool | str | Path, environ: Mapping[str, str], *, force: bool) -> Path:
+    path = users_file(environ) if isinstance(save, bool) else Path(save)
+    if path is None:
+        raise UsageError("no home folder for a site file", hint="name the file: --save FILE")
+    if path.exists() and not force:
+        hint = "`--force` replaces it and keeps the old one as .old; or name another: --save FILE"
+        raise UsageError(f"the site file {path} exists", hint=hint)
+    return path.absolute()
 
 
-def _slurm_as_json(case: _Case, treatments: Mapping[str, Treatment]) -> dict[str, Any]:
-    return {
-        "version": _version(case.version),
-        "answers": bool(case.partitions),
-        "commands": _commands(case),
-        "settings": {
-            key: case.settings[key]
-            for key in _SHOWN
-            if case.settings.get(key, "(null)") != "(null)"
-        },
-        "partitions": [
-            _partition_as_json(case, one, treatments[one.name]) for one in case.partitions
-        ],
-    }
+def _write_site(path: Path, slurm: SlurmFacts | None) -> None:
+    if slurm is None or not slurm.partitions:
+        hint = "run this on a login node of the cluster"
+        raise UsageError("Slurm does not answer here: no site file is written", hint=hint)
+    with translated(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            write_bytes(path.with_name(f"{path.name}.old"), path.read_bytes())
+        write_bytes(path, render_site(slurm).encode())
+        path.chmod(0o644)  # contains nothing private, and may be meant for all users
 
 
-def _version(version: tuple[int, int, int] | None) -> str | None:
-    if version is None:
-        return None
-    major, minor, patch = version
-    return f"{major}.{minor:02d}.{patch}"
+def render_site(slurm: SlurmFacts) -> str:
+    """Write one line per name. JSON is valid YAML, also for names such as `on` and `123`."""
+    cluster = json.dumps(slurm.settings.get("ClusterName", ""))
+    lines = [
+        f"# `tasuki doctor --save` wrote this on cluster {cluster}, {utc(SystemClock().wall())}.",
+        "# Every spec starts with these values; the spec itself wins. You may add for example:",
+        "# cluster: {account: lab, partition: gpu, setup: env.sh, price_per_gpu_hour: 2}",
+    ]
+    gpu_types = sorted({kind for one in slurm.partitions for kind in one.max_gpus if kind})
+    if gpu_types:
+        lines.append("gpus:")
+    for kind in gpu_types:
+        lines.append(f"  {json.dumps(kind)}: {json.dumps({'gres': f'gpu:{kind}'})}")
+    lines.append("partitions:")
+    for one in slurm.partitions:
+        times = {"grace": one.grace_time_s, "kill_wait": one.kill_wait_s, "longest": one.max_time_s}
+        values = {
+            key: format_duration(time_s) for key, time_s in times.items() if time_s is not None
+        }
+        values["preempt_mode"] = one.preempt_mode
+        lines.append(f"  {json.dumps(one.name)}: {json.dumps(values)}")
+    return "\n".join([*lines, ""])
 
 
-def _partition_as_json(case: _Case, one: ShownPartition, treatment: Treatment) -> dict[str, Any]:
-    measured = _measured(case, one)
-    return {
-        "name": one.name,
-        "is_default": one.is_default,
-        "is_up": one.is_up,
-        "nodes": one.nodes,
-        "gpus": most_gpus(case.nodes).get(one.name, {}),
-        "longest_s": one.longest_s,
-        "preempt_mode": one.preempt_mode,
-        "grace_s": one.grace_s,
-        "kill_wait_s": trusted_wait(case.settings, measured),
-        "measured_s": measured,
-        "after_preemption": treatment.after,
-        "save_s": treatment.save_s,
-        "words": treatment.words,
-    }
+def format_duration(seconds: float) -> str:
+    """Format as `8h` where that is exact, else as `4.87s`."""
+    text = format_seconds(seconds)
+    return text if Duration.parse(text).seconds == seconds else f"{seconds}s"

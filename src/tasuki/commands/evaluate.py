@@ -164,6 +164,7 @@ def evaluate_weights(
     evaluation: Evaluation,
     *,
     benchmark: bool,
+    is_few: bool = False,
     python: str,
     environment: dict[str, str],
     on_progress: OnProgress = lambda _: None,
@@ -186,6 +187,7 @@ def evaluate_weights(
         "threads": threads,
         "device": device,
         "benchmark": benchmark,
+        "is_few": is_few,
     }
     found = ask(
         "tasuki.train.assess",

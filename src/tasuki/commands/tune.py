@@ -1,281 +1,302 @@
-"""`tasuki tune`: what each switch buys on the user's own recipe, measured by a child process.
-
-Chooses the stage, asks (tasuki.train.tune), and writes the winners into the spec if that is wanted.
-What is tried and what is kept is decided in estimation/tuning.py. With `--batch`: the largest
-micro-batch that fits this device (tasuki.memory.batch_size), as a run's first start looks for it.
-"""
+"""Measure settings on your own recipe: the function behind `tasuki tune`."""
 
 from __future__ import annotations
 
-import difflib
+import os
 import stat
+import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, Literal
 
 import msgspec
 
-from tasuki.answers import OnProgress, ask
-from tasuki.commands.machine import Machine, cpus_for, device_for
-from tasuki.commands.plan import gpus_of
-from tasuki.commands.plan_request import choose_with_recipe
-from tasuki.errors import SpecError, UsageError
-from tasuki.estimation.factor import TunedBucket
-from tasuki.estimation.tuning import SWITCHES, WORKERS, most_s, never_tried, nothing_to_try
+from tasuki import subprocesses
+from tasuki.answers import ask
+from tasuki.commands.discover import look_with
+from tasuki.commands.machine import cpus_for, device_for, look_around
+from tasuki.commands.plan_request import choose_with_recipe, gpus_of
+from tasuki.errors import UsageError
+from tasuki.estimation.factor import describe_batch_sizes, find_safe_batch
 from tasuki.runs.atomic import FORMAT, write_bytes
-from tasuki.spec.edit import edit_stage, refuse_unwritten
-from tasuki.spec.resolved import ResolvedExperiment, ResolvedSpec, ResolvedStage, to_plain
+from tasuki.spec.check import nearest
+from tasuki.spec.edit import change_stage, find_written_stage
+from tasuki.spec.load import load_spec
+from tasuki.spec.resolved import ResolvedSpec, ResolvedStage, apply_changes, to_plain
 from tasuki.train.kernels import keep_kernels
-from tasuki.units import format_seconds
+from tasuki.units import Duration, format_seconds
 
-DEFAULT_BUDGET = "2m"
-_CAP = "TASUKI_MEMORY_CAP"
-_SHORT_NAMES = {"workers": WORKERS, "checkpointing": "gradient_checkpointing"}
+SETTINGS = (
+    *("precision", "compile", "gradient_checkpointing", "offload", "exact"),
+    *("micro_batch", "loader.workers"),
+)
+_MIN_GAIN = 1.03  # in every round
+_MAX_SPREAD = 1.1  # highest to lowest round, above which the machine is too noisy to tell
+_MAX_LOSS_DIFFERENCE = 0.02
+_LONG_START_S = 10.0
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TuneRequest:
-    spec: ResolvedSpec
-    machine: Machine
-    python: str
-    environment: Mapping[str, str]
-    budget_s: float
-    experiment: str | None = None
-    stage: str | None = None
-    only: tuple[str, ...] = ()
-    """Switches; empty: all."""
-    write: tuple[str, ...] | None = None
-    """Switches; empty: all winners that give up nothing; None: nothing is written."""
-    is_dry: bool = False
-    """Tell what would be tried."""
-    on_progress: OnProgress = lambda _: None
-    on_begin: Callable[[str], None] = lambda _: None
-    """Told how long it will take, when nothing is wrong with the request."""
+Changes = dict[str, bool | int | str]
 
 
-def tune_stage(request: TuneRequest) -> dict[str, Any]:
-    """The values of `tasuki tune --json`."""
-    spec = request.spec
-    if request.budget_s <= 0:
-        raise UsageError("a budget must be longer than 0", hint="write for example --budget 2m")
-    experiment, stage = _chosen(request)
-    if request.write is not None:
-        refuse_unwritten(Path(spec.file), experiment=experiment.name, stage=stage.name)
-    found = _measure(stage, request)
-    answer = {
-        "format": FORMAT,
-        "source": spec.file,
-        "experiment": experiment.name,
-        "stage": stage.name,
-        "ranks": gpus_of(stage, spec.cluster),
-        "budget_s": request.budget_s,
-        "dry_run": request.is_dry,
-        **found,
-        "written": None,
-        "warnings": list(spec.warnings),
-    }
-    if request.write is not None and not request.is_dry:
-        answer["written"] = _write(answer, request)
-    return answer
+class TuneRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The stage with one setting changed, against the stage as it is."""
+
+    setting: str  # a key of the spec, or `together`
+    changes: Changes
+    status: Literal[
+        "gain", "no_gain", "slower", "unclear", "changes_loss", "slow_start", "not_measured"
+    ]
+    reason: str = ""
+    speedup: float | None = None  # median of the rounds: 1.2 is 1.2 steps in the time of one
+    speedup_min: float | None = None
+    speedup_max: float | None = None
+    step_s: float | None = None
+    peak_memory_bytes: int | None = None  # of a GPU
+    loss_difference: float | None = None  # relative, in the first steps
+    start_s: float | None = None  # until the first steps are done, with compilation
 
 
-def tune_batch(request: TuneRequest) -> dict[str, Any]:
-    """The values of `tasuki tune --batch --json`."""
-    spec = request.spec
-    experiment, stage = _chosen(request)
-    if request.write is not None:
-        if stage.buckets.kind == "cost":
-            raise UsageError(
-                f"stage `{stage.name}` bounds its micro-batches by cost: a budget is not written",
-                hint="leave --write out, and write `budget` into `buckets` by hand",
-            )
-        refuse_unwritten(Path(spec.file), experiment=experiment.name, stage=stage.name)
-    found = _ask_for_batch(stage, request)
-    if found["capacity_bytes"] is None:
-        raise _no_batch(found["reason"])
-    rows = [{**row, "micro_batch": _safe(row, stage)} for row in found["buckets"]]
-    answer = {
-        "format": FORMAT,
-        "source": spec.file,
-        "experiment": experiment.name,
-        "stage": stage.name,
-        "ranks": gpus_of(stage, spec.cluster),
-        "safety_factor": stage.safety_factor,
-        **{key: value for key, value in found.items() if key != "source"},
-        "found_by": found["source"],
-        "buckets": rows,
-        "keep": _kept(rows, stage),
-        "together": None,
-        "written": None,
-        "warnings": list(spec.warnings),
-    }
-    if request.write is not None:
-        answer["written"] = _write(answer, request)
-    return answer
+class DefaultSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The stage as it is."""
+
+    step_s: float
+    peak_memory_bytes: int | None  # of a GPU
+    start_s: float
 
 
-def _no_batch(reason: str) -> UsageError:
-    return UsageError(
-        f"no largest batch can be found: {reason}",
-        hint="run `tasuki tune --batch` where there is a GPU; on a CPU the variable "
-        f"{_CAP}=2G puts an end to its memory, for a try",
+class BatchSize(msgspec.Struct, frozen=True, kw_only=True):
+    """The largest micro-batch for samples of one size."""
+
+    size: int | None
+    unit: str  # samples, or cost with `buckets: cost`
+    found: int
+    micro_batch: int  # after the safety factor, and at most a rank's part of a step
+    measured_bytes: int | None  # peak with `found`
+
+
+class TuneReport(msgspec.Struct, frozen=True, kw_only=True):
+    experiment: str
+    stage: str
+    device: str
+    default: DefaultSettings | None = None  # null with `batch_size`
+    rows: list[TuneRow] = []
+    together: TuneRow | None = None  # all winners at once
+    batch_sizes: list[BatchSize] = []
+    winners: Changes = {}
+    written_to: str | None = None
+    notes: list[str] = []
+    format: int = FORMAT
+
+
+def tune(
+    spec: str | Path = "tasuki.yaml",
+    *,
+    experiment: str | None = None,
+    stage: str | None = None,
+    only: Sequence[str] = (),
+    batch_size: bool = False,
+    write: bool = False,
+    time_budget: str = "2m",
+    overrides: Sequence[str] = (),
+    preset: str | None = None,
+    dry_run: bool = False,
+    progress: subprocesses.ProgressCallback | None = None,
+) -> TuneReport:
+    """Measure which settings make the steps of a stage faster, on this machine.
+
+    Args:
+        spec: The spec file.
+        experiment: Its name. None: the first.
+        stage: Its name. None: the first with a recipe.
+        only: Settings to measure. Empty: all. `exact` is a winner only if it is named here.
+        batch_size: Find the largest micro-batch that fits the device instead.
+        write: Put the winners into the spec file. Its comments stay.
+        time_budget: Time to measure. Starts and compilation take their time on top.
+        overrides: Settings as `micro_batch=2`, which replace those of the spec.
+        preset: Name of an overlay of the spec.
+        dry_run: List what would be measured.
+        progress: Called with what the measurement does, as it does it.
+
+    Raises:
+        UsageError: The stage has no recipe, or a setting is not known.
+        SpecError: The stage is not written out in the file, so `write` cannot change it.
+        TasukiError: The stage as it is cannot be trained here.
+
+    Example:
+        >>> tasuki.tune(only=["precision"]).winners
+        {'precision': 'bf16'}
+    """
+    for name in only:
+        if name not in SETTINGS:
+            near = nearest(name, SETTINGS)
+            hint = f"did you mean '{near}'?" if near else f"settings: {', '.join(SETTINGS)}"
+            raise UsageError(f"'{name}' is not a setting that can be measured", hint=hint)
+    if batch_size and (only or dry_run):
+        raise UsageError("--batch-size measures no settings", hint="leave the other option out")
+    budget_s = Duration.parse(time_budget).seconds
+    env = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", **os.environ}  # as in a run
+    look = look_with(python=sys.executable, environment=env)
+    resolved = load_spec(str(spec), settings=overrides, config=preset, environ=env, look=look)
+    chosen, of_stage = choose_with_recipe(
+        resolved,
+        experiment,
+        stage,
+        why_not="its steps cannot be measured",
+        hint="`tasuki tune` needs a stage with a `recipe`; choose one with --stage",
     )
+    place = (Path(resolved.file), chosen.name, of_stage.name)
+    if write:
+        find_written_stage(*place)  # an error now, not after minutes
+    if batch_size:
+        fields = _find_batch_sizes(resolved, of_stage, env, progress)
+    else:
+        fields = _measure(resolved, of_stage, env, progress, only, budget_s, dry_run)
+    report = TuneReport(experiment=chosen.name, stage=of_stage.name, **fields)
+    if not write or not report.winners:
+        return report
+    written = find_written_stage(*place)  # read again: the user may have changed it meanwhile
+    file = written.file.resolve()  # a link stays a link
+    mode = stat.S_IMODE(file.stat().st_mode)
+    write_bytes(file, change_stage(written, report.winners).encode())
+    file.chmod(mode)
+    return msgspec.structs.replace(report, written_to=str(written.file))
 
 
-def _kept(rows: Sequence[Mapping[str, Any]], stage: ResolvedStage) -> dict[str, Any]:
-    """One for all sizes: that of the largest."""
-    micro_batch = min(row["micro_batch"] for row in rows)
-    if stage.buckets.cost is not None:
-        return {"buckets": {"cost": stage.buckets.cost, "budget": micro_batch}}
-    if stage.accumulation is None:
-        return {"micro_batch": micro_batch}
-    share = max(row["share"] for row in rows)
-    return {"micro_batch": micro_batch, "accumulation": -(-share // micro_batch)}
+def _measure(
+    spec: ResolvedSpec,
+    stage: ResolvedStage,
+    environment: dict[str, str],
+    progress: subprocesses.ProgressCallback | None,
+    only: Sequence[str],
+    budget_s: float,
+    dry_run: bool,
+) -> dict[str, Any]:
+    """Measure each setting, then the winners together, and return fields of the report."""
+    device, cpus = _find_device(spec, environment)
 
-
-def _safe(row: Mapping[str, Any], stage: ResolvedStage) -> int:
-    """Of what was found for a bucket: as a run takes it."""
-    bucket = TunedBucket(
-        bucket=row["bucket"], size=row["size"], share=row["share"], found=row["found"], curve=()
-    )
-    return bucket.safe(stage.safety_factor)
-
-
-def _chosen(request: TuneRequest) -> tuple[ResolvedExperiment, ResolvedStage]:
-    return choose_with_recipe(
-        request.spec,
-        request.experiment,
-        request.stage,
-        why_not="there is nothing to measure",
-        hint="`tasuki tune` measures stages with a `recipe`; name one with --stage",
-    )
-
-
-def _ask_for_batch(stage: ResolvedStage, request: TuneRequest) -> dict[str, Any]:
-    spec, device = request.spec, _device(request)
-    if device == "cpu" and not request.environment.get(_CAP):
-        raise _no_batch("the memory of a CPU has no end of its own")
-    open_stage = msgspec.structs.replace(stage, micro_batch="auto", accumulation=None)
-    if stage.buckets.kind == "cost":
-        buckets = msgspec.structs.replace(stage.buckets, budget="auto")
-        open_stage = msgspec.structs.replace(open_stage, buckets=buckets)
-    answer: dict[str, Any] = ask(
-        "tasuki.memory.batch_size",
-        {
-            "stage": to_plain(open_stage),
-            "paths": [spec.folder],
-            "device": "cuda:0" if device == "cuda" else "cpu",
-            "ranks": gpus_of(stage, spec.cluster),
-            "threads": min(cpus_for(spec.cluster, request.machine), request.machine.cpus),
-            "is_bounded": False,
-            "parent": None,
-        },
-        python=request.python,
-        environment={"CUBLAS_WORKSPACE_CONFIG": ":4096:8", **request.environment},
-        folder=spec.folder,
-        on_progress=request.on_progress,
-    )
-    return answer
-
-
-def read_switches(text: str) -> tuple[str, ...]:
-    """`precision,workers` as the spec calls them."""
-    words = [word.strip() for word in text.split(",") if word.strip()]
-    return tuple(dict.fromkeys(_read_switch(word) for word in words))
-
-
-def _read_switch(word: str) -> str:
-    name = _SHORT_NAMES.get(word, word)
-    if name in SWITCHES:
-        return name
-    near = difflib.get_close_matches(word, [*SWITCHES, *_SHORT_NAMES], n=1)
-    hint = f"did you mean `{near[0]}`?" if near else f"there are: {', '.join(SWITCHES)}"
-    raise UsageError(f"there is no switch `{word}` to tune", hint=hint)
-
-
-def _measure(stage: ResolvedStage, request: TuneRequest) -> dict[str, Any]:
-    spec, device = request.spec, _device(request)
-    why = never_tried(stage, request.only, is_gpu=device == "cuda")
-    if why and not request.is_dry:
-        raise nothing_to_try(why)
-    if not request.is_dry:
-        longest = format_seconds(most_s(request.budget_s))
-        request.on_begin(
-            f"measuring for about {format_seconds(request.budget_s)}, {longest} at the most; "
-            "starts and compilers come on top"
-        )
-    order: dict[str, Any] = {
-        "stage": to_plain(stage),
-        "folder": spec.folder,
-        "ranks": gpus_of(stage, spec.cluster),
-        "cpus": min(cpus_for(spec.cluster, request.machine), request.machine.cpus),
-        "device": device,
-        "budget_s": request.budget_s,
-        "only": list(request.only),
-        "asked": list(request.write or ()),
-        "is_dry": request.is_dry,
-    }
-    # As a run has it.
-    environment = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", **request.environment}
-    with tempfile.TemporaryDirectory(prefix="tasuki-tune-") as kernels:
-        keep_kernels(Path(kernels), environment, cpus=order["cpus"])
-        answer: dict[str, Any] = ask(
-            "tasuki.train.tune",
-            order,
-            python=request.python,
+    def measure(winners: Changes, time_s: float) -> dict[str, Any]:
+        return subprocesses.run(
+            "tasuki.train.tune:measure",
+            *(stage, spec.folder, gpus_of(stage, spec.cluster), cpus, device),
+            *(list(only), winners, time_s, dry_run),
+            result=dict[str, Any],
+            progress=progress,
+            cwd=spec.folder,
             environment=environment,
-            folder=spec.folder,
-            on_progress=request.on_progress,
         )
-    return answer
 
-
-def _device(request: TuneRequest) -> str:
-    device = device_for(request.spec.cluster, request.machine)
-    if device == "cuda" and request.machine.gpus == 0:
-        raise UsageError(
-            "there is no GPU here to measure on",
-            hint="run `tasuki tune` where there is one, as `srun --gres=gpu:1 tasuki tune`; or "
-            "measure on the CPU: --set cluster.gpu=cpu",
-        )
-    return device
-
-
-def _write(answer: Mapping[str, Any], request: TuneRequest) -> dict[str, Any]:
-    """What was written where, or why nothing was."""
-    changes, together = answer["keep"], answer["together"]
-    if not changes:
-        return _unwritten("no switch is worth keeping")
-    if together is not None and not together["keep"]:
-        return _unwritten(f"the winners together: {together['verdict']}")
-    try:
-        edited = edit_stage(
-            Path(request.spec.file),
-            experiment=answer["experiment"],
-            stage=answer["stage"],
-            changes=changes,
-        )
-    except SpecError as error:  # minutes of measuring are not thrown away for it
-        return _unwritten(f"{error.message}; {error.hint}")
-    replace_text(edited.file, edited.text)
+    with tempfile.TemporaryDirectory(prefix="tasuki-tune-") as kernels:
+        keep_kernels(Path(kernels), environment, cpus=cpus)
+        measured = measure({}, budget_s)
+        rows = [judge(row, measured["default"]) for row in measured["rows"]]
+        winners, together = choose_winners(rows, only), None
+        if winners:
+            # In a new process, with models at other addresses, a gain by chance is gone.
+            num_measured = sum(row.speedup is not None for row in rows)
+            again = measure(winners, budget_s / (num_measured + 1))
+            together = judge(again["rows"][0], again["default"])
     return {
-        "file": str(edited.file),
-        "changes": changes,
-        "lines": [list(pair) for pair in edited.lines],
-        "stays": list(edited.stays),
-        "reason": None,
+        "device": measured["device"],
+        "default": msgspec.convert(measured["default"], DefaultSettings),
+        "rows": rows,
+        "together": together,
+        "winners": winners if together is not None and together.status == "gain" else {},
     }
 
 
-def _unwritten(reason: str) -> dict[str, Any]:
-    return {"file": None, "changes": {}, "lines": [], "stays": [], "reason": reason}
+def _find_device(spec: ResolvedSpec, environment: dict[str, str]) -> tuple[str, int]:
+    """Return `cuda` or `cpu`, and the number of CPUs."""
+    machine = look_around(environment)
+    device = device_for(spec.cluster, machine)
+    if device == "cuda" and not machine.gpus:
+        hint = "use `srun --gres=gpu:1 tasuki tune`, or measure the CPU: --set cluster.gpu=cpu"
+        raise UsageError("this machine has no GPU to measure on", hint=hint)
+    return device, min(cpus_for(spec.cluster, machine), machine.cpus)
 
 
-def replace_text(file: Path, text: str) -> None:
-    """A file of the user's keeps its mode, and a link stays one."""
-    target = file.resolve()
-    mode = stat.S_IMODE(target.stat().st_mode)
-    write_bytes(target, text.encode())
-    target.chmod(mode)
+def judge(row: dict[str, Any], default: dict[str, Any]) -> TuneRow:
+    """Return what the rounds of a variant show.
+
+    A gain must be in every round: then a busy machine hides gains, but does not make them.
+    """
+    ratios = row.pop("ratios", None)
+    if not ratios:
+        return TuneRow(**row, status="not_measured")
+    low, high, speedup = min(ratios), max(ratios), median(ratios)
+    later_s = row["start_s"] - default["start_s"]
+    saved_s = default["total_steps"] * row["step_s"] * (speedup - 1)
+    reason = ""
+    if high < 1 / _MIN_GAIN:
+        status = "slower"
+    elif low <= _MIN_GAIN and high > _MAX_SPREAD * low:
+        status, reason = "unclear", "too noisy to tell: try a longer --time-budget"
+    elif low <= _MIN_GAIN:
+        status = "no_gain"
+    elif abs(row["loss_difference"] or 0.0) > _MAX_LOSS_DIFFERENCE:
+        status, reason = "changes_loss", f"the loss differs by {row['loss_difference']:+.1%}"
+    elif later_s > max(_LONG_START_S, saved_s):
+        status = "slow_start"
+        reason = f"starts {format_seconds(later_s)} later, to save {format_seconds(saved_s)}"
+    else:
+        status = "gain"
+    speedups = {"speedup": speedup, "speedup_min": low, "speedup_max": high}
+    return TuneRow(**{**row, **speedups, "status": status, "reason": reason})
+
+
+def choose_winners(rows: Sequence[TuneRow], only: Sequence[str]) -> Changes:
+    """Return the changes of the fastest row of each setting that has a gain."""
+    best: dict[str, TuneRow] = {}
+    for row in sorted(rows, key=lambda row: row.speedup or 0.0):
+        # Without `exact` a resumed run is not bitwise identical: the user must ask for that.
+        if row.status == "gain" and (row.setting != "exact" or "exact" in only):
+            best[row.setting] = row
+    return {key: value for row in best.values() for key, value in row.changes.items()}
+
+
+def _find_batch_sizes(
+    spec: ResolvedSpec,
+    stage: ResolvedStage,
+    environment: dict[str, str],
+    progress: subprocesses.ProgressCallback | None,
+) -> dict[str, Any]:
+    """Find the largest micro-batch of each size by real steps, as the first start of a run does."""
+    device, cpus = _find_device(spec, environment)
+    changes: dict[str, Any] = {"micro_batch": "auto", "accumulation": None}
+    if stage.buckets.kind == "cost":
+        changes["buckets.budget"] = "auto"
+    request = {
+        "stage": to_plain(apply_changes(stage, changes)),
+        "paths": [spec.folder],
+        "device": "cuda:0" if device == "cuda" else "cpu",
+        "ranks": gpus_of(stage, spec.cluster),
+        "threads": cpus,
+        "is_bounded": False,
+    }
+    on_progress: Any = progress or (lambda _: None)
+    found = ask(
+        "tasuki.memory.batch_size",
+        request,
+        python=sys.executable,
+        environment=environment,
+        folder=spec.folder,
+        on_progress=on_progress,
+    )
+    capacity, factor = found["capacity_bytes"], stage.safety_factor
+    if capacity is None:
+        hint = "use a machine with a GPU; for a trial on a CPU, set TASUKI_MEMORY_CAP=2G"
+        raise UsageError(f"no largest batch size: {found['reason']}", hint=hint)
+    rows = [{**row, "micro_batch": find_safe_batch(row, factor)} for row in found["buckets"]]
+    cost = stage.buckets.cost
+    log = describe_batch_sizes(rows, factor, capacity_bytes=capacity, cost=cost)
+    safe = min(row["micro_batch"] for row in rows)  # one value for all sizes
+    winners: Changes = {"micro_batch" if cost is None else "buckets.budget": safe}
+    if stage.accumulation is not None:
+        winners["accumulation"] = -(-max(row["share"] for row in rows) // safe)
+    return {
+        "device": found["device"],
+        "batch_sizes": msgspec.convert(rows, list[BatchSize]),
+        "winners": winners,
+        "notes": list(log),
+    }

@@ -9,41 +9,34 @@ a second uninterrupted run tells a bad resume from a script that is never twice 
 from __future__ import annotations
 
 import filecmp
-import json
 import os
 import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
 from tasuki import subprocesses
-from tasuki.checkpoint.lineage import lineage, list_checkpoints
+from tasuki.checkpoint.lineage import lineage
 from tasuki.checkpoint.manifest import Manifest, parse_name
 from tasuki.checkpoint.verify import read_manifest
 from tasuki.clock import SystemClock
 from tasuki.commands.discover import look_with
 from tasuki.commands.finished import open_run, stage_named
-from tasuki.commands.freeze import freeze_run
 from tasuki.commands.plan import PlanRequest, request_plan
-from tasuki.commands.run import RunRequest, run_here
-from tasuki.errors import EXIT_RESUME_ME, RunError, UsageError
-from tasuki.failpoints import VARIABLE as FAILPOINTS
-from tasuki.jobs.local import Preemption
-from tasuki.runs.atomic import FORMAT, make_folder
-from tasuki.runs.attempts import live_runner, write_runner
+from tasuki.commands.scratch import failure_of, make_scratch, newest_manifest, run_in_scratch
+from tasuki.errors import RunError, UsageError
+from tasuki.runs.atomic import FORMAT
 from tasuki.runs.claims import highest_claim
-from tasuki.runs.control import Word, last_said, say
 from tasuki.runs.events import read_events
 from tasuki.runs.metrics import TIMING_KEYS, read_metrics
 from tasuki.runs.runs import RunFolder
 from tasuki.spec.load import load_command, load_spec
 from tasuki.spec.resolved import (
-    ResolvedExperiment,
     ResolvedSave,
     ResolvedSpec,
     ResolvedStage,
@@ -165,7 +158,7 @@ def verify_resume(
     request = request_plan(spec, names, python=sys.executable, environment=dict(os.environ))
     chosen = request.experiments[0]
     stages = chosen.stages
-    scratch = _make_scratch(
+    scratch = _prepare(
         request, chosen.name, stage_named(stages, stage) if stage else stages[0], progress
     )
     try:
@@ -216,7 +209,7 @@ class _Scratch:
             self.progress(Progress(f"{name} run: step", min(step, total), total))
 
 
-def _make_scratch(
+def _prepare(
     request: PlanRequest, experiment: str, stage: ResolvedStage, progress: ProgressCallback | None
 ) -> _Scratch:
     """Create the folder. What an earlier call left there is replaced."""
@@ -230,14 +223,7 @@ def _make_scratch(
             hint="use `tasuki.open_run`, or the adapter for Lightning or Transformers, in its loop",
         )
     path = Path(request.spec.runs) / ".verify" / f"{experiment}.{stage.name}"
-    if (pid := live_runner(RunFolder(path))) is not None:
-        raise RunError(
-            f"`tasuki verify resume` already runs in {path} (PID {pid})",
-            hint="wait for it, or choose another stage",
-        )
-    shutil.rmtree(path, ignore_errors=True)
-    make_folder(path)
-    write_runner(RunFolder(path))
+    make_scratch(path, command="verify resume")
     shortened = msgspec.structs.replace(
         stage,
         save=_SAVE,
@@ -325,9 +311,9 @@ def _run_uninterrupted(scratch: _Scratch, name: str, *, until: int | None = None
         return step >= (_MIN_STEPS if is_slow else wanted)
 
     _run(scratch, run, is_enough)
-    if failure := _failure_of(run):
-        raise RunError(f"the uninterrupted run failed: {failure}", hint=f"its logs: {run.logs}")
-    if _newest_manifest(run) is None:
+    if failure := failure_of(run):
+        raise RunError(f"the uninterrupted run failed: {failure[0]}", hint=f"its logs: {run.logs}")
+    if newest_manifest(run) is None:
         raise RunError(
             "the uninterrupted run saved no checkpoint",
             hint=f"does its loop use `tasuki.open_run` or an adapter? Its logs: {run.logs}",
@@ -353,59 +339,21 @@ def _run(
     is_enough: Callable[[Manifest], bool],
     failpoints: Sequence[Mapping[str, Any]] = (),
 ) -> None:
-    """Run as `tasuki run` does, until the newest checkpoint is enough: then save and stop."""
+    """Run until the newest checkpoint is enough, then save and stop."""
 
-    def stop() -> bool:
-        manifest = _newest_manifest(run)
-        if manifest is None or not is_enough(manifest):
-            return False
-        say(run, Word.CANCEL, reason="enough steps", claim=highest_claim(run))
-        return True
+    def has_enough(run: RunFolder) -> bool:
+        manifest = newest_manifest(run)
+        return manifest is not None and is_enough(manifest)
 
-    experiment = ResolvedExperiment(name=run.name, stages=(scratch.stage,))
-    # No loggers and no notifications. The user's folder of runs stays out of the copy of the code,
-    # so the copy is made with the spec as it is.
-    quiet = msgspec.structs.replace(scratch.request.spec, sinks=None, on={})
-    freeze_run(run, experiment, quiet, SystemClock())
-    cluster = msgspec.structs.replace(
-        quiet.cluster, backend="local", time_limit_s=None, requeue=True, grace_s=60.0
-    )
-    spec = msgspec.structs.replace(
-        quiet, cluster=cluster, runs=str(scratch.path), experiments=(experiment,), only_stages=()
-    )
-    # A script's own `save` and `log_every` win over a spec, but not here.
-    armed = [{"at": "open.settings", "do": "spec"}, *failpoints]
-    request = replace(
+    run_in_scratch(
         scratch.request,
-        spec=spec,
-        experiments=(experiment,),
-        stages=(),
-        folders={run.name: run},
-        measure=False,
-        environment={**scratch.request.environment, FAILPOINTS: json.dumps(armed)},
+        scratch.path,
+        {run.name: scratch.stage},
+        is_enough=has_enough,
+        # A script's own `save` and `log_every` win over a spec, but not here.
+        failpoints=[{"at": "open.settings", "do": "spec"}, *failpoints],
+        preempts=True,
     )
-    kinds: list[str] = []
-    result = run_here(
-        RunRequest(
-            plan=request,
-            clock=SystemClock(),
-            preemption=Preemption(when=stop),
-            on_event=lambda kind, _: kinds.append(kind),
-        )
-    )
-    if "interrupted" in kinds and result.exit_code == EXIT_RESUME_ME:
-        raise KeyboardInterrupt("verifying the resume")
-
-
-def _newest_manifest(run: RunFolder) -> Manifest | None:
-    names = sorted(list_checkpoints(run), key=lambda name: (name.claim, name.order))
-    # The run may remove an old checkpoint while this reads; the newest one stays.
-    return read_manifest(run.checkpoints / str(names[-1])) if names else None
-
-
-def _failure_of(run: RunFolder) -> str:
-    said = last_said(run)
-    return said.reason if said is not None and said.word in (Word.HOLD, Word.FAIL) else ""
 
 
 # -- comparing ------------------------------------------------------------------------------------
@@ -413,7 +361,7 @@ def _failure_of(run: RunFolder) -> str:
 
 def _interrupt_and_compare(scratch: _Scratch, experiment: str) -> ResumeReport:
     reference = _run_uninterrupted(scratch, "uninterrupted")
-    manifest = _newest_manifest(reference)
+    manifest = newest_manifest(reference)
     assert manifest is not None
     num_steps = manifest.position.step
     if num_steps < _MIN_STEPS_OF_STAGE:
@@ -428,8 +376,9 @@ def _interrupt_and_compare(scratch: _Scratch, experiment: str) -> ResumeReport:
     found = _compare(reference, interrupted, places.last)
     status: Any = "equal"
     message = "the interrupted run has the same bits as the uninterrupted run"
-    if failure := _failure_of(interrupted):
-        status, message = "resume_failed", f"attempt {highest_claim(interrupted)} failed: {failure}"
+    if failure := failure_of(interrupted):
+        status = "resume_failed"
+        message = f"attempt {highest_claim(interrupted)} failed: {failure[0]}"
     elif len(starts) < _ATTEMPTS or not found.steps:
         raise RunError(
             f"the run was interrupted {len(starts) - 1} times instead of {_ATTEMPTS - 1}",

@@ -80,7 +80,6 @@ def waiting() -> Iterator[None]:
 def kill_workers(batches: Any) -> None:
     """Those of an iterator of a DataLoader: by pid, at once, from any thread. Nobody is told of
     these deaths, not even whoever waits for a batch of the next iterator: torch forgets them."""
-    batches = getattr(batches, "_whole", batches)  # in a rehearsal it is wrapped
     _nursery.is_silent = True
     for worker in getattr(batches, "_workers", ()):
         with contextlib.suppress(ProcessLookupError, TypeError, AttributeError):

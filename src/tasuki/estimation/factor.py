@@ -8,9 +8,10 @@ samples stay what they are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 from tasuki.estimation.conformal import bound_of
 from tasuki.units import format_bytes
@@ -41,7 +42,7 @@ class TunedBucket:
 
     def safe(self, factor: float) -> int:
         """The micro-batch under a factor."""
-        return max(1, min(self.share, int(self.found * factor + 1e-9)))
+        return find_safe_batch({"share": self.share, "found": self.found}, factor)
 
     def predicted(self, batch: int) -> float:
         """Bytes; beyond the last point along the last line."""
@@ -180,3 +181,54 @@ def _ceiling(bucket: TunedBucket, border: Border) -> int:
     """What has run out of memory once is not tried again."""
     failed = [one.was - 1 for one in border.shrunk if one.bucket == bucket.bucket]
     return max(1, min([bucket.share, max(1, bucket.found), *failed]))
+
+
+# Buckets with lines of their own in the log; the larger ones.
+_MAX_SHOWN = 4
+
+
+def find_safe_batch(row: Mapping[str, Any], factor: float) -> int:
+    """Return the micro-batch of a bucket as the tuner reports it, under a factor."""
+    share: int = row["share"]
+    return max(1, min(share, int(row["found"] * factor + 1e-9)))
+
+
+def describe_batch_sizes(
+    rows: list[dict[str, Any]], factor: float, *, capacity_bytes: int, cost: str | None = None
+) -> Iterator[str]:
+    """Three lines for each bucket, the largest first; people look for their beginnings."""
+    if cost is not None:
+        yield from _describe_budget(rows[0], factor, capacity_bytes=capacity_bytes, cost=cost)
+        return
+    shown = list(reversed(rows))
+    for row in shown[:_MAX_SHOWN]:
+        size = f" (size {row['size']})" if row["size"] is not None and len(rows) > 1 else ""
+        found, final = row["found"], row["micro_batch"]
+        if not found:
+            yield (
+                f"WARNING: batch size tuner: not even one sample{size} fits "
+                f"{format_bytes(capacity_bytes)}"
+            )
+        enough = " or more" if row["is_bounded"] else ""
+        whole = ", a rank's whole share of a step" if final == row["share"] else ""
+        yield f"Batch size tuner found: {found}{enough}{size}"
+        yield f"Applied {factor:.0%} safety factor: {found} × {factor:g}"
+        yield f"Final safe batch size: {final}{whole}{size}"
+    if len(shown) > _MAX_SHOWN:
+        few, many = shown[-1]["micro_batch"], len(shown) - _MAX_SHOWN
+        yield f"Batch sizes of {many} smaller sizes: up to {few}"
+
+
+def _describe_budget(
+    row: Mapping[str, Any], factor: float, *, capacity_bytes: int, cost: str
+) -> Iterator[str]:
+    found, final = row["found"], row["micro_batch"]
+    if not found:
+        room, needed = format_bytes(capacity_bytes), row["predicted_bytes"]
+        by = f": {format_bytes(needed - capacity_bytes)} are missing" if needed else ""
+        yield f"WARNING: batch size tuner: not even the dearest sample alone fits {room}{by}"
+    enough = " or more" if row["is_bounded"] else ""
+    whole = ", a rank's whole share of a step" if final == row["share"] else ""
+    yield f"Batch size tuner found: cost {found:,}{enough} ({cost})"
+    yield f"Applied {factor:.0%} safety factor: {found:,} × {factor:g}"
+    yield f"Final safe batch size: cost {final:,} of a micro-batch{whole}"

@@ -13,10 +13,12 @@ import os
 import select
 import signal
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from tasuki.clock import Clock, SystemClock
 from tasuki.errors import UsageError
@@ -89,6 +91,33 @@ def _close(feeds: list[Feed], clock: Clock) -> None:
     for feed in feeds:
         if not feed.is_left_alone:
             feed.join(max(0.0, until - clock.monotonic()))
+
+
+def start_and_close(sinks: Any, project: str, folder: Path) -> list[str]:
+    """Start the loggers of a spec in an empty folder and close them, for `tasuki check`."""
+    names = []
+    sys.path.insert(0, str(folder))
+    for order in parse_sinks(sinks):
+        with tempfile.TemporaryDirectory() as path:
+            run = SinkRun(
+                name="check",
+                project=project,
+                path=Path(path),
+                folder=folder,
+                attempt=1,
+                created_at="",
+            )
+            try:
+                sink = _maker(order)()
+                sink.begin(run, ())
+                sink.close()
+                names.append(order.name)
+            except Exception as error:
+                hint = "look at `sinks` in the spec"
+                raise UsageError(
+                    f"the logger `{order.name}` fails at its start: {in_words(error)}", hint=hint
+                ) from error
+    return names
 
 
 def _maker(order: SinkOrder) -> Callable[[], Sink]:

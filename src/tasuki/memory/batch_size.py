@@ -1,5 +1,5 @@
 """`python -m tasuki.memory.batch_size FD`: the largest micro-batch that fits a device, by bucket,
-for its caller (answers.py): a run's first start, and `tasuki tune --batch`.
+for its caller (answers.py): a run's first start, and `tasuki tune --batch-size`.
 
 A child process, which leaves nothing behind and has touched nothing of the run when it ends. The
 order: {"stage": as plain values, "paths": where recipes lie, "device": "cuda:0" | "cpu", "ranks":

@@ -4,7 +4,7 @@ Rank 0 asks a child process (batch_size.py) before anything of the run is on the
 of it is on disk before the stage's first checkpoint, as `micro-batch` events and one `batch-tuned`
 after them, and holds for all ranks and all attempts. A child that fails never ends a run: then a
 rank's whole share is one micro-batch, and running out of memory is survived (fitting.py). A given
-`micro_batch`, `accumulation` or `budget` is left alone. `tasuki tune --batch` asks the same
+`micro_batch`, `accumulation` or `budget` is left alone. `tasuki tune --batch-size` asks the same
 child.
 """
 
@@ -13,27 +13,29 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tasuki.answers import OnProgress, Progress, ask
 from tasuki.errors import TasukiError
 from tasuki.estimation.conformal import is_ratio, ratios_in
-from tasuki.estimation.factor import Tuned, TunedBucket
+from tasuki.estimation.factor import (
+    Tuned,
+    TunedBucket,
+    describe_batch_sizes,
+    find_safe_batch,
+)
 from tasuki.failpoints import failpoint
 from tasuki.runs.events import read_events
 from tasuki.runs.history import read_history
 from tasuki.spec.resolved import ResolvedStage, to_plain
 from tasuki.train.gauge import open_gauge
 from tasuki.train.task import Task
-from tasuki.units import format_bytes
 
 EVENT = "batch-tuned"
 DECISION = "micro-batch"
 _CHILD = "tasuki.memory.batch_size"
 _WITHIN_S = 1200.0
-_SHOWN = 4
-"""Buckets with lines of their own; the larger ones."""
 
 
 def is_tuned(stage: ResolvedStage) -> bool:
@@ -133,7 +135,7 @@ def _decide(task: Task, answer: Mapping[str, Any]) -> None:
     gpu, recipe = answer["device"], str(task.stage.recipe)
     past = ratios_in(read_history(task.run.path.parent), recipe=recipe, gpu=gpu)
     ratios = [*past, *_ratios_of(answer["tries"])]
-    rows = [{**row, "micro_batch": _bucket(row).safe(factor)} for row in answer["buckets"]]
+    rows = [{**row, "micro_batch": find_safe_batch(row, factor)} for row in answer["buckets"]]
     for row in rows:
         if row["micro_batch"] < row["share"]:
             task.events.add(
@@ -160,7 +162,7 @@ def _decide(task: Task, answer: Mapping[str, Any]) -> None:
         source=answer["source"],
     )
     task.events.sync()
-    told = in_words(
+    told = describe_batch_sizes(
         rows, factor, capacity_bytes=answer["capacity_bytes"], cost=task.stage.buckets.cost
     )
     for line in told:
@@ -175,47 +177,6 @@ def _ratios_of(tries: Iterable[Mapping[str, Any]]) -> list[float]:
     pairs = [(one["peak_bytes"], one["predicted_bytes"]) for one in tries]
     found = [measured / predicted for measured, predicted in pairs if measured and predicted]
     return [ratio for ratio in found if is_ratio(ratio)]
-
-
-def in_words(
-    rows: list[dict[str, Any]], factor: float, *, capacity_bytes: int, cost: str | None = None
-) -> Iterator[str]:
-    """Three lines for each bucket, the largest first; people look for their beginnings."""
-    if cost is not None:
-        yield from _cost_in_words(rows[0], factor, capacity_bytes=capacity_bytes, cost=cost)
-        return
-    shown = list(reversed(rows))
-    for row in shown[:_SHOWN]:
-        size = f" (size {row['size']})" if row["size"] is not None and len(rows) > 1 else ""
-        found, final = row["found"], row["micro_batch"]
-        if not found:
-            yield (
-                f"WARNING: batch size tuner: not even one sample{size} fits "
-                f"{format_bytes(capacity_bytes)}"
-            )
-        enough = " or more" if row["is_bounded"] else ""
-        whole = ", a rank's whole share of a step" if final == row["share"] else ""
-        yield f"Batch size tuner found: {found}{enough}{size}"
-        yield f"Applied {factor:.0%} safety factor: {found} × {factor:g}"
-        yield f"Final safe batch size: {final}{whole}{size}"
-    if len(shown) > _SHOWN:
-        few, many = shown[-1]["micro_batch"], len(shown) - _SHOWN
-        yield f"Batch sizes of {many} smaller sizes: up to {few}"
-
-
-def _cost_in_words(
-    row: Mapping[str, Any], factor: float, *, capacity_bytes: int, cost: str
-) -> Iterator[str]:
-    found, final = row["found"], row["micro_batch"]
-    if not found:
-        room, needed = format_bytes(capacity_bytes), row["predicted_bytes"]
-        by = f": {format_bytes(needed - capacity_bytes)} are missing" if needed else ""
-        yield f"WARNING: batch size tuner: not even the dearest sample alone fits {room}{by}"
-    enough = " or more" if row["is_bounded"] else ""
-    whole = ", a rank's whole share of a step" if final == row["share"] else ""
-    yield f"Batch size tuner found: cost {found:,}{enough} ({cost})"
-    yield f"Applied {factor:.0%} safety factor: {found:,} × {factor:g}"
-    yield f"Final safe batch size: cost {final:,} of a micro-batch{whole}"
 
 
 def read_tuned(events: Iterable[Mapping[str, Any]], stage: str) -> Tuned | None:

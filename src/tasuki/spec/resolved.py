@@ -194,6 +194,18 @@ def stage_from_plain(plain: Mapping[str, object]) -> ResolvedStage:
     return msgspec.convert(plain, ResolvedStage)
 
 
+def apply_changes(stage: ResolvedStage, changes: Mapping[str, Any]) -> ResolvedStage:
+    """Return the stage with other values, by key as in the spec: `{"loader.workers": 2}`."""
+    plain = to_plain(stage)
+    for key, value in changes.items():
+        *parents, last = key.split(".")
+        target = plain
+        for parent in parents:
+            target = target[parent]
+        target[last] = value
+    return stage_from_plain(plain)
+
+
 _HARMLESS_OF_STAGE = ("save", "expect", "evaluate.reserve", "loader", "export", "gpus")
 _HARMLESS_OF_SPEC = ("cluster", "sinks")
 """What may change between attempts of one run: it decides when and where, never what is learnt."""

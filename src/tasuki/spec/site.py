@@ -1,7 +1,7 @@
 """The site file: what holds for every spec on a cluster, written once.
 
 `/etc/tasuki/site.yaml` by whoever runs the cluster, `~/.config/tasuki/site.yaml` by a user or by
-`tasuki doctor --write-site`; the later one wins, key by key, and the spec wins over both.
+`tasuki doctor --save`; the later one wins, key by key, and the spec wins over both.
 TASUKI_SITE names one file that replaces both (empty: none at all).
 """
 
@@ -193,7 +193,7 @@ def load_site(*, environ: Mapping[str, str]) -> Site:
     if environ.get("TASUKI_SITE") and own is not None and _is_missing(own):
         raise SpecError(
             f"TASUKI_SITE names {own}, but there is no such file",
-            hint="`tasuki doctor --write-site` writes it; or unset TASUKI_SITE",
+            hint="`tasuki doctor --save` writes it; or unset TASUKI_SITE",
         )
     files = [own] if "TASUKI_SITE" in environ else [EVERYBODYS, own]
     roots, names, warnings = [], [], []

@@ -24,7 +24,8 @@ from tasuki.spec.values import Sizes
 from tasuki.train.advice import evaluation_advice, setup_advice
 from tasuki.train.benchmark import benchmark_model
 from tasuki.train.evaluate import Subject, evaluate_model, set_up
-from tasuki.train.recipe import build_dataset, where
+from tasuki.train.precheck import take_few
+from tasuki.train.recipe import build_dataset, optional, where
 from tasuki.train.roomier import NOTHING_LESS, evaluate_in_room
 
 _FIT_HINT = (
@@ -45,6 +46,9 @@ def work(order: dict[str, Any], told: Told) -> dict[str, Any]:
         subject = set_up(stage, weights, paths=paths, device=device, hint=_FIT_HINT)
     told.begin("opening the data")
     dataset = build_dataset(subject.recipe, order["data"], order["split"])
+    is_few = bool(order.get("is_few"))
+    if is_few and (is_loader(dataset) or optional(subject.recipe, "evaluate")):
+        dataset = take_few(dataset)
     try:
         with evaluation_advice(stage, subject.batch, then="evaluate again"):
             found = _evaluate(
@@ -55,7 +59,10 @@ def work(order: dict[str, Any], told: Told) -> dict[str, Any]:
                 told,
                 sizes=msgspec.convert(order["sizes"], Sizes | None),
                 benchmark=order["benchmark"],
+                is_few=is_few,
             )
+    except _EnoughError:
+        return {"sha256": "", "device": device.type, "metrics": {}}
     except TasukiError:
         raise
     except Exception as error:
@@ -72,7 +79,13 @@ def _evaluate(
     *,
     sizes: Sizes | None,
     benchmark: bool,
+    is_few: bool,
 ) -> dict[str, Any]:
+    def report_progress(done: int, total: int) -> None:
+        told.progress("evaluating", done, total)
+        if is_few:
+            raise _EnoughError
+
     told.progress("evaluating", 0, None if is_loader(dataset) else len(dataset))
     metrics = evaluate_in_room(
         lambda most: evaluate_model(
@@ -83,7 +96,7 @@ def _evaluate(
             device=device,
             sizes=sizes,
             most=most,
-            on_progress=lambda done, total: told.progress("evaluating", done, total),
+            on_progress=report_progress,
         ),
         stage=stage,
         most=NOTHING_LESS,
@@ -101,6 +114,10 @@ def _evaluate(
         on_progress=lambda done, total: told.progress("benchmarking", done, total),
     )
     return {"metrics": spelled(metrics), "benchmark": spelled(measured)}
+
+
+class _EnoughError(Exception):
+    """The first batch was evaluated, and `tasuki check` wants no more."""
 
 
 def _threads(stage: ResolvedStage, order: dict[str, Any]) -> int:

@@ -1,4 +1,4 @@
-"""Back to a checkpoint inside an attempt: where something was not finite, and in a rehearsal.
+"""Back to a checkpoint inside an attempt: where something was not finite.
 
 A resume is something else: it is a start (start.py).
 """
@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tasuki.checkpoint.verify import verify
 from tasuki.failpoints import failpoint
 from tasuki.loop.saver import Saver
 from tasuki.train.engine import StepEngine
 from tasuki.train.prepare import Setup
-from tasuki.train.rehearsed import reached
 from tasuki.train.start import Begin, restore_checkpoint
 from tasuki.train.task import Task
 
@@ -42,16 +40,3 @@ def roll_back(
         checkpoint=name,
     )
     return restored.begin(training.begin, start_cost=training.saving.cost)
-
-
-def restore_again(task: Task, setup: Setup, training: Training) -> None:
-    """In a rehearsal: what a run does only after an interruption, from its last checkpoint."""
-    name = training.progress.checkpoint
-    assert name is not None
-    reached("verify")
-    manifest = verify(task.run.checkpoints / name)
-    sizes = [record.size for record in manifest.files]
-    frozen = [record.size for record in manifest.frozen]
-    reached("again", saved_bytes=sum(sizes), frozen_bytes=sum(frozen))
-    restore_checkpoint(task, setup, training.engine, training.saver, name)
-    reached("finish")

@@ -24,7 +24,6 @@ from tasuki.errors import DataError, RecipeError
 from tasuki.spec.buckets import Buckets
 from tasuki.spec.resolved import ResolvedStage
 from tasuki.train.recipe import build_dataset, optional
-from tasuki.train.rehearsed import fewer_samples, rehearsal
 
 _FOREIGN = (
     "stage `{}` brings a loader of its own: its batches are taken as they come, `effective_batch` "
@@ -40,8 +39,6 @@ class StageData:
     order: Order | ForeignOrder
     batch: Batch
     split: StepSplit
-    planned_steps: int | None = None
-    """In a rehearsal: of the whole stage, of which few are taken."""
     warnings: tuple[str, ...] = ()
 
     @property
@@ -118,13 +115,6 @@ def prepare_data(
         label=stage.size.label() if stage.size is not None else "",
     )
     batch = _resolve_batch(stage, world)
-    planned = planned_steps(recipe, dataset, stage, plan, batch)
-    plan = fewer_samples(
-        plan,
-        batch=batch.effective_batch,
-        stage=stage.name,
-        weights=lambda: _weights(recipe, dataset, stage, sizes),
-    )
     if stage.order == "score":
         plan = sort_by_score(plan, _scores(recipe, dataset), index=index)
     order = _order(plan, stage, batch.effective_batch)
@@ -134,28 +124,8 @@ def prepare_data(
         order=order,
         batch=batch,
         split=_split(recipe, dataset, stage.buckets, plan, batch, rank=rank, world=world),
-        planned_steps=planned,
         warnings=tuple(_warnings(stage, plan, world)),
     )
-
-
-def planned_steps(
-    recipe: Any, dataset: Any, stage: ResolvedStage, plan: BucketPlan, batch: Batch
-) -> int | None:
-    """Of the whole stage, in a rehearsal: schedules are made for them."""
-    rehearsed = rehearsal()
-    if rehearsed is None:
-        return None
-    if stage.order == "score":
-        plan = sort_by_score(plan, _scores(recipe, dataset))
-    effective = rehearsed.effective_batches.get(stage.name) or batch.effective_batch
-    return _order(plan, stage, effective).total_steps(stage.length.unit, stage.length.count)
-
-
-def _weights(recipe: Any, dataset: Any, stage: ResolvedStage, sizes: Any) -> Any:
-    """How large each sample is; None: nobody knows."""
-    costs = costs_of(recipe, dataset, stage.buckets)
-    return sizes if costs is None else costs
 
 
 def _order(plan: BucketPlan, stage: ResolvedStage, effective_batch: int) -> Order:

@@ -34,7 +34,6 @@ from tasuki.train.engine import to_device
 from tasuki.train.losses import read_loss
 from tasuki.train.precision import apply_precision, autocast
 from tasuki.train.recipe import build_dataset, build_model, load_recipe, optional
-from tasuki.train.rehearsed import few_to_evaluate, fewer_batches, fewer_samples, reached
 from tasuki.train.remember import remember_evaluation
 from tasuki.train.roomier import NOTHING_LESS, BatchTooLarge, Decisions, Most, evaluate_in_room
 from tasuki.train.task import Task
@@ -48,7 +47,6 @@ def run_evaluation(task: Task) -> None:
     """Evaluate the stage's weights and write the result; repeated whole after a notice."""
     stage, folder = task.stage, task.run.stage(task.stage.name)
     assert stage.evaluate is not None
-    reached("evaluate")
     source, split = source_of(stage), stage.evaluate.split
     with task.stopwatch.part("start"):
         paths = [task.run.code, task.folder]
@@ -90,7 +88,6 @@ def run_evaluation(task: Task) -> None:
     task.say(f"Evaluated stage {stage.name} on {source}: {told}")
     task.event("time", lived_s=task.stopwatch.lived_s, parts=task.stopwatch.rounded())
     task.event("evaluated", stage=stage.name, metrics=metrics)
-    reached("done")
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +150,7 @@ def evaluate_model(
     own = optional(recipe, "evaluate")
     with undisturbed(model), autocast(stage.precision, device, is_cached=False):
         if own:
-            return checked(own(model, few_to_evaluate(dataset)), by="evaluate")
+            return checked(own(model, dataset), by="evaluate")
         return mean_loss(recipe, model, dataset, stage, device, sizes, most, on_progress)
 
 
@@ -185,7 +182,7 @@ def mean_loss(
     if is_loader(dataset):
         # The same numbers however often it was gone through before.
         seed_pass(dataset, sample_seed(stage.seed, f"{stage.name}#evaluate", 0, 0))
-        for batch in iterate(fewer_batches(dataset)):
+        for batch in iterate(dataset):
             data, count = to_device(batch, device), samples_in(batch)
             found.append(_loss_of(recipe, model, data, count))
     else:
@@ -279,7 +276,6 @@ def members_by_bucket(
     wanted = sizes.contains if sizes is not None else None
     label = sizes.label() if sizes is not None else ""
     plan = plan_buckets(sizes_of(recipe, dataset), len(dataset), wanted, rule=rule, label=label)
-    plan = fewer_samples(plan, batch=batch_of(stage), stage=stage.name)
     everything = np.arange(len(dataset), dtype=np.int64)
     found = [plan.index(number) for number, _ in enumerate(plan.buckets)]
     return [

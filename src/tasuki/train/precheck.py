@@ -1,114 +1,126 @@
-"""`python -m tasuki.train.precheck FD`: can recipes be imported, and are their data there?
+"""What `tasuki check` does in child processes beside the two steps of a stage.
 
-A child process (answers.py) of `tasuki rehearse`: one for all stages, before any of them runs.
-Builds no model. Each split that a stage will use is opened; a size that no sample has is found here
-and not after the stages before it. What fails is an answer, not an error.
+It takes all steps of a schedule, as two steps do not show where it ends. And it evaluates a few
+samples, as a whole validation may take hours.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+import time
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from torch import nn
 
-from tasuki.answers import Told, answer
-from tasuki.data.fetch import Request, seed_everything
+from tasuki.data.fetch import seed_everything
 from tasuki.data.foreign import is_loader
-from tasuki.data.order import Order
-from tasuki.errors import TasukiError
-from tasuki.spec.resolved import ResolvedStage, stage_from_plain
-from tasuki.train.data import StageData, prepare_data
-from tasuki.train.evaluate import members_by_bucket, source_of
-from tasuki.train.optim import warmup_steps
-from tasuki.train.recipe import build_dataset, load_recipe, optional
-from tasuki.train.rehearsed import be_offline, in_words
+from tasuki.errors import TasukiError, place_of
+from tasuki.spec.resolved import ResolvedStage
+from tasuki.train.data import prepare_data
+from tasuki.train.recipe import load_recipe, optional
 
-_WORDS = {"imports": "importing the recipe", "data": "opening data"}
+_FEW_SAMPLES = 8
+_FEW_BATCHES = 2
+_WALK_S = 3.0  # a schedule of millions of steps is not gone through to its end
 
 
-def work(order: dict[str, Any], told: Told) -> list[dict[str, Any]]:
-    """Of each stage: what failed, by column, and facts."""
+class ScheduleCheck(NamedTuple):
+    """The steps of a stage, and what is wrong with its schedule."""
+
+    steps: int | None = None
+    message: str = ""
+
+
+def walk_schedules(
+    stages: list[ResolvedStage], folder: Path, num_ranks: int
+) -> list[ScheduleCheck]:
+    """Take all steps of each schedule, with a single parameter."""
     torch.set_num_threads(1)
-    if order["offline"]:
-        be_offline()
-    folder, found = Path(order["folder"]), []
-    for number, plain in enumerate(order["stages"]):
-        stage, at = stage_from_plain(plain), (number, len(order["stages"]))
-        opens = order["opens"][number]
-        tell = partial(_tell, told, at)
-        found.append(_look(stage, folder, ranks=order["ranks"], opens=opens, tell=tell))
+    found = []
+    for stage in stages:
+        try:
+            found.append(_walk(stage, folder, num_ranks))
+        except (Exception, SystemExit):  # its two steps tell more, and in which check
+            found.append(ScheduleCheck())
     return found
 
 
-def _tell(told: Told, at: tuple[int, int], column: str) -> None:
-    """If nothing comes after it, this is where it hangs: read by commands/rehearse.py."""
-    told.progress(_WORDS[column], *at)
-
-
-def _look(
-    stage: ResolvedStage, folder: Path, *, ranks: int, opens: bool, tell: Callable[[str], None]
-) -> dict[str, Any]:
-    """`opens`: what its evaluation uses, too."""
-    facts: dict[str, Any] = {"failed": None, "warnings": []}
-    column = "imports"
-    tell(column)
-    try:
-        seed_everything(0)
-        assert stage.recipe is not None
-        recipe = load_recipe(stage.recipe, stage.params, paths=[folder])
-        column = "data"
-        tell(column)
-        data = prepare_data(recipe, stage, rank=0, world=ranks)
-        facts |= _describe(data, stage, facts["warnings"])
-        _open_others(recipe, stage, opens=opens)
-    except (Exception, SystemExit) as error:
-        words, hint = in_words(error)
-        facts["failed"] = {"column": column, "message": words, "hint": hint}
-    return facts
-
-
-def _describe(data: StageData, stage: ResolvedStage, warnings: list[str]) -> dict[str, Any]:
-    order = data.order
+def _walk(stage: ResolvedStage, folder: Path, num_ranks: int) -> ScheduleCheck:
+    assert stage.recipe is not None
+    recipe = load_recipe(stage.recipe, stage.params, paths=[folder])
+    seed_everything(0)
+    order = prepare_data(recipe, stage, rank=0, world=num_ranks).order
     total = order.total_steps(stage.length.unit, stage.length.count)
-    if isinstance(order, Order):
-        first = order.step(0, 0).indices[:1].tolist()
-        data.fetcher(Request(first, [0] if data.fetcher.is_seeded else None))
-    warmup_steps(stage.warmup, total, say=lambda text: warnings.append(_plain(text)))
-    warnings += data.warnings
-    if not isinstance(order, Order):
-        return {"total_steps": total, "samples": None, "largest": None}
-    plan = order.plan
-    samples, largest = plan.num_samples, plan.buckets[-1].size
-    return {"total_steps": total, "samples": samples, "largest": largest}
-
-
-def _plain(text: str) -> str:
-    return text.removeprefix("WARNING: ")
-
-
-def _open_others(recipe: Any, stage: ResolvedStage, *, opens: bool) -> None:
-    """Validation and evaluation data: with samples of the stage's sizes, where those count."""
-    wanted = []
-    if stage.validate is not None:
-        validate = stage.validate
-        source = validate.data if validate.data is not None else stage.data
-        wanted.append((source, validate.split, stage.size if validate.data is None else None))
-    if stage.evaluate is not None and opens:
-        sizes = stage.size if stage.evaluate.data is None else None
-        wanted.append((source_of(stage), stage.evaluate.split, sizes))
-    for source, split, sizes in wanted:
-        dataset = build_dataset(recipe, source, split)
-        if is_loader(dataset) or optional(recipe, "evaluate"):
-            continue
+    if (build := optional(recipe, "build_schedule")) is None:
+        return ScheduleCheck(total)
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=stage.lr, momentum=0.9)
+    try:
+        schedule = build(optimizer, total)
+    except Exception:  # it may want the parameter groups of the recipe's own optimizer
+        return ScheduleCheck(total)
+    optimizer.step()
+    until = time.monotonic() + _WALK_S
+    for step in range(1, total + 1):
+        if time.monotonic() > until:
+            break
         try:
-            members_by_bucket(recipe, dataset, stage, sizes)
-        except TasukiError as error:
-            error.message = f"data `{source}` (split {split}): {error.message}"
-            raise
+            schedule.step()
+        except Exception as error:
+            what = error.message if isinstance(error, TasukiError) else str(error)
+            message = f"{type(error).__name__}: {what}{place_of(error)}"
+            return ScheduleCheck(total, f"it fails after step {step} of {total}: {message}")
+    return ScheduleCheck(total)
 
 
-if __name__ == "__main__":
-    answer(work)
+def take_few(dataset: Any) -> Any:
+    """A few samples of a data set, the last one among them, or the first batches of a loader."""
+    if is_loader(dataset):
+        return FewBatches(dataset)
+    places = np.linspace(0, len(dataset) - 1, min(_FEW_SAMPLES, len(dataset))).round()
+    return FewSamples(dataset, [int(place) for place in np.unique(places)])
+
+
+class FewSamples:
+    """Some samples of a data set; for the rest it is that data set."""
+
+    def __init__(self, whole: Any, indices: Sequence[int]) -> None:
+        self._whole, self._indices = whole, list(indices)
+        if (sizes := getattr(whole, "sizes", None)) is not None:
+            self.sizes = np.asarray([sizes[index] for index in self._indices])
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._whole[self._indices[index]]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        return [self[index] for index in indices]
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[index] for index in range(len(self)))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.__dict__["_whole"], name)
+
+
+class FewBatches:
+    """The first batches of a loader; for the rest it is that loader."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def __len__(self) -> int:
+        return min(_FEW_BATCHES, len(self._loader))
+
+    def __iter__(self) -> Iterator[Any]:
+        return islice(iter(self._loader), _FEW_BATCHES)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_loader"], name)

@@ -23,7 +23,6 @@ from tasuki.train.engine import StepEngine
 from tasuki.train.evaluate import load_weights
 from tasuki.train.optim import PureSchedule
 from tasuki.train.recipe import build_dataset, load_recipe
-from tasuki.train.rehearsed import few_steps, reached
 from tasuki.train.task import Task
 
 
@@ -62,11 +61,9 @@ def prepare(task: Task) -> Setup:
     """The same for a first start and a resume: what a checkpoint holds is put in later."""
     stage = task.stage
     assert stage.recipe is not None
-    reached("imports")
     task.doing("importing the recipe")
     seed_everything(start_seed(stage, "model", 0))
     recipe = load_recipe(stage.recipe, stage.params, paths=[task.run.code, task.folder])
-    reached("data")
     task.doing("opening the data")
     data = prepare_data(
         recipe,
@@ -83,8 +80,7 @@ def prepare(task: Task) -> Setup:
     looked = None
     if task.is_first and isinstance(order, Order):
         looked = fingerprint_samples(data.fetcher, order)  # now, while this process is small
-    planned = data.planned_steps or order.total_steps(stage.length.unit, stage.length.count)
-    reached("build")
+    planned = order.total_steps(stage.length.unit, stage.length.count)
     task.doing("building the model")
     assembled = assemble(recipe, stage, device=task.device, total_steps=planned, say=task.say)
     validation = None
@@ -94,7 +90,7 @@ def prepare(task: Task) -> Setup:
     return Setup(
         recipe=recipe,
         data=data,
-        total_steps=few_steps(planned),
+        total_steps=planned,
         assembled=assembled,
         validation=validation,
         looked=looked,

@@ -36,7 +36,6 @@ from tasuki.train.exchange import measure_exchange
 from tasuki.train.fingerprints import fingerprint_data, refuse_changed_data
 from tasuki.train.fitting import Fitting
 from tasuki.train.prepare import Setup, load_initial_weights, start_seed
-from tasuki.train.rehearsed import reached, rehearsal
 from tasuki.train.snapshot import Progress, capture_all, restore_rank, restore_shared
 from tasuki.train.task import Task
 from tasuki.train.unused import find_unused, has_to_look, say_unused
@@ -94,13 +93,11 @@ def begin_or_resume(
         if task.is_first:
             begin = replace(begin, data=fingerprint_data(task, setup))
         if name is None:
-            task.doing("saving the first checkpoint")
             name, cost = _commit_start(task, setup, engine, saver, begin, parent=newest)
             failpoint("start.committed")
         _settle_buckets(task, setup, engine, fitting)
         if is_resumed and task.is_first:
             _refuse_changed_data(task, begin, name)
-        reached("restore")
         task.doing("restoring")
         restored = restore_checkpoint(task, setup, engine, saver, name, loaded=loaded)
     if is_resumed:
@@ -221,9 +218,9 @@ def _commit_start(
     parent: str | None,
 ) -> tuple[str, SaveCost]:
     """The stage's step 0: fresh optimizer, random numbers from (seed, stage)."""
-    reached("weights")
+    task.doing("loading weights")
     load_initial_weights(task, setup.model)
-    reached("start")
+    task.doing("saving the first checkpoint")
     check_weights(setup.model.state_dict())  # now, not when the stage is done
     seed_everything(start_seed(task.stage, "start", task.ranks.rank))
     saver.parent = parent
@@ -231,7 +228,7 @@ def _commit_start(
         lambda: _save_start(task, setup, engine, saver, begin),
         say=task.say,
         clock=task.clock,
-        should_stop=lambda: task.ranks.world > 1 or rehearsal() is not None,
+        should_stop=lambda: task.ranks.world > 1,
     )
     task.watch.save_s.append(saved.total_s)
     name = saved.name

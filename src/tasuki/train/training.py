@@ -28,7 +28,7 @@ from tasuki.memory.tuned import tune_once
 from tasuki.runs.metrics import MetricLog
 from tasuki.runs.values import Cause, Ending
 from tasuki.train.advice import memory_advice
-from tasuki.train.back import restore_again, roll_back
+from tasuki.train.back import roll_back
 from tasuki.train.data import make_loader
 from tasuki.train.engine import StepEngine
 from tasuki.train.finish import finish_stage
@@ -38,7 +38,6 @@ from tasuki.train.memory import FirstSteps
 from tasuki.train.onlookers import Onlooker
 from tasuki.train.pace import Pace, first_settings
 from tasuki.train.prepare import Setup, build_engine, prepare
-from tasuki.train.rehearsed import reached, rehearsal, walk_schedule
 from tasuki.train.remember import Ran
 from tasuki.train.rows import named, numbers
 from tasuki.train.snapshot import Progress, StageContents
@@ -61,8 +60,7 @@ _MOST_SKIPPED = 10
 def run_training(task: Task) -> None:
     """Returns when the stage is done; leaves the process at a handover."""
     with task.stopwatch.part("start"):
-        if rehearsal() is None:
-            tune_once(task)  # before anything is on the device
+        tune_once(task)  # before anything is on the device
         setup = prepare(task)
     failpoint("start.prepared")
     saver = make_saver(task)
@@ -79,10 +77,7 @@ def run_training(task: Task) -> None:
             training = Training(
                 task, setup, engine, saver, begin, fitting, suspect_until=until, metrics=rows
             )
-        if rehearsal() is not None:
-            restore_again(task, setup, training)
         training.finish()
-        walk_schedule(setup.tracked.schedule, setup.data.planned_steps, done=setup.total_steps)
 
 
 class Training:
@@ -189,7 +184,6 @@ class Training:
         self.task.watch.knows_every_bucket = loader.has_seen_every_bucket
         self.task.watch.hold_on()
         self._set_boundary()
-        reached("steps")
         steps = loader.steps()
         if self._profile is not None:
             steps = self._profile.waits(steps)
@@ -211,7 +205,6 @@ class Training:
                 self._at_boundary(now, agreement)
             self.saving.hold_if_due(now - began)
         loader.stop()
-        reached("end")
         self.task.watch.begin_handover()
         if not self.begin.is_end:
             self.saving.commit_end()
@@ -442,9 +435,7 @@ class Training:
                 ),
                 say=self.task.say,
                 clock=self.task.clock,
-                should_stop=lambda: (
-                    self.task.watch.notice is not Cause.NONE or rehearsal() is not None
-                ),
+                should_stop=lambda: self.task.watch.notice is not Cause.NONE,
             )
         self._event_progress()
 

@@ -1,463 +1,357 @@
-"""`python -m tasuki.train.tune FD`: what each switch buys on this recipe, for `tasuki tune`.
+"""Measure the steps of a stage under other settings: the child process of `tasuki tune`.
 
-A child process (answers.py) that leaves nothing behind. Baseline and variant live side by side and
-take turns, block by block, in random order, on the same samples; so a busy minute of the machine
-hits both. First comes the baseline against itself with another seed: whatever that measures is
-noise. A variant that cannot be measured is a row with its reason.
+The stage as it is and one variant live next to each other and take turns, so a busy minute of the
+machine slows both. The functions that build a run build them, and its step engine does their steps.
+What the figures mean is decided in commands/tune.py.
 """
 
 from __future__ import annotations
 
+import copy
 import gc
-import random
+import math
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
-from statistics import median
-from typing import Any
+from statistics import fmean, median
+from typing import Any, NamedTuple
 
 import torch
 
-from tasuki.answers import Told, answer
-from tasuki.data.fetch import host_random_states, seed_everything
+from tasuki.data.fetch import seed_everything
 from tasuki.data.foreign import ForeignOrder
-from tasuki.data.tempo import share_cpus
-from tasuki.errors import RunError, TasukiError
-from tasuki.estimation.ratios import CONFIDENCE, FEWEST_PAIRS, Ratio, ratio_of
-from tasuki.estimation.tuning import (
-    Facts,
-    Judged,
-    Measured,
-    Variant,
-    Yardstick,
-    changed,
-    expected_s,
-    judge,
-    loss_difference,
-    most_s,
-    nothing_to_try,
-    variants_for,
-    why_none,
-    winners,
-)
-from tasuki.spec.resolved import ResolvedStage, stage_from_plain
-from tasuki.train.contestant import Block, Contestant, Ground, first_steps
-from tasuki.train.data import prepare_data
+from tasuki.data.split import resolve_batch
+from tasuki.data.tempo import LoaderSettings, share_cpus
+from tasuki.errors import RunError, TasukiError, place_of
+from tasuki.loop.exact import set_deterministic
+from tasuki.loop.ranks import ALONE
+from tasuki.spec.resolved import ResolvedStage, apply_changes
+from tasuki.subprocesses import Progress, ProgressCallback
+from tasuki.train.advice import is_out_of_memory
+from tasuki.train.assemble import assemble, make_engine, num_shapes
+from tasuki.train.data import StageData, make_loader, prepare_data
+from tasuki.train.precision import apply_precision
 from tasuki.train.prepare import start_seed
 from tasuki.train.recipe import load_recipe
 from tasuki.train.recompute import find_blocks
-from tasuki.units import Duration, format_seconds
+from tasuki.units import format_seconds
 
-_WARM_UP = 3
-"""Steps: the first ones allocate, compile and open files."""
-_WANTED_PAIRS = 20
-_FEWEST_STEPS = 2
-"""Of a block."""
-_MOST_PAIRS = 200
-_SHORTEST_BLOCK_S = 0.02
-_LONGEST_BLOCK_S = 2.0
-_ORDER_SEED = 20
-_LONGEST_REASON = 200
-_OF_A_RUN = ", the model runs as it is written"
-"""What the warning of a failed compiler goes on with; here it is not run."""
+_WARM_UP_STEPS = 5  # the first ones allocate memory, compile and open files
+_MAX_WARM_UP_STEPS = 40
+_ROUNDS = 5  # odd, so that each has pairs in both orders
+_MIN_EXTRA_S = 10.0
+_MAX_PAIRS = 50  # of a round
+_BLOCK_S = 0.03
+_REPLAYED_BATCHES = 16
 
 Row = dict[str, Any]
 
 
-def work(order: dict[str, Any], told: Told) -> dict[str, Any]:
-    stage = stage_from_plain(order["stage"])
-    return _Tuning(stage, order, told).measure()
+class Setup(NamedTuple):
+    """What all variants of a stage share."""
+
+    recipe: Any
+    data: StageData
+    device: torch.device
+    total_steps: int
+    ranks: int
+    cpus: int  # per rank
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.device.type == "cuda"
+
+    @property
+    def has_custom_loader(self) -> bool:
+        return isinstance(self.data.order, ForeignOrder)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Figures:
-    """A contestant beside the baseline."""
+def measure(
+    stage: ResolvedStage,
+    folder: Path,
+    ranks: int,
+    cpus: int,
+    device: str,
+    only: Sequence[str],
+    winners: dict[str, Any],
+    time_budget_s: float,
+    dry_run: bool,
+    progress: ProgressCallback,
+) -> dict[str, Any]:
+    """Return figures of the stage as it is, and a row for each variant.
 
-    ratio: Ratio
-    wall: Ratio
-    cpu: Ratio
-    step_s: float
-    base_step_s: float
-    memory_bytes: int
-    steps: int
-    start_s: float
-    losses: list[float]
-
-
-class _Tuning:
-    """The whole measurement of one stage."""
-
-    def __init__(self, stage: ResolvedStage, order: Mapping[str, Any], told: Told) -> None:
-        self._stage, self._order, self._told = stage, order, told
-        self._began = self._measures_from = time.monotonic()
-        self._starting_s = 0.0
-        """Of variants: building, compiling, the first steps. Not in the budget."""
-        self._budget_s = float(order["budget_s"])
-        self._spent_s = 0.0
-        """Of the budget: pairs alone. Compilers and large data take their time besides."""
-        self._turns = random.Random(_ORDER_SEED)
-        told.begin("opening the data")
-        self._ground = _lay_ground(stage, order)
-        told.begin("starting the stage as it is")
-        self._base = Contestant(stage, self._ground)
-        block = self._warm_up(self._base)
-        self._wait_share = block.wait_s / block.wall_s if block.wall_s else 0.0
-        self._step_s = block.wall_s
-        """As far as is known: for how long it takes."""
-        self._base_bytes = 0
-        self._base_start_s = 0.0
-        self._done = self._total = 0
-
-    def measure(self) -> dict[str, Any]:
-        variants = variants_for(self._stage, self._facts(), only=self._order["only"])
-        # The control comes first, and what is kept is measured once more, together.
-        self._total = 2 + sum(not variant.refused for variant in variants)
-        answer = self._head() | {"variants": [_as_row(variant) for variant in variants]}
-        if self._order["is_dry"]:
-            return answer
-        if not (variants and self._total > 2):
-            raise nothing_to_try(why_none(variants))
-        self._measures_from = time.monotonic()
-        control = self._control()
-        self._base_start_s = control.start_s
-        yardstick = Yardstick(
-            ratio=control.ratio, loss_difference=self._difference(control.losses)[0]
-        )
-        rows = [self._row(variant, yardstick) for variant in variants]
-        asked = self._order["asked"]
-        kept = winners([(found, judged) for _, found, judged in rows], asked=asked)
-        together = self._together(kept, yardstick) if len(kept) > 1 else None
-        return answer | {
-            "baseline": {
-                "step_s": control.base_step_s,
-                "memory_bytes": self._base_bytes,
-                "loss": self._base.losses[-1],
-                "steps": len(self._base.losses),
-            },
-            "control": self._figures_row(control),
-            "tolerance": yardstick.tolerance,
-            "rows": [row for row, _, _ in rows],
-            "together": together,
-            "keep": {key: value for one in kept for key, value in one.variant.changes.items()},
-            "took_s": time.monotonic() - self._began,
-        }
-
-    def _head(self) -> dict[str, Any]:
-        device = self._ground.device
-        is_gpu = device.type == "cuda"
-        return {
-            "device": torch.cuda.get_device_name(device) if is_gpu else "cpu",
-            "threads": self._base.threads,
-            "clock": "cpu" if self._is_quiet(self._base) else "wall",
-            "confidence": CONFIDENCE,
-            "wait_share": self._wait_share,
-            "first_step_s": self._step_s,
-            "expected_s": self._expected_s(self._total),
-            "notes": self._notes(),
-        }
-
-    def _notes(self) -> list[str]:
-        notes = []
-        if self._stage.init_from != "none":
-            notes.append(
-                f"`init_from: {self._stage.init_from}` is left out: losses are those of fresh "
-                "weights"
-            )
-        if isinstance(self._ground.data.order, ForeignOrder):
-            notes.append(
-                "the recipe brings a loader of its own: its first batches are used again and "
-                "again, and how long it takes to load them is not measured"
-            )
-        if self._ground.ranks > 1:
-            notes.append(
-                f"measured is one of {self._ground.ranks} ranks, without what they tell each other"
-            )
-        return notes
-
-    def _facts(self) -> Facts:
-        ground, base = self._ground, self._base
-        is_gpu = ground.device.type == "cuda"
-        return Facts(
-            is_gpu=is_gpu,
-            precisions=_precisions(ground.device),
-            ranks=ground.ranks,
-            cpus=ground.cpus,
-            spare_cpus=share_cpus(ground.cpus, is_gpu=is_gpu, workers=None)[1],
-            workers=base.workers,
-            num_blocks=len(find_blocks(base.model)),
-            is_foreign=isinstance(ground.data.order, ForeignOrder),
-            wait_share=self._wait_share,
-        )
-
-    # -- what is measured -------------------------------------------------------------------------
-
-    def _control(self) -> _Figures:
-        self._say("baseline against itself")
-        self._base_bytes = self._base.peak_bytes(others_bytes=0)
-        seed = start_seed(self._stage, "tune", 0)
-        return self._against_base(self._stage, seed=seed, is_first=True)
-
-    def _row(self, variant: Variant, yardstick: Yardstick) -> tuple[Row, Measured, Judged]:
-        row = _as_row(variant)
-        if variant.refused:
-            found = Measured(variant=variant, error=f"not tried: {variant.refused}")
-        elif self._is_over():
-            found = Measured(variant=variant, error=self._no_time())
-        else:
-            self._say(variant.label)
-            figures, error = self._try(changed(self._stage, variant.changes))
-            found = self._measured(variant, figures, error)
-            row |= self._figures_row(figures) if figures is not None else {}
-        judged = judge(found, yardstick, budget=self._longer())
-        row |= {"verdict": judged.verdict, "keep": judged.is_kept, "error": found.error or None}
-        return row, found, judged
-
-    def _together(self, kept: list[Measured], yardstick: Yardstick) -> Row:
-        changes = {k: v for one in kept for k, v in one.variant.changes.items()}
-        variant = Variant(switch="together", value=None, was=None, changes=changes)
-        return self._row(variant, yardstick)[0]
-
-    def _measured(self, variant: Variant, figures: _Figures | None, error: str) -> Measured:
-        if figures is None:
-            return Measured(variant=variant, error=error)
-        return Measured(
-            variant=variant,
-            ratio=figures.ratio,
-            memory_share=figures.memory_bytes / self._base_bytes if self._base_bytes else None,
-            loss_difference=self._difference(figures.losses)[0],
-            later_s=figures.start_s - self._base_start_s,
-            saves_s=self._ground.total_steps * (figures.base_step_s - figures.step_s),
-        )
-
-    def _try(self, stage: ResolvedStage) -> tuple[_Figures | None, str]:
-        """Figures, or why there are none: whatever a variant raises is said, and forgotten."""
-        try:
-            return self._against_base(stage), ""
-        except torch.OutOfMemoryError:
-            return None, "out of memory, beside the baseline"
-        except TasukiError as error:
-            return None, error.message[:_LONGEST_REASON]
-        except Exception as error:
-            lines = str(error).strip().splitlines() or [""]
-            return None, f"{type(error).__name__}: {lines[0]}"[:_LONGEST_REASON]
-        finally:
-            gc.collect()
-            if self._ground.device.type == "cuda":
-                torch.cuda.empty_cache()
-
-    def _against_base(
-        self, stage: ResolvedStage, *, seed: int | None = None, is_first: bool = False
-    ) -> _Figures:
-        self._tell(" (starting)")
-        began = time.monotonic()
-        try:
-            other = self._started(stage, seed)
-        finally:
-            start_s = time.monotonic() - began
-            self._starting_s += start_s
-        try:
-            self._refuse_idle(other, stage)
-            if not is_first:
-                self._base.rewind()
-                self._warm_up(self._base)
-                self._base.run(1)
-            memory_bytes = other.peak_bytes(others_bytes=self._base.resident_bytes())
-            steps, pairs = self._pairs(other, self._slot_end(), must_end=not is_first)
-            self._refuse_idle(other, stage)
-            return self._figures(other, steps, pairs, memory_bytes, start_s)
-        finally:
-            other.leave()
-
-    def _started(self, stage: ResolvedStage, seed: int | None) -> Contestant:
-        other = Contestant(stage, self._ground, seed=seed)
-        try:
-            self._warm_up(other)
-        except BaseException:
-            other.leave()
-            raise
-        return other
-
-    def _refuse_idle(self, other: Contestant, stage: ResolvedStage) -> None:
-        """A switch without effect has no gain to be measured."""
-        if stage.compile != self._stage.compile and not other.is_as_compiled_as_asked:
-            why = other.last_warning.replace(_OF_A_RUN, "")
-            raise RunError(why or "without effect on this recipe")
-
-    def _pairs(
-        self, other: Contestant, until: float, *, must_end: bool
-    ) -> tuple[int, list[tuple[Block, Block]]]:
-        """Steps of a block, and (baseline, other) until the time is over; RunError where it is over
-        before there are enough. Without the control nothing can be said: it need not end."""
-        # At least one: the other's turn has emptied the caches. In a run steps do not begin so, and
-        # what costs both the same drags a ratio towards 1.
-        lead_in = max(1, self._base.lead_in(), other.lead_in())
-        steps = self._block_steps(other, until, lead_in)
-        pairs: list[tuple[Block, Block]] = []
-        began, spent_s = time.monotonic(), self._spent_s
-        while len(pairs) < FEWEST_PAIRS or (time.monotonic() < until and len(pairs) < _MOST_PAIRS):
-            if must_end and len(pairs) < FEWEST_PAIRS and self._is_over():
-                raise RunError(self._no_time())
-            turn = [self._base, other]
-            self._turns.shuffle(turn)
-            blocks = {id(one): one.run(steps, lead_in=lead_in) for one in turn}
-            pairs.append((blocks[id(self._base)], blocks[id(other)]))
-            self._spent_s = spent_s + time.monotonic() - began
-            # On a machine that others use the first step is no measure.
-            self._step_s = median(a.wall_s + b.wall_s for a, b in pairs) / (2 * steps)
-            self._tell(f" (pair {len(pairs)})")
-        return steps, pairs
-
-    def _block_steps(self, other: Contestant, until: float, lead_in: int) -> int:
-        """Long blocks drown the clock's own noise, many pairs narrow the interval. By the quickest
-        step: on a busy machine blocks stay long, and pairs get fewer."""
-        times = [c.run(1, lead_in=lead_in).wall_s for c in (self._base, other) for _ in range(3)]
-        wanted = (until - time.monotonic()) / _WANTED_PAIRS / 2
-        block_s = min(_LONGEST_BLOCK_S, max(_SHORTEST_BLOCK_S, wanted))
-        return max(_FEWEST_STEPS, lead_in, round(block_s / max(1e-6, min(times))) - lead_in)
-
-    def _figures(
-        self,
-        other: Contestant,
-        steps: int,
-        pairs: list[tuple[Block, Block]],
-        memory_bytes: int,
-        start_s: float,
-    ) -> _Figures:
-        wall = ratio_of([(a.wall_s, b.wall_s) for a, b in pairs])
-        cpu = ratio_of([(a.quiet_s, b.quiet_s) for a, b in pairs])
-        is_quiet = self._is_quiet(self._base) and self._is_quiet(other)
-        return _Figures(
-            ratio=cpu if is_quiet else wall,
-            wall=wall,
-            cpu=cpu,
-            step_s=median(_seconds(b, is_quiet) for _, b in pairs) / steps,
-            base_step_s=median(_seconds(a, is_quiet) for a, _ in pairs) / steps,
-            memory_bytes=memory_bytes,
-            steps=len(other.losses),
-            start_s=start_s,
-            losses=other.losses,
-        )
-
-    def _is_quiet(self, one: Contestant) -> bool:
-        """One thread does all the work: its CPU time is what a person waits, whatever others do."""
-        is_alone = one.threads == 1 and not one.workers
-        return self._ground.device.type == "cpu" and is_alone
-
-    def _warm_up(self, one: Contestant) -> Block:
-        one.run(_WARM_UP - 1)
-        return one.run(1)
-
-    # -- time ---------------------------------------------------------------------------------
-
-    def _slot_end(self) -> float:
-        """What is left of the budget, shared by what is left to measure."""
-        left_s = max(0.0, self._budget_s - self._spent_s)
-        return time.monotonic() + left_s / max(1, self._total - self._done + 1)
-
-    def _is_over(self) -> bool:
-        """What is measured already is shown; the rest would take far longer than was asked for."""
-        return self._measuring_s() > most_s(self._budget_s)
-
-    def _measuring_s(self) -> float:
-        return time.monotonic() - self._measures_from - self._starting_s
-
-    def _no_time(self) -> str:
-        """With a budget within which all rows would be measured."""
-        whole_s = expected_s(step_s=self._step_s, num=self._total, budget_s=self._budget_s)
-        wanted_s = max(whole_s, 2 * self._budget_s)
-        return f"no time left: try --budget {Duration(max(60.0, 60.0 * -(-wanted_s // 60)))}"
-
-    def _longer(self) -> str:
-        return str(Duration(max(60.0, 4 * self._budget_s)))
-
-    def _say(self, what: str) -> None:
-        self._done += 1
-        self._what = what
-        self._tell()
-
-    def _tell(self, pair: str = "") -> None:
-        """Over what is measured: pairs of slow steps take longer than the budget."""
-        left_s = self._expected_s(self._total - self._done + 1)
-        what = f"{self._what}{pair}, about {format_seconds(round(left_s))}"
-        self._told.progress(what, self._done - 1, self._total)
-
-    def _expected_s(self, num: int) -> float:
-        left_s = max(0.0, self._budget_s - self._spent_s)
-        end_s = max(0.0, most_s(self._budget_s) - self._measuring_s())
-        return min(end_s, expected_s(step_s=self._step_s, num=num, budget_s=left_s))
-
-    # -- rows -----------------------------------------------------------------------------------
-
-    def _difference(self, losses: list[float]) -> tuple[float, bool]:
-        return loss_difference(self._base.losses, losses) or (0.0, False)
-
-    def _figures_row(self, figures: _Figures) -> Row:
-        difference, is_same = self._difference(figures.losses)
-        share = figures.memory_bytes / self._base_bytes if self._base_bytes else None
-        return {
-            **_spread(figures.ratio),
-            "pairs": figures.ratio.pairs,
-            "steps": figures.steps,
-            "step_s": figures.step_s,
-            "wall": _spread(figures.wall),
-            "cpu": _spread(figures.cpu),
-            "memory_bytes": figures.memory_bytes,
-            "memory_share": share,
-            "loss_difference": difference,
-            "loss_is_same": is_same,
-            "start_s": figures.start_s,
-        }
+    With `winners` there is only one variant, in which all of them are changed.
+    """
+    progress(Progress("opening the data"))
+    setup = open_setup(stage, folder, ranks, cpus, device)
+    progress(Progress("warming up the stage as it is"))
+    default = Trainer(stage, setup)
+    rows = _list_variants(stage, setup, default, only)
+    if winners:
+        rows = [{"setting": "together", "changes": winners}]
+    variants = [] if dry_run else [row for row in rows if not row.get("reason")]
+    left_s = time_budget_s
+    for number, row in enumerate(variants):
+        changes = ", ".join(f"{key}: {value}" for key, value in row["changes"].items())
+        progress(Progress(f"measuring {changes}", number, len(variants)))
+        began = time.perf_counter()
+        max_s = left_s + max(_MIN_EXTRA_S, time_budget_s / 2)
+        # The winners are measured together at the end, in another process.
+        share_s = left_s / (len(variants) - number + (not winners))
+        changed = apply_changes(stage, row["changes"])
+        row.update(_measure_variant(changed, setup, default, share_s, max_s))
+        gc.collect()
+        if setup.is_gpu:
+            torch.cuda.empty_cache()
+        # Compilers take their time on top of the budget.
+        left_s -= time.perf_counter() - began - row.get("start_s", 0.0)
+    default.stop()
+    name = torch.cuda.get_device_name() if setup.is_gpu else "cpu"
+    figures = {"total_steps": setup.total_steps, **default.figures()}
+    return {"device": name, "rows": rows, "default": figures}
 
 
-def _lay_ground(stage: ResolvedStage, order: Mapping[str, Any]) -> Ground:
-    """Recipe and data, in the order in which a run asks for them."""
-    is_gpu = order["device"] == "cuda" and torch.cuda.is_available()
-    cpus = max(1, order["cpus"] // order["ranks"])
-    torch.set_num_threads(share_cpus(cpus, is_gpu=is_gpu, workers=None)[0])
+def open_setup(stage: ResolvedStage, folder: Path, ranks: int, cpus: int, device: str) -> Setup:
+    """Open recipe and data as rank 0 of a run does."""
     assert stage.recipe is not None
     seed_everything(start_seed(stage, "model", 0))
-    recipe = load_recipe(stage.recipe, stage.params, paths=[Path(order["folder"])])
-    data = prepare_data(recipe, stage, rank=0, world=order["ranks"])
-    is_foreign = isinstance(data.order, ForeignOrder)
-    states = host_random_states()
-    return Ground(
-        recipe=recipe,
-        data=data,
-        device=torch.device("cuda" if is_gpu else "cpu"),
-        total_steps=data.order.total_steps(stage.length.unit, stage.length.count),
-        ranks=order["ranks"],
-        cpus=cpus,
-        random=states,
-        replayed=first_steps(data) if is_foreign else (),
-    )
+    recipe = load_recipe(stage.recipe, stage.params, paths=[folder])
+    data = prepare_data(recipe, stage, rank=0, world=ranks)
+    total_steps = data.order.total_steps(stage.length.unit, stage.length.count)
+    if isinstance(data.order, ForeignOrder):
+        # Two trainers cannot read one loader, so each goes over its first batches.
+        times = stage.accumulation or 1
+        first = list(islice(data.dataset, _REPLAYED_BATCHES))
+        order = ForeignOrder(first, seed=0, stage=stage.name, accumulation=times, length_steps=None)
+        data = replace(data, dataset=first, order=order)
+    return Setup(recipe, data, torch.device(device), total_steps, ranks, max(1, cpus // ranks))
 
 
-def _precisions(device: torch.device) -> tuple[str, ...]:
-    if device.type == "cpu":
-        return ("fp32", "bf16")
-    tf32 = ("tf32",) if torch.cuda.get_device_capability(device) >= (8, 0) else ()
-    bf16 = ("bf16",) if torch.cuda.is_bf16_supported(False) else ()
-    return ("fp32", *tf32, *bf16, "fp16")
+class Trainer:
+    """A stage that trains in blocks of steps, in turns with another one in the same process."""
+
+    def __init__(self, stage: ResolvedStage, setup: Setup) -> None:
+        began = time.perf_counter()
+        self._stage, self._setup = stage, setup
+        given = stage.loader.workers if isinstance(stage.loader.workers, int) else None
+        self._threads, most = share_cpus(setup.cpus, is_gpu=setup.is_gpu, workers=given)
+        self.workers = min(given or 0, most)
+        self._num_steps = 0
+        self._messages: list[str] = []
+        self.losses: list[float] = []
+        self.peak_memory_bytes: int | None = None
+        others_bytes = torch.cuda.memory_allocated() if setup.is_gpu else 0
+        self._apply_process_settings()
+        seed_everything(start_seed(stage, "model", 0))
+        recipe = copy.copy(setup.recipe)  # it may count its calls, or keep its model
+        common: Any = {"device": setup.device, "say": self._messages.append}
+        self._assembled = assemble(recipe, stage, total_steps=setup.total_steps, **common)
+        common |= {"ranks": ALONE, "num_shapes": num_shapes(setup.data.order)}
+        self._engine = make_engine(recipe, stage, self._assembled, **common)
+        self._open_loader()
+        try:
+            self._warm_up(others_bytes)
+        except BaseException:
+            self.stop()
+            raise
+        self._start_s = time.perf_counter() - began
+
+    def figures(self) -> Row:
+        memory = self.peak_memory_bytes
+        return {"step_s": self.step_s, "peak_memory_bytes": memory, "start_s": self._start_s}
+
+    @property
+    def num_blocks(self) -> int:
+        return len(find_blocks(self._assembled.model))
+
+    @property
+    def num_prefetched_steps(self) -> int:
+        """Steps that the batches last which workers fetch during the other's turn."""
+        ahead = self.workers * self._stage.loader.prefetch
+        return -(-ahead // self._accumulation)
+
+    def run(self, num_steps: int, *, lead_in: int = 0) -> float:
+        """Do `lead_in` steps, then so many more, and return the seconds of the latter."""
+        self._apply_process_settings()
+        for _ in range(lead_in):
+            self._step()
+        self._wait_for_device()
+        began = time.perf_counter()
+        for _ in range(num_steps):
+            self._step()
+        self._wait_for_device()
+        took_s = time.perf_counter() - began
+        total, weight = self._engine.read_losses()
+        self.losses.append(total / weight if weight else 0.0)
+        if not math.isfinite(self.losses[-1]):
+            raise RunError(f"the loss is {self.losses[-1]} at step {self._num_steps}")
+        return took_s
+
+    def stop(self) -> None:
+        self._loader.stop()
+
+    def _open_loader(self) -> None:
+        data, stage, options = self._setup.data, self._stage, self._stage.loader
+        if not self._setup.has_custom_loader:
+            micro = None if stage.micro_batch == "auto" else stage.micro_batch
+            ranks = self._setup.ranks
+            batch = resolve_batch(stage.effective_batch, micro, stage.accumulation, ranks)
+            split = replace(data.split, micro_batch=batch.micro_batch)
+            data = replace(data, batch=batch, split=split)
+        settings = LoaderSettings(
+            workers=self.workers,
+            prefetch=options.prefetch,
+            context="fork" if options.context == "auto" else options.context,
+            pin=self._setup.is_gpu if options.pin == "auto" else options.pin,
+        )
+        self._accumulation = data.batch.accumulation
+        self._loader = make_loader(data, first_step=0, total_steps=1 << 40, settings=settings)
+        self._steps = self._loader.steps()
+
+    def _warm_up(self, others_bytes: int) -> None:
+        # A compiler begins again with each size.
+        while len(self.losses) < _WARM_UP_STEPS or not self._loader.has_seen_every_bucket():
+            self.run(1)
+            if len(self.losses) == _MAX_WARM_UP_STEPS:
+                break
+        # In a run, a compiler that fails is a warning, and the model trains without it.
+        if self._engine.is_compiled != (self._stage.compile is not False):
+            raise RunError(self._messages[-1].removeprefix("WARNING: "))
+        if self._setup.is_gpu:
+            torch.cuda.reset_peak_memory_stats()
+        self.step_s = self.run(3) / 3
+        if self._setup.is_gpu:
+            self.peak_memory_bytes = torch.cuda.max_memory_allocated() - others_bytes
+        self.first_loss = fmean(self.losses[:_WARM_UP_STEPS])
+
+    def _step(self) -> None:
+        batches, num_samples = next(self._steps)
+        last = self._setup.total_steps - 1
+        if self._assembled.schedule is not None:
+            self._assembled.schedule.set_for(min(self._num_steps, last))
+        self._engine.step(batches, num_samples)
+        custom_schedule: Any = self._assembled.tracked.schedule
+        if custom_schedule is not None and self._num_steps <= last:
+            custom_schedule.step()
+        self._num_steps += 1
+
+    def _apply_process_settings(self) -> None:
+        # They hold for the whole process, and the other trainer has set its own.
+        torch.set_num_threads(self._threads)
+        set_deterministic(self._stage.exact)
+        torch.backends.cudnn.deterministic = self._stage.exact
+        apply_precision(self._stage.precision, self._setup.device)
+
+    def _wait_for_device(self) -> None:
+        if self._setup.is_gpu:
+            torch.cuda.synchronize()
 
 
-def _seconds(block: Block, is_quiet: bool) -> float:
-    return block.quiet_s if is_quiet else block.wall_s
+def _measure_variant(
+    stage: ResolvedStage, setup: Setup, default: Trainer, share_s: float, max_s: float
+) -> Row:
+    """Return the figures of a variant, or the reason why there are none."""
+    variant = None
+    try:
+        variant = Trainer(stage, setup)
+        ratios = _compare(default, variant, share_s, max_s)
+        difference = variant.first_loss / default.first_loss - 1 if default.first_loss else None
+        return {"ratios": ratios, "loss_difference": difference, **variant.figures()}
+    except Exception as error:
+        if is_out_of_memory(error):
+            return {"reason": "out of memory, with the stage as it is next to it"}
+        if isinstance(error, TasukiError):
+            return {"reason": error.message}
+        first_line = str(error).strip().partition("\n")[0]
+        return {"reason": f"{type(error).__name__}: {first_line}{place_of(error)}"}
+    finally:
+        if variant is not None:
+            variant.stop()
 
 
-def _spread(ratio: Ratio) -> dict[str, float]:
-    return {"gain": ratio.value, "low": ratio.low, "high": ratio.high}
+def _compare(default: Trainer, variant: Trainer, share_s: float, max_s: float) -> list[float]:
+    """Return the ratio of the step times (default to variant) in each round.
+
+    A round has pairs of blocks in alternating order, and its ratio is their median, so a pair that
+    another process disturbed does not decide. Rounds are interleaved: a busy minute hits all alike.
+    """
+    # At least one step that is not timed: the other's turn has emptied the caches of the CPU.
+    lead_in = 1 + max(default.num_prefetched_steps, variant.num_prefetched_steps)
+    pair_s = default.step_s + variant.step_s
+    steps = max(lead_in, round(2 * _BLOCK_S / pair_s))
+    pair_s *= steps + lead_in
+    if _ROUNDS * pair_s > max_s:
+        needed = format_seconds(_ROUNDS * pair_s)
+        raise RunError(f"{_ROUNDS} rounds need {needed}: use a longer --time-budget")
+    num_pairs = max(1, min(_MAX_PAIRS, int(share_s / (_ROUNDS * pair_s))))
+    times: dict[Trainer, list[float]] = {default: [], variant: []}
+    for number in range(num_pairs * _ROUNDS):
+        for trainer in (default, variant) if number % 2 else (variant, default):
+            times[trainer].append(trainer.run(steps, lead_in=lead_in) / steps)
+    pairs = [before / after for before, after in zip(times[default], times[variant], strict=True)]
+    ratios = [median(pairs[first::_ROUNDS]) for first in range(_ROUNDS)]
+    for trainer, steps_s in times.items():
+        trainer.step_s = median(steps_s)
+    return ratios
 
 
-def _as_row(variant: Variant) -> Row:
-    return {
-        "switch": variant.switch,
-        "value": variant.value,
-        "was": variant.was,
-        "changes": variant.changes,
-        "label": variant.label,
-    }
+def _list_variants(
+    stage: ResolvedStage, setup: Setup, default: Trainer, only: Sequence[str]
+) -> list[Row]:
+    """Return what can be tried, and what cannot with the reason."""
+    recomputes = stage.gradient_checkpointing not in (False, "auto")
+    periods: list[bool | int] = [True, 2] if default.num_blocks >= 4 else [True]
+    rows = [
+        *_list_precisions(stage, setup.device),
+        _row("compile", stage.compile is False),
+        *(_row("gradient_checkpointing", v) for v in ([False] if recomputes else periods)),
+        _row("offload", not stage.offload, "" if setup.is_gpu else "this device is not a GPU"),
+        _row("exact", False, "" if stage.exact else "it is off already"),
+        *_list_micro_batches(stage, setup),
+        *_list_workers(setup, default),
+    ]
+    return [row for row in rows if not only or row["setting"] in only]
 
 
-if __name__ == "__main__":
-    answer(work)
+def _row(setting: str, value: Any, reason: str = "") -> Row:
+    changes = {} if value is None else {setting: value}
+    return {"setting": setting, "changes": changes, "reason": reason}
+
+
+def _list_precisions(stage: ResolvedStage, device: torch.device) -> Iterator[Row]:
+    for precision in ("fp32", "tf32", "bf16", "fp16"):
+        if precision != stage.precision:
+            try:
+                reason = "; ".join(apply_precision(precision, device))
+            except TasukiError as error:
+                reason = error.message
+            yield _row("precision", precision, reason)
+
+
+def _list_micro_batches(stage: ResolvedStage, setup: Setup) -> Iterator[Row]:
+    """Yield half and double of the micro-batch. The effective batch stays."""
+    micro, times = setup.data.batch.micro_batch, setup.data.batch.accumulation
+    if setup.has_custom_loader or stage.buckets.kind == "cost":
+        yield _row("micro_batch", None, "the loader, or `buckets: cost`, decides about it")
+        return
+    for value in (micro // 2, 2 * micro):
+        if value and micro * times % value == 0:
+            row = _row("micro_batch", value)
+            if stage.accumulation is not None:
+                row["changes"]["accumulation"] = micro * times // value
+            yield row
+
+
+def _list_workers(setup: Setup, default: Trainer) -> Iterator[Row]:
+    spare = share_cpus(setup.cpus, is_gpu=setup.is_gpu, workers=None)[1]
+    most = max(spare, min(1, setup.cpus - 1))
+    reason = ""
+    if setup.has_custom_loader:
+        reason = "the recipe has its own loader"
+    elif not most and not default.workers:
+        reason = "no CPU is left for them"
+    values = {0, min(1, most), most // 2, most} - {default.workers}
+    for value in [None] if reason else sorted(values):
+        yield _row("loader.workers", value, reason)

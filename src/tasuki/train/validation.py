@@ -29,7 +29,6 @@ from tasuki.train.advice import evaluation_advice
 from tasuki.train.evaluate import batch_of, evaluate_model
 from tasuki.train.prepare import Setup
 from tasuki.train.recipe import optional
-from tasuki.train.rehearsed import reached
 from tasuki.train.roomier import Decisions, evaluate_in_room
 from tasuki.train.snapshot import Progress
 from tasuki.train.task import Task
@@ -89,7 +88,6 @@ class Validation:
 
     def _run(self, step: int) -> None:
         task, began = self._task, self._task.clock.monotonic()
-        reached("validate")
         if task.is_first:
             failpoint("loop.validate")
         is_held = self._first_says(f"held/{step}", self._wants_to_hold())
@@ -106,7 +104,6 @@ class Validation:
         task.watch.enter("train")
         self._longest_s = max(task.clock.monotonic() - began, self._longest_s or 0.0)
         self._progress.validated_step = step
-        reached("steps")
 
     def _wants_to_hold(self) -> bool:
         """Rank 0's to say."""

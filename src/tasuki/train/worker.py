@@ -114,12 +114,9 @@ def _make_task(orders: Orders, watch: Watch, stopwatch: Stopwatch, clock: Clock)
         from tasuki.spec.export import parse_export
         from tasuki.train.fingerprints import refuse_edited_code
         from tasuki.train.precision import apply_precision
-        from tasuki.train.rehearsed import begin_rehearsal, read_rehearsal
         from tasuki.train.switches import without_gain
         from tasuki.train.task import Task, choose_device, cpus_of_rank, read_experiment
 
-    read_rehearsal(os.environ)
-    begin_rehearsal(orders)
     if orders.rank == 0:
         refuse_edited_code(run)
     experiment, folder = read_experiment(run)
@@ -206,8 +203,6 @@ def _fail(watch: Watch, error: BaseException, *, world: int) -> None:
     """Translate an exception into an ending; a traceback goes to the .err log for our eyes only."""
     watch.begin_handover()  # where a held state is being published, that is the end
     ending = ending_of(error)
-    if (rehearsed := sys.modules.get("tasuki.train.rehearsed")) and rehearsed.failed(error):
-        ending = Ending.MISTAKE  # nothing is tried twice
     if isinstance(error, TasukiError):
         hint = f"\nhint: {error.hint}" if error.hint else ""
         sys.stderr.write(f"error: {error.message}{hint}\n")

@@ -172,3 +172,18 @@ class Sleeper(Sound):
         import time
 
         time.sleep(1000)
+
+
+class WrongShape(Sound):
+    def build_model(self) -> nn.Module:
+        return nn.Linear(7, 1)
+
+
+class NotANumber(Sound):
+    def loss(self, model, batch):
+        return super().loss(model, batch) * float("nan")
+
+
+class IgnoresModel(Sound):
+    def loss(self, model, batch):
+        return batch[0].square().mean()
