@@ -44,6 +44,7 @@ from tasuki.units import Duration, format_bytes, format_seconds
 
 CHECKS = ("import", "data", "schedule", "model", "step", "save", "load", "validate", "evaluate")
 _NOTICE_S = 0.5
+_GRACE_S = 5.0  # there is nothing to save when the time budget is over
 _OFFLINE = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
@@ -366,11 +367,12 @@ def _try_stages(work: _Work, path: Path) -> None:
                 {"at": "step.optimizer", "do": "term"},
                 {"at": "step.optimizer", "do": "pause", "seconds": _NOTICE_S},
             ],
+            grace_s=_GRACE_S,
             is_over=work.is_late,
         )
         for row in ready:
             row.duration_s = SystemClock().monotonic() - began
-            _read_run(row, runs[row.run_name])
+            _read_run(row, runs[row.run_name], is_late=work.is_late())
             if not row.is_done:
                 _export_and_evaluate(row, runs[row.run_name], work, path)
 
@@ -477,7 +479,7 @@ def _first_failure(run: RunFolder) -> tuple[int, dict[str, Any]] | None:
     return next(((n, end) for n, end in ends.items() if end and end.get("ending") in failed), None)
 
 
-def _read_run(row: _Row, run: RunFolder) -> None:
+def _read_run(row: _Row, run: RunFolder, *, is_late: bool) -> None:
     """From the events of a run: which checks passed, and which one it failed in."""
     events = read_events(run)
     doing = [event["what"] for event in events if event["kind"] == "doing"]
@@ -503,6 +505,9 @@ def _read_run(row: _Row, run: RunFolder) -> None:
     if failure is not None and not passed["load"]:
         attempt, end = failure
         message = str(end.get("message"))
+        if is_late and "kill" in message.lower():  # by us, as the time budget is over
+            row.is_done = True
+            return
         own = [event for event in events if event["claim"] == attempt]
         name = "save" if "cannot be stored" in message else _failed_check(own)
         row.fail(name, message, str(end.get("hint") or _HINTS[name]))

@@ -32,7 +32,6 @@ from tasuki.runs.control import Word, last_said, say
 from tasuki.runs.runs import RunFolder
 from tasuki.spec.resolved import ResolvedExperiment, ResolvedStage
 
-_GRACE_S = 60.0
 _SIDE_BY_SIDE = 2  # on CPUs: half of a short attempt is the start of torch, which uses one core
 
 
@@ -55,6 +54,7 @@ def run_in_scratch(
     is_enough: Callable[[RunFolder], bool],
     failpoints: Sequence[Mapping[str, Any]] = (),
     preempts: bool = False,
+    grace_s: float = 60.0,
     is_over: Callable[[], bool] = lambda: False,
 ) -> dict[str, RunFolder]:
     """Run each stage as a run of its own until it is enough, then do not start it again.
@@ -66,6 +66,7 @@ def run_in_scratch(
         is_enough: Asked ten times a second.
         failpoints: Of all runs, as failpoints.py reads them.
         preempts: Stop a run that is enough. Else its failpoints end it.
+        grace_s: Seconds from SIGTERM to SIGKILL.
         is_over: There is no time left: save what can be saved, and end.
 
     Raises:
@@ -80,7 +81,7 @@ def run_in_scratch(
     for experiment in experiments:
         freeze_run(folders[experiment.name], experiment, quiet, clock)
     cluster = msgspec.structs.replace(
-        quiet.cluster, backend="local", time_limit_s=None, requeue=True, grace_s=_GRACE_S
+        quiet.cluster, backend="local", time_limit_s=None, requeue=True, grace_s=grace_s
     )
     spec = msgspec.structs.replace(
         quiet, cluster=cluster, runs=str(path), experiments=experiments, only_stages=()
