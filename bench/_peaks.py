@@ -19,9 +19,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.train.probe import library_models as libraries
-from tests.train.probe import odd_models as odd
-from tests.train.probe.models import (
+from tests.memory import library_models as libraries
+from tests.memory import odd_models as odd
+from tests.memory.models import (
     Convolutions,
     Frozen,
     Gpt,
