@@ -22,7 +22,7 @@ from tasuki.errors import SpecError, UsageError
 from tasuki.spec.load import load_spec
 from tasuki.spec.resolved import ResolvedLoader, ResolvedStage
 from tasuki.train import tune
-from tasuki.train.tune import Trainer, _compare, measure, open_setup
+from tasuki.train.tune import Trainer, compare, measure, open_setup
 
 SPEC = """\
 # Kept as it is.
@@ -64,7 +64,7 @@ def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def judge_ratios(ratios: list[float], **other: Any) -> TuneRow:
     figures = {"step_s": 0.5, "start_s": 1.0, "loss_difference": 0.0, "peak_memory_bytes": None}
-    row = {"setting": "compile", "changes": {"compile": True}, "ratios": ratios, **figures}
+    row = {"changes": {"compile": True}, "ratios": ratios, **figures}
     default = {"step_s": 0.6, "start_s": 1.0, "total_steps": 100}
     return judge({**row, **other}, default)
 
@@ -74,9 +74,10 @@ def judge_ratios(ratios: list[float], **other: Any) -> TuneRow:
     [
         ([1.04, 1.2, 1.5], {}, "gain"),
         ([1.02, 1.3, 1.5], {}, "unclear"),
-        ([0.99, 1.0, 1.05], {}, "no_gain"),
-        ([1.01, 1.02, 1.02], {}, "no_gain"),
-        ([0.9, 1.0, 1.2], {}, "unclear"),
+        ([0.99, 1.0, 1.02], {}, "no_gain"),
+        ([0.99, 1.0, 1.04], {}, "unclear"),
+        ([1.0] * 3 + [1.2] * 37, {}, "gain"),  # a few disturbed rounds do not decide
+        ([1.0] * 15 + [1.2] * 25, {}, "unclear"),
         ([0.5, 0.8, 0.9], {}, "slower"),
         ([1.2, 1.2], {"loss_difference": -0.03}, "changes_loss"),
         ([1.2, 1.2], {"start_s": 10.9}, "gain"),
@@ -84,14 +85,15 @@ def judge_ratios(ratios: list[float], **other: Any) -> TuneRow:
         ([], {"reason": "out of memory"}, "not_measured"),
     ],
 )
-def test_a_gain_is_in_every_round(ratios: list[float], other: dict[str, Any], status: str) -> None:
+def test_a_gain_is_claimed_only_where_the_rounds_leave_no_doubt(
+    ratios: list[float], other: dict[str, Any], status: str
+) -> None:
     assert judge_ratios(ratios, **other).status == status
 
 
 def test_a_winner_is_the_fastest_of_its_setting_and_exact_only_by_name() -> None:
     def gain(setting: str, value: Any, speedup: float) -> TuneRow:
-        changes = {setting: value}
-        return TuneRow(setting=setting, changes=changes, status="gain", speedup=speedup)
+        return TuneRow(changes={setting: value}, status="gain", speedup=speedup)
 
     rows = [
         gain("precision", "fp16", 1.5),
@@ -122,18 +124,16 @@ def rows_of(recipe: str, only: list[str], cpus: int = 1, **keys: Any) -> dict[st
     name = f"tests.commands.tuned_recipes:{recipe}"
     params = {"products": 1}
     stage = ResolvedStage(name="a", recipe=name, data="d", params=params, **keys)
-    found = measure(stage, Path.cwd(), 1, cpus, "cpu", only, {}, 0.5, False, lambda _: None)
-    return {str(row["changes"] or row["setting"]): row for row in found["rows"]}
+    found = measure(stage, Path.cwd(), 1, cpus, "cpu", only, {}, 0.5, lambda _: None)
+    return {str(row["changes"]): row for row in found["rows"]}
 
 
-def test_a_setting_that_fails_or_does_not_apply_is_a_row_with_its_reason(_as_before: None) -> None:
+def test_a_setting_that_fails_is_a_row_with_its_reason_and_one_that_does_not_apply_is_none(
+    _as_before: None,
+) -> None:
     rows = rows_of("Costly", ["precision", "offload", "gradient_checkpointing"])
-    reasons = {name: row.get("reason", "") for name, row in rows.items()}
-    assert "no bf16 here (at tuned_recipes.py:" in reasons["{'precision': 'bf16'}"]
-    assert "for GPUs" in reasons["{'precision': 'tf32'}"]
-    assert reasons["{'offload': True}"] == "this device is not a GPU"
-    assert "no repeated blocks" in reasons["{'gradient_checkpointing': True}"]
-    assert not any(row.get("ratios") for row in rows.values())
+    (row,) = rows.values()  # the others need a GPU, or a model with repeated blocks
+    assert "no bf16 here (at tuned_recipes.py:" in row["reason"] and "ratios" not in row
 
 
 def test_a_compiler_that_fails_is_a_row_with_its_reason(
@@ -153,7 +153,7 @@ def test_a_compiler_that_fails_is_a_row_with_its_reason(
 def test_a_loss_that_is_not_finite_is_a_row_with_its_reason(_as_before: None) -> None:
     rows = rows_of("Diverging", ["micro_batch"], effective_batch=16, micro_batch=8)
     assert "the loss is nan at step 1" in rows["{'micro_batch': 4}"]["reason"]
-    assert len(rows["{'micro_batch': 16}"]["ratios"]) == 5
+    assert len(rows["{'micro_batch': 16}"]["ratios"]) >= 5
 
 
 def test_a_given_accumulation_follows_the_micro_batch(_as_before: None) -> None:
@@ -163,22 +163,20 @@ def test_a_given_accumulation_follows_the_micro_batch(_as_before: None) -> None:
         "{'micro_batch': 2, 'accumulation': 4}",
         "{'micro_batch': 8, 'accumulation': 1}",
     ]
-    assert all(len(row["ratios"]) == 5 for row in rows.values())
+    assert all(len(row["ratios"]) >= 5 for row in rows.values())
 
 
 def test_loader_workers_are_measured_after_what_they_fetched_in_advance(_as_before: None) -> None:
     loader = ResolvedLoader(workers=1, prefetch=3)
     rows = rows_of("Costly", ["loader.workers"], cpus=2, loader=loader)
     assert list(rows) == ["{'loader.workers': 0}"]
-    assert len(rows["{'loader.workers': 0}"]["ratios"]) == 5
+    assert len(rows["{'loader.workers': 0}"]["ratios"]) >= 5
 
 
 def test_a_custom_loader_is_measured_on_its_first_batches(_as_before: None) -> None:
     rows = rows_of("CustomLoader", ["exact", "micro_batch", "loader.workers"])
-    assert len(rows["{'exact': False}"]["ratios"]) == 5
-    assert (
-        "loader" in rows["micro_batch"]["reason"] and "loader" in rows["loader.workers"]["reason"]
-    )
+    assert list(rows) == ["{'exact': False}"]  # the loader decides about the others
+    assert len(rows["{'exact': False}"]["ratios"]) >= 5
 
 
 def test_steps_that_are_too_slow_for_the_time_budget_name_the_option(
@@ -187,7 +185,7 @@ def test_steps_that_are_too_slow_for_the_time_budget_name_the_option(
     monkeypatch.setattr(tune, "_MIN_EXTRA_S", 0.0)
     name = "tests.commands.tuned_recipes:Costly"
     stage = ResolvedStage(name="a", recipe=name, data="d")
-    found = measure(stage, Path.cwd(), 1, 1, "cpu", ["exact"], {}, 0.001, False, lambda _: None)
+    found = measure(stage, Path.cwd(), 1, 1, "cpu", ["exact"], {}, 0.001, lambda _: None)
     (row,) = found["rows"]
     assert "5 rounds need" in row["reason"] and "--time-budget" in row["reason"]
 
@@ -204,14 +202,12 @@ def test_a_planted_gain_is_found_and_written_and_the_spec_still_loads(project: P
     assert load_spec(str(project), environ=os.environ).experiments[0].stages[0].exact is False
 
 
-def test_json_is_the_report_and_a_dry_run_measures_nothing(project: Path) -> None:
-    words = [str(project), "--dry-run", "--write", "--only", "exact, micro_batch", "--json"]
+def test_json_is_the_report(project: Path) -> None:
+    words = [str(project), "--only", "micro_batch", "--time-budget", "1s", "--json"]
     found = CliRunner().invoke(command, words, standalone_mode=False)
     report = msgspec.json.decode(found.stdout, type=TuneReport, strict=True)
     assert set(json.loads(found.stdout)) == set(TuneReport.__struct_fields__)
-    changes = [row.changes for row in report.rows]
-    assert changes == [{"exact": False}, {"micro_batch": 4}]
-    assert {row.status for row in report.rows} == {"not_measured"}
+    assert [row.changes for row in report.rows] == [{"micro_batch": 4}]
     assert project.read_text() == SPEC
 
 
@@ -285,11 +281,12 @@ class BusyMachine:
 
 @pytest.mark.parametrize(("slower", "has_gain"), [(1.2, True), (1.0, False)])
 def test_noise_hides_no_gain_of_20_percent_and_makes_none_in_20_of_20(
-    slower: float, has_gain: bool
+    slower: float, has_gain: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(tune, "_MAX_ROUNDS", 100)
     for seed in range(20):
         random = Random(seed)
         default: Any = BusyMachine(0.01 * slower, random)
         variant: Any = BusyMachine(0.01, random)
-        row = judge_ratios(_compare(default, variant, share_s=30.0, max_s=60.0))
+        row = judge_ratios(compare(default, variant, share_s=60.0, max_s=60.0))
         assert (row.status == "gain") is has_gain, (seed, row)

@@ -36,14 +36,13 @@ Example:
 @click.option("--batch-size", is_flag=True, help="Find the largest micro-batch instead.")
 @click.option("--write", is_flag=True, help="Write the winners into the spec.")
 @click.option("--time-budget", default="2m", show_default=True, help="Time to measure, about.")
-@click.option("--dry-run", is_flag=True, help="List what would be measured.")
 @json_option
 def command(spec: str, only: str, as_json: bool, **options: Any) -> None:
     """Measure on your own recipe which settings make a step faster.
 
-    Each setting trains in turns with the stage as it is. A gain is reported only if every round
-    shows at least 3 %. All winners are then measured together. `exact: false` wins only if --only
-    names it. Without --write nothing is changed.
+    Each setting trains in turns with the stage as it is. A gain is reported only if the rounds
+    show with 95 % confidence that it is above 3 %. All winners are then measured together.
+    `exact: false` wins only if --only names it. Without --write nothing is changed.
 
     With --batch-size: the largest micro-batch that fits the device, found by real steps with the
     largest samples, times the safety factor.
@@ -70,24 +69,24 @@ def _print_report(report: TuneReport) -> None:
     click.echo(f"{report.experiment}/{report.stage} on {report.device}")
     if report.default is not None:
         click.echo(f"as it is: {format_step(report.default.step_s)} per step\n")
-    rows = report.rows + ([report.together] if report.together is not None else [])
-    for row in rows:
-        click.echo(line_of(_format_row(row)))
+    for row in report.rows:
+        click.echo(line_of(_format_row(row, _format_changes(row.changes))))
+    if report.together is not None:
+        click.echo(line_of(_format_row(report.together, "together")))
     for note in report.notes:
         click.echo(line_of(note))
     if report.winners:
-        winners = ", ".join(f"{key}: {_format(value)}" for key, value in report.winners.items())
         where = f"written to {report.written_to}" if report.written_to else "use --write to keep it"
-        click.echo(f"\nwinners: {winners} ({where})")
-    elif rows:
+        click.echo(f"\nwinners: {_format_changes(report.winners)} ({where})")
+    elif report.rows:
         click.echo("\nno setting makes steps faster")
+    elif not report.batch_sizes:
+        click.echo("none of these settings can be changed here")
 
 
-def _format_row(row: TuneRow) -> str:
+def _format_row(row: TuneRow, label: str) -> str:
     from tasuki.units import format_bytes
 
-    changes = ", ".join(f"{key}: {_format(value)}" for key, value in row.changes.items())
-    label = f"together ({changes})" if row.setting == "together" else changes or row.setting
     parts = [f"{label:<30}"]
     if row.speedup is not None:
         parts.append(f"{row.speedup:.2f}x ({row.speedup_min:.2f} to {row.speedup_max:.2f})")
@@ -97,5 +96,6 @@ def _format_row(row: TuneRow) -> str:
     return "  ".join([*parts, row.status.replace("_", " ") + (row.reason and f": {row.reason}")])
 
 
-def _format(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def _format_changes(changes: dict[str, bool | int | str]) -> str:
+    plain = (str(v).lower() if isinstance(v, bool) else str(v) for v in changes.values())
+    return ", ".join(f"{key}: {value}" for key, value in zip(changes, plain, strict=True))

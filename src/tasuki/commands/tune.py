@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import stat
 import sys
@@ -32,8 +33,7 @@ SETTINGS = (
     *("precision", "compile", "gradient_checkpointing", "offload", "exact"),
     *("micro_batch", "loader.workers"),
 )
-_MIN_GAIN = 1.03  # in every round
-_MAX_SPREAD = 1.1  # highest to lowest round, above which the machine is too noisy to tell
+_MIN_GAIN = 1.03
 _MAX_LOSS_DIFFERENCE = 0.02
 _LONG_START_S = 10.0
 
@@ -41,16 +41,15 @@ Changes = dict[str, bool | int | str]
 
 
 class TuneRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The stage with one setting changed, against the stage as it is."""
+    """The stage with one setting changed, or with all winners, against the stage as it is."""
 
-    setting: str  # a key of the spec, or `together`
     changes: Changes
     status: Literal[
         "gain", "no_gain", "slower", "unclear", "changes_loss", "slow_start", "not_measured"
     ]
     reason: str = ""
     speedup: float | None = None  # median of the rounds: 1.2 is 1.2 steps in the time of one
-    speedup_min: float | None = None
+    speedup_min: float | None = None  # the true median is between these two
     speedup_max: float | None = None
     step_s: float | None = None
     peak_memory_bytes: int | None = None  # of a GPU
@@ -101,7 +100,6 @@ def tune(
     time_budget: str = "2m",
     overrides: Sequence[str] = (),
     preset: str | None = None,
-    dry_run: bool = False,
     progress: subprocesses.ProgressCallback | None = None,
 ) -> TuneReport:
     """Measure which settings make the steps of a stage faster, on this machine.
@@ -116,7 +114,6 @@ def tune(
         time_budget: Time to measure. Starts and compilation take their time on top.
         overrides: Settings as `micro_batch=2`, which replace those of the spec.
         preset: Name of an overlay of the spec.
-        dry_run: List what would be measured.
         progress: Called with what the measurement does, as it does it.
 
     Raises:
@@ -133,7 +130,7 @@ def tune(
             near = nearest(name, SETTINGS)
             hint = f"did you mean '{near}'?" if near else f"settings: {', '.join(SETTINGS)}"
             raise UsageError(f"'{name}' is not a setting that can be measured", hint=hint)
-    if batch_size and (only or dry_run):
+    if batch_size and only:
         raise UsageError("--batch-size measures no settings", hint="leave the other option out")
     budget_s = Duration.parse(time_budget).seconds
     env = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", **os.environ}  # as in a run
@@ -152,7 +149,7 @@ def tune(
     if batch_size:
         fields = _find_batch_sizes(resolved, of_stage, env, progress)
     else:
-        fields = _measure(resolved, of_stage, env, progress, only, budget_s, dry_run)
+        fields = _measure(resolved, of_stage, env, progress, only, budget_s)
     report = TuneReport(experiment=chosen.name, stage=of_stage.name, **fields)
     if not write or not report.winners:
         return report
@@ -171,7 +168,6 @@ def _measure(
     progress: subprocesses.ProgressCallback | None,
     only: Sequence[str],
     budget_s: float,
-    dry_run: bool,
 ) -> dict[str, Any]:
     """Measure each setting, then the winners together, and return fields of the report."""
     device, cpus = _find_device(spec, environment)
@@ -180,7 +176,7 @@ def _measure(
         return subprocesses.run(
             "tasuki.train.tune:measure",
             *(stage, spec.folder, gpus_of(stage, spec.cluster), cpus, device),
-            *(list(only), winners, time_s, dry_run),
+            *(list(only), winners, time_s),
             result=dict[str, Any],
             progress=progress,
             cwd=spec.folder,
@@ -217,24 +213,22 @@ def _find_device(spec: ResolvedSpec, environment: dict[str, str]) -> tuple[str, 
 
 
 def judge(row: dict[str, Any], default: dict[str, Any]) -> TuneRow:
-    """Return what the rounds of a variant show.
-
-    A gain must be in every round: then a busy machine hides gains, but does not make them.
-    """
+    """Return what the rounds of a variant show. A gain that may be smaller than 3 % is none."""
     ratios = row.pop("ratios", None)
     if not ratios:
         return TuneRow(**row, status="not_measured")
-    low, high, speedup = min(ratios), max(ratios), median(ratios)
+    low, high = find_interval(ratios)
+    speedup = median(ratios)
     later_s = row["start_s"] - default["start_s"]
     saved_s = default["total_steps"] * row["step_s"] * (speedup - 1)
     reason = ""
     if high < 1 / _MIN_GAIN:
         status = "slower"
-    elif low <= _MIN_GAIN and high > _MAX_SPREAD * low:
-        status, reason = "unclear", "too noisy to tell: try a longer --time-budget"
-    elif low <= _MIN_GAIN:
+    elif high <= _MIN_GAIN:
         status = "no_gain"
-    elif abs(row["loss_difference"] or 0.0) > _MAX_LOSS_DIFFERENCE:
+    elif low <= _MIN_GAIN:
+        status, reason = "unclear", "too noisy to tell: try a longer --time-budget"
+    elif abs(row["loss_difference"]) > _MAX_LOSS_DIFFERENCE:
         status, reason = "changes_loss", f"the loss differs by {row['loss_difference']:+.1%}"
     elif later_s > max(_LONG_START_S, saved_s):
         status = "slow_start"
@@ -245,14 +239,25 @@ def judge(row: dict[str, Any], default: dict[str, Any]) -> TuneRow:
     return TuneRow(**{**row, **speedups, "status": status, "reason": reason})
 
 
+def find_interval(ratios: Sequence[float]) -> tuple[float, float]:
+    """Return two of the ratios, between which the true median is with 95 % confidence.
+
+    Ranks need no assumption about the noise: disturbed rounds count, but not how much they are off.
+    """
+    ordered = sorted(ratios)
+    num_cut = max(0, int((len(ordered) - 2 * math.sqrt(len(ordered))) / 2))
+    return ordered[num_cut], ordered[-1 - num_cut]
+
+
 def choose_winners(rows: Sequence[TuneRow], only: Sequence[str]) -> Changes:
     """Return the changes of the fastest row of each setting that has a gain."""
-    best: dict[str, TuneRow] = {}
+    best: dict[str, Changes] = {}
     for row in sorted(rows, key=lambda row: row.speedup or 0.0):
+        setting = next(iter(row.changes))
         # Without `exact` a resumed run is not bitwise identical: the user must ask for that.
-        if row.status == "gain" and (row.setting != "exact" or "exact" in only):
-            best[row.setting] = row
-    return {key: value for row in best.values() for key, value in row.changes.items()}
+        if row.status == "gain" and (setting != "exact" or "exact" in only):
+            best[setting] = row.changes
+    return {key: value for changes in best.values() for key, value in changes.items()}
 
 
 def _find_batch_sizes(

@@ -40,13 +40,13 @@ from tasuki.units import format_seconds
 
 _WARM_UP_STEPS = 5  # the first ones allocate memory, compile and open files
 _MAX_WARM_UP_STEPS = 40
-_ROUNDS = 5  # odd, so that each has pairs in both orders
+_MIN_ROUNDS = 5
+_MAX_ROUNDS = 200
 _MIN_EXTRA_S = 10.0
-_MAX_PAIRS = 50  # of a round
-_BLOCK_S = 0.03
+_BLOCK_S = 0.05
 _REPLAYED_BATCHES = 16
 
-Row = dict[str, Any]
+Changes = dict[str, bool | int | str]
 
 
 class Setup(NamedTuple):
@@ -75,9 +75,8 @@ def measure(
     cpus: int,
     device: str,
     only: Sequence[str],
-    winners: dict[str, Any],
+    winners: Changes,
     time_budget_s: float,
-    dry_run: bool,
     progress: ProgressCallback,
 ) -> dict[str, Any]:
     """Return figures of the stage as it is, and a row for each variant.
@@ -88,20 +87,19 @@ def measure(
     setup = open_setup(stage, folder, ranks, cpus, device)
     progress(Progress("warming up the stage as it is"))
     default = Trainer(stage, setup)
-    rows = _list_variants(stage, setup, default, only)
-    if winners:
-        rows = [{"setting": "together", "changes": winners}]
-    variants = [] if dry_run else [row for row in rows if not row.get("reason")]
+    every = [winners] if winners else list(list_variants(stage, setup, default))
+    variants = [changes for changes in every if not only or next(iter(changes)) in only]
+    rows = []
     left_s = time_budget_s
-    for number, row in enumerate(variants):
-        changes = ", ".join(f"{key}: {value}" for key, value in row["changes"].items())
-        progress(Progress(f"measuring {changes}", number, len(variants)))
+    for number, changes in enumerate(variants):
+        names = ", ".join(f"{key}: {value}" for key, value in changes.items())
+        progress(Progress(f"measuring {names}", number, len(variants)))
         began = time.perf_counter()
-        max_s = left_s + max(_MIN_EXTRA_S, time_budget_s / 2)
         # The winners are measured together at the end, in another process.
         share_s = left_s / (len(variants) - number + (not winners))
-        changed = apply_changes(stage, row["changes"])
-        row.update(_measure_variant(changed, setup, default, share_s, max_s))
+        max_s = left_s + max(_MIN_EXTRA_S, time_budget_s / 2)
+        row = _measure_variant(apply_changes(stage, changes), setup, default, share_s, max_s)
+        rows.append({"changes": changes, **row})
         gc.collect()
         if setup.is_gpu:
             torch.cuda.empty_cache()
@@ -139,9 +137,9 @@ class Trainer:
         self._threads, most = share_cpus(setup.cpus, is_gpu=setup.is_gpu, workers=given)
         self.workers = min(given or 0, most)
         self._num_steps = 0
+        self._step_times: list[float] = []
         self._messages: list[str] = []
         self.losses: list[float] = []
-        self.peak_memory_bytes: int | None = None
         others_bytes = torch.cuda.memory_allocated() if setup.is_gpu else 0
         self._apply_process_settings()
         seed_everything(start_seed(stage, "model", 0))
@@ -150,21 +148,28 @@ class Trainer:
         self._assembled = assemble(recipe, stage, total_steps=setup.total_steps, **common)
         common |= {"ranks": ALONE, "num_shapes": num_shapes(setup.data.order)}
         self._engine = make_engine(recipe, stage, self._assembled, **common)
+        self.num_blocks = len(find_blocks(self._assembled.model))
         self._open_loader()
         try:
-            self._warm_up(others_bytes)
+            self._warm_up()
         except BaseException:
             self.stop()
             raise
         self._start_s = time.perf_counter() - began
-
-    def figures(self) -> Row:
-        memory = self.peak_memory_bytes
-        return {"step_s": self.step_s, "peak_memory_bytes": memory, "start_s": self._start_s}
+        self._memory_bytes = None
+        if setup.is_gpu:
+            self._memory_bytes = torch.cuda.max_memory_allocated() - others_bytes
 
     @property
-    def num_blocks(self) -> int:
-        return len(find_blocks(self._assembled.model))
+    def step_s(self) -> float:
+        return median(self._step_times)
+
+    def figures(self) -> dict[str, Any]:
+        return {
+            "step_s": self.step_s,
+            "peak_memory_bytes": self._memory_bytes,
+            "start_s": self._start_s,
+        }
 
     @property
     def num_prefetched_steps(self) -> int:
@@ -173,7 +178,7 @@ class Trainer:
         return -(-ahead // self._accumulation)
 
     def run(self, num_steps: int, *, lead_in: int = 0) -> float:
-        """Do `lead_in` steps, then so many more, and return the seconds of the latter."""
+        """Do `lead_in` steps, then so many more, and return the seconds of one of the latter."""
         self._apply_process_settings()
         for _ in range(lead_in):
             self._step()
@@ -182,12 +187,12 @@ class Trainer:
         for _ in range(num_steps):
             self._step()
         self._wait_for_device()
-        took_s = time.perf_counter() - began
+        self._step_times.append((time.perf_counter() - began) / num_steps)
         total, weight = self._engine.read_losses()
         self.losses.append(total / weight if weight else 0.0)
         if not math.isfinite(self.losses[-1]):
             raise RunError(f"the loss is {self.losses[-1]} at step {self._num_steps}")
-        return took_s
+        return self._step_times[-1]
 
     def stop(self) -> None:
         self._loader.stop()
@@ -210,7 +215,7 @@ class Trainer:
         self._loader = make_loader(data, first_step=0, total_steps=1 << 40, settings=settings)
         self._steps = self._loader.steps()
 
-    def _warm_up(self, others_bytes: int) -> None:
+    def _warm_up(self) -> None:
         # A compiler begins again with each size.
         while len(self.losses) < _WARM_UP_STEPS or not self._loader.has_seen_every_bucket():
             self.run(1)
@@ -219,12 +224,11 @@ class Trainer:
         # In a run, a compiler that fails is a warning, and the model trains without it.
         if self._engine.is_compiled != (self._stage.compile is not False):
             raise RunError(self._messages[-1].removeprefix("WARNING: "))
+        self.first_loss = fmean(self.losses[:_WARM_UP_STEPS])
         if self._setup.is_gpu:
             torch.cuda.reset_peak_memory_stats()
-        self.step_s = self.run(3) / 3
-        if self._setup.is_gpu:
-            self.peak_memory_bytes = torch.cuda.max_memory_allocated() - others_bytes
-        self.first_loss = fmean(self.losses[:_WARM_UP_STEPS])
+        self._step_times.clear()
+        self.run(3)
 
     def _step(self) -> None:
         batches, num_samples = next(self._steps)
@@ -251,13 +255,13 @@ class Trainer:
 
 def _measure_variant(
     stage: ResolvedStage, setup: Setup, default: Trainer, share_s: float, max_s: float
-) -> Row:
+) -> dict[str, Any]:
     """Return the figures of a variant, or the reason why there are none."""
     variant = None
     try:
         variant = Trainer(stage, setup)
-        ratios = _compare(default, variant, share_s, max_s)
-        difference = variant.first_loss / default.first_loss - 1 if default.first_loss else None
+        ratios = compare(default, variant, share_s, max_s)
+        difference = variant.first_loss / default.first_loss - 1 if default.first_loss else 0.0
         return {"ratios": ratios, "loss_difference": difference, **variant.figures()}
     except Exception as error:
         if is_out_of_memory(error):
@@ -271,87 +275,62 @@ def _measure_variant(
             variant.stop()
 
 
-def _compare(default: Trainer, variant: Trainer, share_s: float, max_s: float) -> list[float]:
+def compare(default: Trainer, variant: Trainer, share_s: float, max_s: float) -> list[float]:
     """Return the ratio of the step times (default to variant) in each round.
 
-    A round has pairs of blocks in alternating order, and its ratio is their median, so a pair that
-    another process disturbed does not decide. Rounds are interleaved: a busy minute hits all alike.
+    In a round both train for a block of steps. The one that was last begins the next round.
     """
     # At least one step that is not timed: the other's turn has emptied the caches of the CPU.
     lead_in = 1 + max(default.num_prefetched_steps, variant.num_prefetched_steps)
     pair_s = default.step_s + variant.step_s
     steps = max(lead_in, round(2 * _BLOCK_S / pair_s))
-    pair_s *= steps + lead_in
-    if _ROUNDS * pair_s > max_s:
-        needed = format_seconds(_ROUNDS * pair_s)
-        raise RunError(f"{_ROUNDS} rounds need {needed}: use a longer --time-budget")
-    num_pairs = max(1, min(_MAX_PAIRS, int(share_s / (_ROUNDS * pair_s))))
-    times: dict[Trainer, list[float]] = {default: [], variant: []}
-    for number in range(num_pairs * _ROUNDS):
-        for trainer in (default, variant) if number % 2 else (variant, default):
-            times[trainer].append(trainer.run(steps, lead_in=lead_in) / steps)
-    pairs = [before / after for before, after in zip(times[default], times[variant], strict=True)]
-    ratios = [median(pairs[first::_ROUNDS]) for first in range(_ROUNDS)]
-    for trainer, steps_s in times.items():
-        trainer.step_s = median(steps_s)
+    needed_s = _MIN_ROUNDS * (steps + lead_in) * pair_s
+    if needed_s > max_s:
+        rounds = f"{_MIN_ROUNDS} rounds need {format_seconds(needed_s)}"
+        raise RunError(f"{rounds}: use a longer --time-budget")
+    until = time.perf_counter() + share_s
+    ratios: list[float] = []
+    while len(ratios) < _MIN_ROUNDS or (len(ratios) < _MAX_ROUNDS and time.perf_counter() < until):
+        if len(ratios) % 2:
+            default_s, variant_s = (one.run(steps, lead_in=lead_in) for one in (default, variant))
+        else:
+            variant_s, default_s = (one.run(steps, lead_in=lead_in) for one in (variant, default))
+        ratios.append(default_s / variant_s)
     return ratios
 
 
-def _list_variants(
-    stage: ResolvedStage, setup: Setup, default: Trainer, only: Sequence[str]
-) -> list[Row]:
-    """Return what can be tried, and what cannot with the reason."""
-    recomputes = stage.gradient_checkpointing not in (False, "auto")
-    periods: list[bool | int] = [True, 2] if default.num_blocks >= 4 else [True]
-    rows = [
-        *_list_precisions(stage, setup.device),
-        _row("compile", stage.compile is False),
-        *(_row("gradient_checkpointing", v) for v in ([False] if recomputes else periods)),
-        _row("offload", not stage.offload, "" if setup.is_gpu else "this device is not a GPU"),
-        _row("exact", False, "" if stage.exact else "it is off already"),
-        *_list_micro_batches(stage, setup),
-        *_list_workers(setup, default),
-    ]
-    return [row for row in rows if not only or row["setting"] in only]
-
-
-def _row(setting: str, value: Any, reason: str = "") -> Row:
-    changes = {} if value is None else {setting: value}
-    return {"setting": setting, "changes": changes, "reason": reason}
-
-
-def _list_precisions(stage: ResolvedStage, device: torch.device) -> Iterator[Row]:
-    for precision in ("fp32", "tf32", "bf16", "fp16"):
+def list_variants(stage: ResolvedStage, setup: Setup, default: Trainer) -> Iterator[Changes]:
+    """Yield what can be tried on this device, one setting at a time."""
+    for precision in ("fp32", "tf32", "bf16", "fp16") if setup.is_gpu else ("fp32", "bf16"):
         if precision != stage.precision:
-            try:
-                reason = "; ".join(apply_precision(precision, device))
-            except TasukiError as error:
-                reason = error.message
-            yield _row("precision", precision, reason)
-
-
-def _list_micro_batches(stage: ResolvedStage, setup: Setup) -> Iterator[Row]:
-    """Yield half and double of the micro-batch. The effective batch stays."""
-    micro, times = setup.data.batch.micro_batch, setup.data.batch.accumulation
-    if setup.has_custom_loader or stage.buckets.kind == "cost":
-        yield _row("micro_batch", None, "the loader, or `buckets: cost`, decides about it")
-        return
-    for value in (micro // 2, 2 * micro):
-        if value and micro * times % value == 0:
-            row = _row("micro_batch", value)
-            if stage.accumulation is not None:
-                row["changes"]["accumulation"] = micro * times // value
-            yield row
-
-
-def _list_workers(setup: Setup, default: Trainer) -> Iterator[Row]:
+            yield {"precision": precision}
+    yield {"compile": stage.compile is False}
+    if stage.gradient_checkpointing not in (False, "auto"):
+        yield {"gradient_checkpointing": False}
+    elif default.num_blocks:
+        yield {"gradient_checkpointing": True}
+        if default.num_blocks >= 4:
+            yield {"gradient_checkpointing": 2}
+    if setup.is_gpu:
+        yield {"offload": not stage.offload}
+    if stage.exact:
+        yield {"exact": False}
+    if setup.has_custom_loader:
+        return  # it decides about batches and workers
+    if stage.buckets.kind != "cost":
+        yield from _list_micro_batches(stage, setup)
     spare = share_cpus(setup.cpus, is_gpu=setup.is_gpu, workers=None)[1]
     most = max(spare, min(1, setup.cpus - 1))
-    reason = ""
-    if setup.has_custom_loader:
-        reason = "the recipe has its own loader"
-    elif not most and not default.workers:
-        reason = "no CPU is left for them"
-    values = {0, min(1, most), most // 2, most} - {default.workers}
-    for value in [None] if reason else sorted(values):
-        yield _row("loader.workers", value, reason)
+    for workers in sorted({0, min(1, most), most // 2, most} - {default.workers}):
+        yield {"loader.workers": workers}
+
+
+def _list_micro_batches(stage: ResolvedStage, setup: Setup) -> Iterator[Changes]:
+    """Yield half and double of the micro-batch. The effective batch stays."""
+    micro, times = setup.data.batch.micro_batch, setup.data.batch.accumulation
+    for value in (micro // 2, 2 * micro):
+        if value and micro * times % value == 0:
+            changes: Changes = {"micro_batch": value}
+            if stage.accumulation is not None:
+                changes["accumulation"] = micro * times // value
+            yield changes
