@@ -1,5 +1,6 @@
 """`tasuki doctor` without a cluster, and the rules by which it judges one."""
 
+import json
 import os
 import signal
 import subprocess
@@ -24,8 +25,7 @@ from tasuki.commands.doctor import (
 )
 from tasuki.commands.doctor_job import JobReport, NodeCheck, read_signals
 from tasuki.errors import EXIT_DONE, EXIT_FAILED, SpecError, UsageError
-from tasuki.slurm.client import NoSlurm
-from tasuki.slurm.text import parse_nodes, parse_partitions, parse_settings
+from tasuki.slurm.text import parse_partitions, parse_settings
 from tasuki.spec.site import load_site
 from tests.cli.person import make_project, until
 from tests.cli.test_help import modules_of
@@ -47,18 +47,15 @@ JOB = JobReport(
     checks=[],
     signals=["SIGCONT", "SIGTERM"],
     kill_wait_s=33.0,
-    error="",
-    hint="",
-    folder=None,
 )
 
 
-def describe(settings=BY_TIER, nodes="", job=None, name="p", mode="REQUEUE", grace=0, **more):
+def describe(settings=BY_TIER, gpus=(), name="p", mode="REQUEUE", grace=0, **more):
     values = {"state": "UP", "tier": 1, **more}
     text = PARTITION.format(name=name, mode=mode, grace=grace, **values)
     text += "\n" + PARTITION.format(name="urgent", mode="OFF", grace=0, state="UP", tier=9)
     shown = parse_partitions(text)
-    return describe_partition(shown[0], shown, parse_nodes(nodes), parse_settings(settings), job)
+    return describe_partition(shown[0], shown, dict(gpus), parse_settings(settings))
 
 
 @pytest.mark.parametrize(
@@ -81,49 +78,26 @@ def test_a_partition_shows_what_becomes_of_a_preempted_job(partition, preemption
     assert words in facts.message
 
 
-def test_a_late_kill_does_not_give_more_time_to_save_but_an_early_one_gives_less():
-    early = msgspec.structs.replace(JOB, kill_wait_s=4.0)
-    assert describe(job=JOB).save_s == 30
-    assert describe(job=early, grace=10).save_s == 14
-    assert describe(job=early, name="other").save_s == 30
-
-
-def test_a_partition_shows_what_its_largest_nodes_have():
-    nodes = "p|2|64|500000|gpu:a100:4(S:0-1),gpu:h100:8\np|1|96+|250000+|gpu:a100:2\nq|9|99|1|\n"
-    facts = describe(nodes=nodes)
-    assert (facts.max_cpus, facts.max_memory_bytes) == (96, 500000 << 20)
-    assert facts.max_gpus == {"a100": 4, "h100": 8}
-
-
 def test_a_disk_or_memory_that_will_not_do_is_a_finding(tmp_path):
-    good = msgspec.structs.replace(
-        describe_machine(tmp_path), free_bytes=10**12, shm_bytes=1 << 30, file_system="ext4"
-    )
+    good = msgspec.structs.replace(describe_machine(tmp_path), free_bytes=10**12, shm_bytes=1 << 30)
 
-    def check(is_shared=True, setup=None, python=None, **changes) -> list[str]:
-        machine = msgspec.structs.replace(good, **changes)
-        findings = list(check_machine(machine, setup, python, is_shared=is_shared))
+    def check(setup=None, **changes) -> list[str]:
+        findings = check_machine(msgspec.structs.replace(good, **changes), setup)
         assert all(one.hint for one in findings)
         return [f"{one.level}: {one.message}" for one in findings]
 
-    assert check() == [] and check(is_shared=False, file_system="lustre") == []
-    assert "advice: the runs folder is on ext4" in check(is_shared=False)[0]
+    assert check() == []
     assert "advice: only 1 GB are free" in check(free_bytes=10**9)[0]
     assert "advice: /dev/shm has 67.1 MB" in check(shm_bytes=64 << 20)[0]
     assert "problem: the runs folder" in check(is_writable=False)[0]
     assert "problem: `cluster.setup`: no file" in check(setup=tmp_path / "env.sh")[0]
-    assert "advice: no Python of jobs" in check(python="/nowhere/python")[0]
 
 
 def test_what_does_not_work_on_a_node_is_a_finding():
-    checks = [
-        NodeCheck(name="torch", error="No module named 'torch'"),
-        NodeCheck(name="requeue", error="disabled for job 7"),
-    ]
+    checks = [NodeCheck(name="torch", error="No module named 'torch'")]
     job = msgspec.structs.replace(JOB, checks=checks, signals=[], kill_wait_s=None)
     assert [(one.level, one.message) for one in check_test_job(job)] == [
         ("problem", "torch does not work on node n1: No module named 'torch'"),
-        ("advice", "a job cannot requeue itself: disabled for job 7"),
         ("advice", "a cancelled job was killed without a SIGTERM to its srun step"),
     ]
     assert list(check_test_job(JOB)) == []
@@ -138,7 +112,7 @@ def test_the_kill_is_the_last_sign_of_life_after_the_first_sigterm():
 
 def test_a_node_records_every_signal_and_survives_until_the_kill(tmp_path):
     script = resources.files("tasuki.commands") / "doctor_node.py"
-    (tmp_path / "facts.json").write_text('{"node": "n1", "checks": []}')
+    (tmp_path / "checks.json").write_text('{"fine": "1", "wrong": "import nothing_there"}')
     node = subprocess.Popen([sys.executable, str(script), str(tmp_path)])
     try:
         until((tmp_path / "ready").exists)
@@ -153,23 +127,23 @@ def test_a_node_records_every_signal_and_survives_until_the_kill(tmp_path):
         node.wait()
     signals, kill_wait_s = read_signals(log.read_text())
     assert signals.count("SIGCONT") == signals.count("SIGTERM") == 10 and kill_wait_s > 0
-    assert b"came back" in (tmp_path / "facts.json").read_bytes()
+    _, fine, wrong = json.loads((tmp_path / "facts.json").read_text())["checks"]
+    assert fine["output"] == "ok" and "No module named 'nothing_there'" in wrong["error"]
 
 
 def test_a_site_file_of_odd_names_reads_back(tmp_path):
     names = ["on", "123", "a: b", "gpu_8-a.x", "ok"]
-    base = describe(nodes="p|2|64|500000|gpu:a100:4,gpu:2\n", grace=120, mode="CANCEL")
+    base = describe(gpus={"a100": 4, "": 2}, grace=120, mode="CANCEL")
     partitions = [msgspec.structs.replace(base, name=name) for name in names]
-    partitions[0] = msgspec.structs.replace(partitions[0], kill_wait_s=4.87, preempt_mode="OFF")
+    partitions[0] = msgspec.structs.replace(partitions[0], preempt_mode="OFF", max_time_s=95430.0)
     path = tmp_path / "site.yaml"
-    slurm = SlurmFacts(settings={"ClusterName": 'x"\ny: z'}, partitions=partitions)
-    path.write_text(render_site(slurm))
+    path.write_text(render_site(SlurmFacts(partitions=partitions)))
     site = load_site(environ={"TASUKI_SITE": str(path)})
     assert list(site.partitions) == names and site.warnings == ()
-    assert site.partitions["on"].save_s == pytest.approx(124.87)
     assert site.partitions["on"].preempt_mode == "OFF"
-    assert site.partitions["ok"].longest_s == 86400.0
-    assert site.gpus["a100"].gres == "gpu:a100"
+    assert site.partitions["on"].longest_s == 95430.0
+    assert site.partitions["ok"].save_s == 150.0
+    assert list(site.gpus) == ["a100"] and site.gpus["a100"].gres == "gpu:a100"
 
 
 # -- without Slurm --------------------------------------------------------------------------------
@@ -187,7 +161,7 @@ def folder(tmp_path, monkeypatch) -> Path:
 def test_without_slurm_it_describes_this_machine_and_changes_nothing(folder):
     said = CliRunner().invoke(command, [], standalone_mode=False)
     assert said.return_value == EXIT_DONE
-    for words in ("CPUs", "/dev/shm", "Python", "free on", "jobs run on this machine"):
+    for words in ("CPUs", "/dev/shm", "Python", " free\n", "jobs run on this machine"):
         assert words in said.stdout
     assert list(folder.iterdir()) == []
 
@@ -200,25 +174,32 @@ def test_its_json_is_the_report_of_the_function(folder):
     assert (report.ok, report.findings) == (again.ok, again.findings)
 
 
+def test_a_test_job_without_slurm_is_a_problem(folder):
+    (problem,) = tasuki.doctor(test_job=True).findings
+    assert "there is no `scontrol` here" in problem.message and problem.level == "problem"
+
+
 @pytest.mark.parametrize(
-    ("options", "kind", "words"),
-    [
-        ({"test_job": True}, NoSlurm, "there is no `scontrol` here"),
-        ({"save": "s.yaml"}, UsageError, "no site file is written"),
-        ({"save": True}, UsageError, "no home folder"),
-    ],
+    ("site", "words"), [("new.yaml", "no site file is written"), ("", "no home folder")]
 )
-def test_what_needs_slurm_is_refused_without_it(folder, options, kind, words):
-    with pytest.raises(kind, match=words) as error:
-        tasuki.doctor(**options)
+def test_a_site_file_is_not_written_without_slurm(folder, monkeypatch, site, words):
+    monkeypatch.setenv("TASUKI_SITE", site)
+    with pytest.raises(UsageError, match=words) as error:
+        tasuki.doctor(save=True)
     assert error.value.hint and list(folder.iterdir()) == []
 
 
-def test_a_site_file_that_exists_is_not_replaced(folder):
+def test_a_site_file_that_exists_is_not_replaced(folder, monkeypatch):
     (folder / "site.yaml").write_text("poll: 9s\n")
+    monkeypatch.setenv("TASUKI_SITE", "site.yaml")
     with pytest.raises(UsageError, match=r"site\.yaml exists") as error:
-        tasuki.doctor(save="site.yaml")
-    assert "--force" in error.value.hint
+        tasuki.doctor(save=True)
+    assert "another one" in error.value.hint
+
+
+def test_an_override_without_a_spec_is_not_ignored(folder):
+    (problem,) = tasuki.doctor(overrides=["cluster.partition=gpu"]).findings
+    assert "the spec cannot be used" in problem.message and "tasuki.yaml" in problem.message
 
 
 @pytest.mark.parametrize(

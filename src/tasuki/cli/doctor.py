@@ -11,59 +11,40 @@ import click
 
 from tasuki.cli.options import json_option, print_json, runs_option
 from tasuki.errors import EXIT_DONE, EXIT_FAILED
+from tasuki.units import Duration, format_bytes, format_seconds
+from tasuki.views.text import neutral, width_of, wrap
 
 if TYPE_CHECKING:
     from tasuki.commands.doctor import DoctorReport, PartitionFacts
 
 
-@click.command(
-    epilog="""\b
-Example:
-  tasuki doctor
-  tasuki doctor --test-job --partition preempt --save
-  tasuki doctor --json | jq '.findings[].message'
-"""
-)
+@click.command(epilog="Example:  tasuki doctor --test-job --save")
 @click.argument("spec", required=False, metavar="[SPEC]")
 @click.option("--config", "preset", help="A named overlay of the spec's `configs`.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override.")
 @runs_option
 @click.option("--test-job", is_flag=True, help="Send a short job that tries a node.")
-@click.option("--partition", help="Check this one (default: as the spec, else Slurm's).")
 @click.option("--timeout", default="10m", metavar="10m", help="Cancel the test job after this.")
-@click.option(
-    "--save",
-    is_flag=False,
-    flag_value="",
-    metavar="[FILE]",
-    help="Write a site file (default: ~/.config/tasuki/site.yaml).",
-)
-@click.option("--force", is_flag=True, help="Replace a site file that exists.")
+@click.option("--save", is_flag=True, help="Write a site file: $TASUKI_SITE, else your own.")
 @json_option
-def command(
-    timeout: str, save: str | None, runs: Path | None, as_json: bool, **options: Any
-) -> int:
+def command(timeout: str, runs: Path | None, as_json: bool, **options: Any) -> int:
     """Check this machine, Slurm and the site file.
 
     Shows for each partition what becomes of a preempted job and how long it has to save. Then
-    lists what to change in the spec (default ./tasuki.yaml, if it exists), the site file, the runs
-    folder or Python. Changes nothing without --save. With --test-job a job of one core tries
-    Python, torch, the GPU, your recipe and the runs folder on a node. It requeues itself once and
-    is cancelled, which shows the signals and the seconds until the kill.
+    lists what to change before you submit SPEC (default ./tasuki.yaml, if it exists). With
+    --test-job a job of one core tries Python, torch, the GPU, your recipe and the runs folder on a
+    node. It is then cancelled, which shows the signals and the seconds until the kill.
 
     Exit code 1 if something would stop a job from working.
     """
     import msgspec
 
     from tasuki.commands.doctor import doctor
-    from tasuki.units import Duration
-    from tasuki.views.text import neutral, width_of, wrap
 
     report = doctor(
         **options,
         runs_dir=runs,
         timeout_s=Duration.parse(timeout).seconds,
-        save=save is not None and (save or True),
         progress=lambda text: click.echo(f"{text} …", err=True),
     )
     if as_json:
@@ -75,17 +56,13 @@ def command(
 
 
 def _describe(report: DoctorReport) -> Iterator[str]:
-    from tasuki.units import format_bytes
-
     machine, slurm, job = report.machine, report.slurm, report.test_job
-    yield f"machine      {machine.host}: {machine.cpus} CPUs, {machine.gpus} GPUs"
+    yield f"machine      {machine.cpus} CPUs, {machine.gpus} GPUs"
     shm = "no" if machine.shm_bytes is None else format_bytes(machine.shm_bytes)
     yield f"memory       {format_bytes(machine.memory_bytes)}, {shm} /dev/shm"
     yield f"Python       {machine.python_version}, {machine.python}"
-    free = f"{format_bytes(machine.free_bytes)} free on {machine.file_system}"
-    yield f"runs folder  {machine.runs_dir}, {free}"
-    for file in report.site_files:
-        yield f"site file    {file}"
+    yield f"runs folder  {machine.runs_dir}, {format_bytes(machine.free_bytes)} free"
+    yield from (f"site file    {file}" for file in report.site_files)
     if slurm is None:
         yield "Slurm        not installed here: jobs run on this machine (`tasuki run`)"
     elif not slurm.partitions:
@@ -95,7 +72,7 @@ def _describe(report: DoctorReport) -> Iterator[str]:
         yield f"Slurm        {slurm.version}; {'; '.join(settings)}"
         yield from (_describe_partition(partition) for partition in slurm.partitions)
     if job is not None:
-        yield f"test job     {job.job} on {job.partition}, node {job.node or 'unknown'}"
+        yield f"test job     {job.job} on {job.partition}, node {job.node}"
         for check in job.checks:
             yield f"  {check.name:<12} {check.output or f'FAILED: {check.error}'}"
         if job.kill_wait_s is not None:
@@ -111,14 +88,11 @@ def _describe(report: DoctorReport) -> Iterator[str]:
 
 
 def _describe_partition(partition: PartitionFacts) -> str:
-    from tasuki.units import format_bytes, format_seconds
-
-    most = partition.max_time_s
+    limit_s = partition.max_time_s
     facts = [
         *(["default"] if partition.is_default else []),
-        "no time limit" if most is None else f"up to {format_seconds(most)}",
-        f"{partition.num_nodes} nodes with at most {partition.max_cpus} CPUs",
-        format_bytes(partition.max_memory_bytes),
+        "no time limit" if limit_s is None else f"up to {format_seconds(limit_s)}",
+        f"{partition.num_nodes} nodes",
         *(f"{number} GPUs {kind}".strip() for kind, number in partition.max_gpus.items()),
     ]
     return f"  {partition.name:<12} {', '.join(facts)}; {partition.message}"

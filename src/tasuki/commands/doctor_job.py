@@ -1,11 +1,12 @@
 """The test job of `tasuki doctor`: send one short job to a node, follow it, read what it found.
 
-The job tries what a training job needs (`doctor_node.py`), requeues itself once, comes back and is
-cancelled. The log of its srun step then shows which signals arrive, and how long before SIGKILL.
+The job tries what a training job needs (`doctor_node.py`) and is then cancelled. The log of its
+srun step shows which signals arrive, and how long before SIGKILL.
 """
 
 import contextlib
-import secrets
+import json
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from importlib import resources
@@ -14,15 +15,7 @@ from pathlib import Path
 import msgspec
 
 from tasuki.clock import SystemClock
-from tasuki.runs.atomic import (
-    make_folder,
-    read_json_or_none,
-    read_plain,
-    remove_tree,
-    translated,
-    write_bytes,
-    write_json,
-)
+from tasuki.runs.atomic import make_folder, translated
 from tasuki.slurm.client import Slurm, SlurmError, SlurmSilent
 from tasuki.slurm.script import SlurmJob, sbatch_options
 from tasuki.slurm.text import ShownPartition
@@ -30,11 +23,11 @@ from tasuki.units import format_seconds
 
 TIME_LIMIT_S = 600.0
 POLL_S = 2.0  # each round costs the controller one `scontrol show job`
-MAX_LOG_BYTES = 1 << 20
-ENDED = (
-    *("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY"),
-    *("DEADLINE", "PREEMPTED"),
-)
+ENDED = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED")
+TRY_TASUKI = "import tasuki; print(tasuki.__version__)"
+TRY_TORCH = "import torch; print(torch.__version__)"
+# A driver that does not fit, or a GPU in exclusive use, fails only when memory is touched.
+TRY_GPU = "import torch; torch.ones(1, device='cuda').item(); print(torch.cuda.get_device_name())"
 # No value of the user is in the script: they are its arguments. The shell ignores SIGTERM, since
 # the job must live until Slurm kills its step.
 SCRIPT = """\
@@ -46,26 +39,22 @@ set --
 trap '' TERM
 srun --ntasks=1 "$python" "$folder/node.py" "$folder"
 """
+Progress = Callable[[str], None] | None
 
 
 class NodeCheck(msgspec.Struct, frozen=True, kw_only=True):
-    name: str  # Python, runs folder, tasuki, torch, GPU, recipe or requeue
+    name: str  # Python, tasuki, torch, GPU or recipe
     output: str = ""  # such as a version
     error: str = ""
 
 
 class JobReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What the test job found."""
-
     job: str
     partition: str | None
-    node: str | None  # None: nothing ran on a node
+    node: str
     checks: list[NodeCheck]
     signals: list[str]  # those that the srun step received when the job was cancelled
     kill_wait_s: float | None  # measured from SIGTERM to SIGKILL; None: no SIGTERM came
-    error: str  # why the job did not finish; empty: it did
-    hint: str
-    folder: str | None  # is kept when there is an error
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,19 +69,11 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_test_job(
-    work: Work,
-    partition: ShownPartition | None,
-    *,
-    timeout_s: float,
-    slurm: Slurm,
-    progress: Callable[[str], None] | None,
+    work: Work, partition: ShownPartition | None, timeout_s: float, slurm: Slurm, progress: Progress
 ) -> JobReport:
-    """Submit the job, wait for its end and read its results. The job never outlives this call."""
-    had_runs_dir = work.runs_dir.is_dir()
-    folder = make_folder(work.runs_dir / ".doctor" / secrets.token_hex(4))
+    """Submit the job, wait for its end and read its results. Neither job nor files stay."""
     job = replace(
         work.job,
-        folder=folder,
         partition=partition.name if partition else None,
         limit_s=min(TIME_LIMIT_S, (partition and partition.longest_s) or TIME_LIMIT_S),
         nodes=1,
@@ -100,91 +81,84 @@ def run_test_job(
         memory_bytes=None,
         gres=f"{work.job.gres.rpartition(':')[0]}:1" if work.job.gres else None,
     )
-    order = {"runs_dir": str(work.runs_dir), "folder": str(work.folder), "recipe": work.recipe}
-    error = ""
-    try:
-        write_json(folder / "order.json", {**order, "has_gpu": job.gres is not None})
-        write_bytes(folder / "job.sh", SCRIPT.encode())
-        script = resources.files("tasuki.commands") / "doctor_node.py"
-        write_bytes(folder / "node.py", script.read_bytes())
-        if work.setup is not None:
-            with translated(work.setup):
-                write_bytes(folder / "setup.sh", work.setup.read_bytes())
-        words = (str(folder / "job.sh"), str(folder), work.python)
-        job_id = slurm.submit([*sbatch_options(job), *words])
+    with (
+        translated(work.runs_dir),
+        tempfile.TemporaryDirectory(
+            prefix=".doctor-", dir=make_folder(work.runs_dir), ignore_cleanup_errors=True
+        ) as name,
+    ):
+        folder = Path(name)
+        _write_files(folder, work)
+        command = (str(folder / "job.sh"), str(folder), work.python)
+        job_id = slurm.submit([*sbatch_options(replace(job, folder=folder)), *command])
         try:
-            error, hint = _follow(job_id, folder, timeout_s, slurm, progress)
+            _follow(job_id, folder, timeout_s, slurm, progress)
         finally:  # also after Ctrl-C
             with contextlib.suppress(SlurmError):  # it has ended
                 slurm.cancel(job_id)
-        return _read_report(job_id, job.partition, folder, error, hint)
-    finally:
-        if not error:
-            remove_tree(folder)
-        with contextlib.suppress(OSError):  # not empty
-            folder.parent.rmdir()
-            if not had_runs_dir:
-                work.runs_dir.rmdir()
+        facts = json.loads((folder / "facts.json").read_text())
+        signals, kill_wait_s = read_signals((folder / "signals.log").read_text())
+    return JobReport(
+        job=job_id,
+        partition=job.partition,
+        node=facts["node"],
+        checks=msgspec.convert(facts["checks"], list[NodeCheck]),
+        signals=signals,
+        kill_wait_s=kill_wait_s,
+    )
 
 
-def _follow(
-    job: str,
-    folder: Path,
-    timeout_s: float,
-    slurm: Slurm,
-    progress: Callable[[str], None] | None,
-) -> tuple[str, str]:
-    """Cancel the job when it is ready and wait for its end. Return an error and its hint."""
+def _write_files(folder: Path, work: Work) -> None:
+    checks = {"tasuki": TRY_TASUKI, "torch": TRY_TORCH}
+    if work.job.gres:
+        checks["GPU"] = TRY_GPU
+    if work.recipe:  # `module:Class`, next to the spec
+        module, _, name = work.recipe.partition(":")
+        enter = f"import os; os.chdir({str(work.folder)!r})"
+        checks["recipe"] = f"{enter}; from {module} import {name}"
+    (folder / "checks.json").write_text(json.dumps(checks))
+    (folder / "job.sh").write_text(SCRIPT)
+    node = resources.files("tasuki.commands") / "doctor_node.py"
+    (folder / "node.py").write_bytes(node.read_bytes())
+    if work.setup is not None:
+        (folder / "setup.sh").write_bytes(work.setup.read_bytes())
+
+
+def _follow(job: str, folder: Path, timeout_s: float, slurm: Slurm, progress: Progress) -> None:
+    """Cancel the job when it is ready, and wait for its end."""
     clock = SystemClock()
     deadline = clock.monotonic() + timeout_s
     message, is_cancelled = "", False
     while True:
-        if not is_cancelled and (folder / "ready").exists():
-            slurm.cancel(job)
-            is_cancelled = True
         with contextlib.suppress(SlurmSilent):  # a busy controller answers the next time
+            if not is_cancelled and (folder / "ready").exists():
+                slurm.cancel(job)
+                is_cancelled = True
             shown = slurm.show(job)
             if shown is None or shown.state.startswith(ENDED):
-                state = shown.state if shown else "unknown to Slurm"
-                return ("", "") if is_cancelled else _explain_early_end(job, folder, state)
+                if is_cancelled:
+                    return
+                raise _explain_early_end(job, folder, shown.state if shown else "unknown to Slurm")
             reason = f" ({shown.reason})" if shown.reason else ""
             previous, message = message, f"job {job} is {shown.state.lower()}{reason}"
             if progress and message != previous:
                 progress(message)
         if clock.monotonic() > deadline:
-            what = f"the test job did not finish within {format_seconds(timeout_s)}"
-            hint = "`--timeout 1h` waits longer, `--partition NAME` tries another partition"
-            return f"{what}: {message}", hint
+            what = f"the test job did not finish within {format_seconds(timeout_s)}: {message}"
+            hint = "`--timeout 1h` waits longer, `--set cluster.partition=NAME` tries another"
+            raise SlurmError(what, hint=hint)
         clock.sleep(POLL_S)
 
 
-def _explain_early_end(job: str, folder: Path, state: str) -> tuple[str, str]:
+def _explain_early_end(job: str, folder: Path, state: str) -> SlurmError:
     log = folder / f"slurm-{job}.log"
     if not log.exists():
-        message = f"job {job} ended ({state}) and left nothing in {folder}"
         hint = "set `runs:` to a folder that all nodes share, and in which you may write"
-        return message, hint
-    lines = read_plain(log, limit=MAX_LOG_BYTES).decode(errors="replace").strip().splitlines()
-    end = "; ".join(lines[-3:]) or "its log is empty"
-    hint = f"check `cluster.python` and `cluster.setup`; the files of the job are in {folder}"
-    return f"job {job} ended too early ({state}): {end}", hint
-
-
-def _read_report(job: str, partition: str | None, folder: Path, error: str, hint: str) -> JobReport:
-    facts = read_json_or_none(folder / "facts.json") or {"node": None, "checks": []}
-    signals_log = folder / "signals.log"
-    signals, kill_wait_s = read_signals(signals_log.read_text() if signals_log.exists() else "")
-    return JobReport(
-        job=job,
-        partition=partition,
-        node=facts["node"],
-        checks=msgspec.convert(facts["checks"], list[NodeCheck]),
-        signals=signals,
-        kill_wait_s=kill_wait_s,
-        error=error,
-        hint=hint,
-        folder=str(folder) if error else None,
-    )
+        return SlurmError(f"job {job} ended ({state}) and left nothing in {folder}", hint=hint)
+    lines = log.read_text(errors="replace").strip().splitlines()
+    end = "; ".join(lines[-5:]) or "its log is empty"
+    hint = "check `cluster.python` and `cluster.setup`"
+    return SlurmError(f"job {job} ended too early ({state}): {end}", hint=hint)
 
 
 def read_signals(log: str) -> tuple[list[str], float | None]:

@@ -33,6 +33,7 @@ from tasuki.slurm.queue import Queue, forget_queue
 from tasuki.slurm.script import (
     SETUP,
     SlurmJob,
+    job_for_cluster,
     minutes_for,
     render_script,
     render_submit,
@@ -325,26 +326,17 @@ def _slurm_job(job: Job, plan: Plan, request: SubmitRequest) -> SlurmJob:
     asked = _for_cluster(request.plan)
     cluster, folder = asked.spec.cluster, job_folder(Path(asked.spec.runs), job.name)
     python = asked.python if cluster.container else (cluster.python or asked.python)
-    gpus = device_for(cluster, asked.machine) == "cuda"
-    wanted = request.site.gpus.get(cluster.gpu or "", SiteGpu())
-    return SlurmJob(
-        name=job.name,
-        folder=folder.path,
+    gpus = job.gpus if device_for(cluster, asked.machine) == "cuda" else 0
+    slurm_job = job_for_cluster(cluster, request.site, name=job.name, folder=folder.path, gpus=gpus)
+    return replace(
+        slurm_job,
         command=(python, "-P", "-m", "tasuki.jobs", str(folder.path)),
         limit_s=job.limit_s,
-        nodes=cluster.nodes,
-        gres=f"{wanted.gres or 'gpu'}:{job.gpus}" if gpus else None,
         cpus=job.cpus,
         memory_bytes=job.host_bytes,
-        partition=cluster.partition,
-        account=cluster.account,
-        qos=cluster.qos,
-        constraint=cluster.constraint or wanted.constraint,
-        is_requeued=cluster.requeue is not False,
         mail=cluster.mail,
         is_last=not any(job.name in other.after for other in plan.jobs),
         after=job.after,
-        extra=cluster.extra,
     )
 
 

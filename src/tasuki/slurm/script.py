@@ -17,6 +17,8 @@ from pathlib import Path
 
 from tasuki.errors import UsageError
 from tasuki.slurm.succession import COMMENT
+from tasuki.spec.resolved import ResolvedCluster
+from tasuki.spec.site import Site, SiteGpu
 
 SCRIPT = "job.sh"
 SUBMIT = "submit.sh"
@@ -111,6 +113,29 @@ class SlurmJob:
     def __post_init__(self) -> None:
         for key in self.extra:
             _refuse_option(key)
+
+
+def job_for_cluster(
+    cluster: ResolvedCluster, site: Site, *, name: str, folder: Path, gpus: int
+) -> SlurmJob:
+    """Request all that the `cluster` section of a spec says, for a job with this many GPUs."""
+    gpu = site.gpus.get(cluster.gpu or "", SiteGpu())
+    return SlurmJob(
+        name=name,
+        folder=folder,
+        command=(),
+        limit_s=cluster.time_limit_s,
+        nodes=cluster.nodes,
+        gres=f"{gpu.gres or 'gpu'}:{gpus}" if gpus else None,
+        cpus=cluster.cpus,
+        memory_bytes=cluster.memory_bytes,
+        partition=cluster.partition,
+        account=cluster.account,
+        qos=cluster.qos,
+        constraint=cluster.constraint or gpu.constraint,
+        is_requeued=cluster.requeue is not False,
+        extra=cluster.extra,
+    )
 
 
 def render_script() -> str:
