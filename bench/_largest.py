@@ -21,9 +21,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.memory import library_models as libraries
-from tests.memory import odd_models as odd
-from tests.memory.models import Convolutions, Frozen, Graphs, Mlp, fit_of, stage_of
+from tests.unit.memory import library_models as libraries
+from tests.unit.memory import odd_models as odd
+from tests.unit.memory.models import Convolutions, Frozen, Graphs, Mlp, fit_of, stage_of
 
 from _measure import Figure, sized
 from tasuki.data.loader import MicroBatch

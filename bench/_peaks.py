@@ -19,9 +19,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.memory import library_models as libraries
-from tests.memory import odd_models as odd
-from tests.memory.models import (
+from tests.unit.memory import library_models as libraries
+from tests.unit.memory import odd_models as odd
+from tests.unit.memory.models import (
     Convolutions,
     Frozen,
     Gpt,

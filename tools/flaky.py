@@ -1,7 +1,7 @@
 """Find tests that fail at random: run the quick suite many times, under different conditions.
 
     .venv/bin/python -m tools.flaky plain=10 loaded=5 shuffled=5
-    .venv/bin/python -m tools.flaky loaded=3 four=1 -- tests/jobs
+    .venv/bin/python -m tools.flaky loaded=3 four=1 -- tests/unit/jobs
 
 A condition and how often: `plain` is as `make test`, `loaded` has two busy loops next to it,
 `shuffled` another order each time, `one` one worker and `four` four workers. What follows `--` goes

@@ -27,8 +27,8 @@ from tasuki.commands.doctor_job import JobReport, NodeCheck, read_signals
 from tasuki.errors import EXIT_DONE, EXIT_FAILED, SpecError, UsageError
 from tasuki.slurm.text import parse_partitions, parse_settings
 from tasuki.spec.site import load_site
-from tests.cli.person import make_project, until
-from tests.cli.test_help import modules_of
+from tests.commands.person import make_project, until
+from tests.commands.test_help import modules_of
 
 PARTITION = """\
 PartitionName={name}

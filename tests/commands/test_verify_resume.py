@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from tasuki.cli.main import run
+from tests.adapters.subjects import FRAMEWORKS
 from tests.commands import resume_recipes
 from tests.commands.resume_scripts import BUGS, SOUND_SCRIPTS
-from tests.integrations.subjects import FRAMEWORKS
 
 RECIPE_BUGS = {
     # recipe: (status, the cause that is named first)

@@ -20,9 +20,9 @@ from tasuki.commands.verify import SamplesReport
 from tasuki.data.used import Used
 from tasuki.errors import EXIT_DONE, EXIT_FAILED, EXIT_RESUME_ME, TasukiError, UsageError
 from tasuki.runs.events import read_events
+from tests.adapters.subjects import FLAT, RANKS, STREAM, Subject, make_script
 from tests.harness.project import Project, make_project
 from tests.harness.samples import check_samples
-from tests.integrations.subjects import FLAT, RANKS, STREAM, Subject, make_script
 
 STAGES = [{"name": "one", "data": "d", "epochs": 5}, {"name": "two", "data": "d"}]
 DEFAULTS = {"clip": 0, "schedule": "constant", "warmup": 0, "save": {"every": "2 steps"}}

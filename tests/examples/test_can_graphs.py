@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.cli.person import Project, kill_leftovers, person_environment
-from tests.cli.warm_python import write_warm_python
+from tests.commands.person import Project, kill_leftovers, person_environment
+from tests.commands.warm_python import write_warm_python
 from tests.harness.faulty import used
 from tests.harness.warm import warm_server
 

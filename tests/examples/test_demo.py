@@ -9,7 +9,7 @@ import sys
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from tests.cli.person import Project, person_environment
+from tests.commands.person import Project, person_environment
 
 from tasuki.commands.demo import limit_for_three_jobs
 from tasuki.planning.cut import cut_into_jobs

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.cli.person import Project, kill_leftovers, person_environment
+from tests.commands.person import Project, kill_leftovers, person_environment
 
 import tasuki
 from tasuki.runs.metrics import read_metrics

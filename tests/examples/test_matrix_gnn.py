@@ -15,8 +15,8 @@ from types import ModuleType
 import h5py
 import numpy as np
 import pytest
-from tests.cli.person import Project, kill_leftovers, person_environment
-from tests.cli.warm_python import write_warm_python
+from tests.commands.person import Project, kill_leftovers, person_environment
+from tests.commands.warm_python import write_warm_python
 
 from tasuki.spec.load import load_spec
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.cli.person import Project, kill_leftovers, person_environment
-from tests.cli.warm_python import write_warm_python
+from tests.commands.person import Project, kill_leftovers, person_environment
+from tests.commands.warm_python import write_warm_python
 
 from tasuki.commands.compare import compare_runs
 from tasuki.runs.metrics import read_metrics

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.cli.person import Project, kill_leftovers, person_environment
-from tests.cli.warm_python import write_warm_python
+from tests.commands.person import Project, kill_leftovers, person_environment
+from tests.commands.warm_python import write_warm_python
 from torch.nn import functional
 
 from tasuki.commands.compare import compare_runs

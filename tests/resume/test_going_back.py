@@ -12,11 +12,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.checkpoint.commits import commit, position
-from tests.checkpoint.test_verify import rewrite
-from tests.cli.checkpoints import go_on, make_run, two_attempts
+from tests.commands.checkpoints import go_on, make_run, two_attempts
 from tests.harness.project import Project, differences, make_project
 from tests.harness.samples import check_samples
+from tests.unit.checkpoint.commits import commit, position
+from tests.unit.checkpoint.test_verify import rewrite
 
 from tasuki.checkpoint.lineage import find_latest, lineage, list_checkpoints
 from tasuki.checkpoint.manifest import parse_name

@@ -13,7 +13,7 @@ from tasuki.commands.why import tell_why
 from tasuki.runs.metrics import read_metrics
 from tasuki.runs.runs import RunFolder
 from tasuki.testing.slurm import Cluster
-from tests.integrations.test_ranks import ALIKE
+from tests.adapters.test_ranks import ALIKE
 from tests.slurm.test_allocation import wait
 from tests.slurm.test_runs import take_all_nodes
 

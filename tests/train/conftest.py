@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.cli.conftest import here, project, real_project, warm_python
+from tests.commands.conftest import here, project, real_project, warm_python
 
 __all__ = ["here", "project", "real_project", "warm_python"]

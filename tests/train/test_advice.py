@@ -10,8 +10,8 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from tests.cli.person import Project
-from tests.planning.test_cut import HOUR, work
+from tests.commands.person import Project
+from tests.unit.planning.test_cut import HOUR, work
 from torch import nn
 
 from tasuki.data.split import resolve_batch

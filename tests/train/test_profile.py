@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.cli.person import Project
+from tests.commands.person import Project
 from torch import nn
 
 import tasuki

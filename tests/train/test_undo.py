@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from tests.faults.test_nan import all_state
+from tests.resume.test_nan import all_state
 from torch import nn
 
 from tasuki.data.loader import MicroBatch

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tests.memory import models
+from tests.unit.memory import models
 from torch.utils.data import Dataset
 
 from tasuki.answers import Told

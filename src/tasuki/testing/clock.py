@@ -1,6 +1,6 @@
 """A clock that stands still until a test moves it.
 
-Passes the contract of `tasuki.clock.Clock` (tests/units/test_clock.py), so whatever takes a clock
+Passes the contract of `tasuki.clock.Clock` (tests/unit/test_clock.py), so whatever takes a clock
 takes this one:
 
     clock = FakeClock()

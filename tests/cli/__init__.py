@@ -1,1 +1,0 @@
-"""The command line as people use it: real processes, real files, a real terminal."""

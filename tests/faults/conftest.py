@@ -1,4 +1,0 @@
-"""A person in a project with warm workers, and a real cluster, for faults that they meet."""
-
-from tests.cli.conftest import here, project, warm_python  # noqa: F401
-from tests.slurm.conftest import cluster  # noqa: F401

@@ -1,0 +1,8 @@
+"""Projects and ways to type, as the tests of the command line have them."""
+
+from __future__ import annotations
+
+from tests.commands.conftest import finished, here, warm_python
+from tests.slurm.conftest import cluster
+
+__all__ = ["cluster", "finished", "here", "warm_python"]

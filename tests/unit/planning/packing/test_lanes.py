@@ -1,0 +1,141 @@
+"""Lanes can be carried out by whoever keeps to them, however long items really take."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tasuki.errors import PlanError
+from tasuki.planning.packing.lanes import PackedLane, lanes_of
+from tasuki.planning.packing.pack import pack
+from tasuki.planning.packing.place import choose_gpus
+from tasuki.planning.packing.use import fits, late_items, share_of_useful_time
+from tasuki.planning.packing.values import Item, ItemId, Placement, Pool
+from tests.unit.planning.packing.drawn import EFFORT, problems
+from tests.unit.planning.packing.test_pack import MINUTE, chain, five_experiments
+
+
+def item(stage: str, minutes: float, gpus: int = 1, *after: str) -> Item:
+    return Item(
+        experiment="e",
+        stage=stage,
+        seconds=minutes * MINUTE,
+        gpus=gpus,
+        after=tuple(ItemId("e", before) for before in after),
+    )
+
+
+def carry_out(
+    lanes: tuple[PackedLane, ...], lengths: dict[ItemId, float]
+) -> dict[ItemId, tuple[float, float, Placement]]:
+    """Each lane starts its next entry when the one before and all it waits for have ended."""
+    ran: dict[ItemId, tuple[float, float, Placement]] = {}
+    left = [(list(lane.entries), 0.0) for lane in lanes]
+    while any(entries for entries, _ in left):
+        moved = False
+        for number, (entries, free_s) in enumerate(left):
+            if entries and all(before in ran for before in entries[0].waits_for):
+                start = max([free_s, *(ran[before][1] for before in entries[0].waits_for)])
+                end = start + lengths[entries[0].placed.id]
+                ran[entries[0].placed.id] = (start, end, entries[0].placed)
+                left[number] = (entries[1:], end)
+                moved = True
+        assert moved, "lanes wait for each other for ever"
+    return ran
+
+
+@settings(max_examples=30, deadline=None)
+@given(problems(), st.randoms(use_true_random=False))
+def test_no_gpu_is_used_twice_and_no_cpu_too_many_however_long_items_take(
+    problem: tuple[list[Item], Pool], random: random.Random
+) -> None:
+    items, pool = problem
+    schedule = pack(items, pool, effort=EFFORT)
+    lengths = {i.id: i.seconds * random.choice([0.2, 1, 1, 3]) for i in items}
+    ran = carry_out(lanes_of(schedule), lengths)
+    assert sorted(ran) == sorted(i.id for i in items)
+    for start, _, placed in ran.values():
+        assert all(ran[before][1] <= start for before in placed.item.after)
+        beside = [
+            other
+            for begin, end, other in ran.values()
+            if begin <= start < end and other.node == placed.node
+        ]
+        gpus = [gpu for other in beside for gpu in other.gpus]
+        assert len(gpus) == len(set(gpus))
+        if pool.cpus_per_node is not None:
+            assert sum(other.item.cpus for other in beside) <= pool.cpus_per_node
+
+
+@settings(max_examples=15, deadline=None)
+@given(problems())
+def test_lanes_are_as_quick_as_the_schedule(problem: tuple[list[Item], Pool]) -> None:
+    schedule = pack(*problem, effort=EFFORT)
+    ran = carry_out(lanes_of(schedule), {p.id: p.end_s - p.start_s for p in schedule.placements})
+    for placed in schedule.placements:
+        assert ran[placed.id][0] <= placed.start_s + 1e-6
+
+
+def test_a_wide_lane_is_followed_by_narrow_ones_that_wait_for_it() -> None:
+    items = [item("wide", 60, 2), item("a", 30, 1, "wide"), item("b", 30, 1, "wide")]
+    lanes = lanes_of(pack(items, Pool(gpus_per_node=2)))
+    assert [lane.gpus for lane in lanes] == [(0, 1), (0,), (1,)]
+    assert [[e.waits_for for e in lane.entries] for lane in lanes] == [
+        [()],
+        [(ItemId("e", "wide"),)],
+        [(ItemId("e", "wide"),)],
+    ]
+
+
+def test_a_wide_item_waits_for_all_whose_gpus_it_takes() -> None:
+    items = [item("a", 30), item("b", 20), item("wide", 60, 2, "a")]
+    lanes = {lane.gpus: lane for lane in lanes_of(pack(items, Pool(gpus_per_node=2)))}
+    assert lanes[0, 1].entries[0].waits_for == (ItemId("e", "a"), ItemId("e", "b"))
+
+
+def test_the_five_experiments_run_in_a_lane_per_gpu() -> None:
+    lanes = lanes_of(pack(five_experiments(), Pool(gpus_per_node=4)))
+    assert [lane.gpus for lane in lanes] == [(0,), (1,), (2,), (3,)]
+
+
+def test_a_chain_stays_on_its_gpus() -> None:
+    items = [*chain("a", 10, 10, 10, gpus=2), *chain("b", 12, 12, gpus=2), *chain("c", 7, 7, 7)]
+    schedule = pack(items, Pool(gpus_per_node=8))
+    for experiment in "abc":
+        own = {p.gpus for p in schedule.placements if p.id.experiment == experiment}
+        assert len(own) == 1
+
+
+def test_gpus_are_neighbours_where_possible_in_the_smallest_gap() -> None:
+    assert choose_gpus({1, 2, 3, 4}, 2, []) == (2, 3)
+    assert choose_gpus({0, 1, 2, 3, 6, 7}, 2, []) == (6, 7)
+    assert choose_gpus({0, 2, 4}, 2, []) == (0, 2)
+    assert choose_gpus({0, 1, 2, 3}, 2, [(2, 3)]) == (2, 3)
+    assert choose_gpus({0, 1, 2, 3}, 1, [(2, 3)]) == (2,)
+
+
+# -- how a schedule fits ----------------------------------------------------------------------
+
+
+def test_a_schedule_fits_its_deadline_or_says_what_is_late() -> None:
+    schedule = pack(five_experiments(), Pool(gpus_per_node=4))
+    assert fits(schedule, deadline_s=6 * 60 * MINUTE)
+    assert fits(schedule, deadline_s=schedule.makespan_s)
+    assert not fits(schedule, deadline_s=2 * 60 * MINUTE)
+    assert late_items(schedule, deadline_s=schedule.makespan_s) == ()
+    late = late_items(schedule, deadline_s=2 * 60 * MINUTE)
+    assert ItemId("exp2", "stage1", "evaluate") in late and ItemId("exp2", "stage1") not in late
+
+
+def test_useful_time_is_counted_in_gpus_up_to_the_end() -> None:
+    items = [item("wide", 60, 2), item("narrow", 60, 1, "wide")]
+    schedule = pack(items, Pool(gpus_per_node=2))
+    assert share_of_useful_time(schedule) == pytest.approx(0.75)
+    assert share_of_useful_time(schedule, until_s=60 * MINUTE) == pytest.approx(1.0)
+    assert share_of_useful_time(schedule, until_s=240 * MINUTE) == pytest.approx(0.375)
+    assert share_of_useful_time(pack([], Pool(gpus_per_node=2))) == 1.0
+    with pytest.raises(PlanError, match="no time"):
+        share_of_useful_time(schedule, until_s=0)
