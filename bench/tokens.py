@@ -179,12 +179,7 @@ def _tokenize(folder: Path) -> Took:
         "force": True,
         "dry_run": False,
     }
-    return timed(lambda: work(order, _NoProgress()))  # type: ignore[arg-type]
-
-
-class _NoProgress:
-    def progress(self, what: str, done: int, total: int) -> None:
-        """Is not shown."""
+    return timed(lambda: work(order, lambda _: None))
 
 
 def _encode(folder: Path, texts: list[str]) -> Took:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import importlib
 import inspect
 import os
@@ -29,6 +30,7 @@ import typing
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
@@ -315,7 +317,7 @@ def _call(request: bytes, descriptor: int) -> _Returned | _Raised:
     try:
         call = msgspec.msgpack.decode(request, type=_Call)
         module, _, name = call.target.partition(":")
-        function = getattr(importlib.import_module(module), name)
+        function = getattr(_import(module), name)
         parameters = inspect.signature(function).parameters
         names = inspect.signature(function).bind_partial(*call.arguments).arguments
         hints = typing.get_type_hints(function)
@@ -336,6 +338,16 @@ def _call(request: bytes, descriptor: int) -> _Returned | _Raised:
     except Exception as error:
         text = f"{type(error).__name__}: {error}{place_of(error)}"
         return _raised(error, text, "", EXIT_FAILED)
+
+
+def _import(name: str) -> ModuleType:
+    """Import without looking for garbage: torch makes a million objects that all stay."""
+    gc.disable()
+    try:
+        return importlib.import_module(name)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _raised(error: BaseException, message: str, hint: str, exit_code: int) -> _Raised:
@@ -382,6 +394,9 @@ def _encode(value: Any) -> bytes:
 def _encode_other(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
+    for kind in (str, float, int):  # of which TorchVersion, or numpy's float64, is a subclass
+        if isinstance(value, kind):
+            return kind(value)
     raise TypeError(f"a {type(value).__name__} cannot be sent to or from a child process")
 
 

@@ -34,7 +34,7 @@ def write(project: Project, to: Path, **order: Any) -> dict[str, Any]:
         "file_format": "pt",
         "force": False,
     }
-    return work(given | order, None)  # type: ignore[arg-type]
+    return work(given | order)
 
 
 # -- the verb -------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
-"""Two checkpoints, entry by entry; `python -m tasuki.checkpoint.compare FD` for `checkpoint diff`.
+"""Two checkpoints, entry by entry, for `checkpoint diff`, which does it in a child process.
 
-A child process (answers.py) of the verb. What counts as a difference is decided by `difference`;
-here it is measured. Every byte is checked while it is read, one part of each at a time.
+What counts as a difference is decided by `difference`; here it is measured. Every byte is checked
+while it is read, one part of each at a time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tasuki.answers import Told, answer
 from tasuki.checkpoint.blobs import flat_bytes
 from tasuki.checkpoint.difference import first_difference
 from tasuki.checkpoint.entries import GROUPS, Place, group_entry, name_entry
@@ -25,6 +24,7 @@ from tasuki.checkpoint.manifest import Manifest
 from tasuki.checkpoint.parts import read_part
 from tasuki.checkpoint.verify import read_manifest
 from tasuki.errors import CheckpointError
+from tasuki.subprocesses import Progress, ProgressCallback
 
 _MAPPINGS = (dict, OrderedDict, defaultdict, Counter)
 _SCALARS = (type(None), bool, int, float, str)
@@ -276,11 +276,11 @@ def find_different_entries(a: str, b: str) -> list[DifferentEntry]:
     ]
 
 
-def work(order: Mapping[str, Any], told: Told) -> dict[str, Any]:
-    return _compare_folders(Path(order["a"]), Path(order["b"]), told=told).as_json()
+def work(order: Mapping[str, Any], progress: ProgressCallback) -> dict[str, Any]:
+    return _compare_folders(Path(order["a"]), Path(order["b"]), progress=progress).as_json()
 
 
-def _compare_folders(*paths: Path, told: Told | None = None) -> Comparison:
+def _compare_folders(*paths: Path, progress: ProgressCallback | None = None) -> Comparison:
     manifests = [read_manifest(path) for path in paths]
     num_parts = max(manifest.parts for manifest in manifests)
     comparison = Comparison()
@@ -288,8 +288,8 @@ def _compare_folders(*paths: Path, told: Told | None = None) -> Comparison:
         for part in range(num_parts):
             states = []
             for number, (path, manifest) in enumerate(zip(paths, manifests, strict=True)):
-                if told is not None:
-                    told.progress("comparing parts:", 2 * part + number, 2 * num_parts)
+                if progress is not None:
+                    progress(Progress("comparing parts:", 2 * part + number, 2 * num_parts))
                 states.append(_read(path, manifest, part))
             comparison.add_part(part, *states)
     except MemoryError as error:
@@ -305,7 +305,3 @@ def _read(path: Path, manifest: Manifest, part: int) -> object:
     if part >= manifest.parts:
         return _MISSING
     return read_part(path, part, records=manifest.files, frozen=manifest.frozen)
-
-
-if __name__ == "__main__":
-    answer(work)

@@ -1,7 +1,7 @@
-"""Weights as files for others; `python -m tasuki.checkpoint.export FD` does it for `tasuki export`.
+"""Weights as files for others: `tasuki export` calls `work` in a child process.
 
-A child process (answers.py) of the verb; the trainer calls `pack` itself at a stage's end. The
-weights are those of the run bit for bit, tied ones tied, with a note of where they come from.
+The trainer calls `pack` itself at a stage's end. The weights are those of the run bit for bit, tied
+ones tied, with a note of where they come from.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any
 
 from torch import Tensor
 
-from tasuki.answers import Told, answer
 from tasuki.checkpoint.lineage import find_latest
 from tasuki.checkpoint.parts import read_part
 from tasuki.checkpoint.torchfile import read_torch_metadata, to_torch_file
@@ -53,7 +52,7 @@ def is_exported(path: Path) -> bool:
     return _FROM in read_metadata(path) or _FROM in read_torch_metadata(path)
 
 
-def work(order: dict[str, Any], _: Told) -> dict[str, Any]:
+def work(order: dict[str, Any]) -> dict[str, Any]:
     run, path = RunFolder(Path(order["run"])), Path(order["to"])
     weights, step = _find_weights(run, order["stage"], order["source"])
     data = pack(path, weights, order["file_format"], run=run.name, stage=order["stage"], step=step)
@@ -94,7 +93,3 @@ def _refuse_another(path: Path, data: bytes, *, is_forced: bool) -> None:
         f"{path} exists, and holds something else",
         hint="give another name with `-o`, or replace it with `--force`",
     )
-
-
-if __name__ == "__main__":
-    answer(work)

@@ -12,7 +12,7 @@ from tasuki.cli.options import ManyValues, json_option, print_json, read_spec
 from tasuki.errors import EXIT_DONE, EXIT_FAILED, UsageError
 
 if TYPE_CHECKING:
-    from tasuki.answers import OnProgress
+    from tasuki.subprocesses import ProgressCallback
 
 
 @click.command(
@@ -71,7 +71,7 @@ def command(
 
 
 def _inspect(
-    sources: tuple[str, ...], chosen: dict[str, Any], *, check: bool, on_progress: OnProgress
+    sources: tuple[str, ...], chosen: dict[str, Any], *, check: bool, on_progress: ProgressCallback
 ) -> dict[str, Any]:
     from tasuki.commands.asking import Asking
     from tasuki.commands.inspect import inspect_files, inspect_spec, which_spec

@@ -165,7 +165,7 @@ def _near_options(error: click.NoSuchOption) -> str:
 
 
 def _words_of(error: BaseException) -> str:
-    """What answers.py says of a child that was at work; click makes an Abort of the interrupt."""
+    """Say where a child process was; click makes an Abort of the interrupt."""
     source = error.__cause__ or error
     return str(source) if isinstance(source, KeyboardInterrupt) else ""
 

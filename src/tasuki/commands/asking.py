@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tasuki.answers import OnProgress
+from tasuki.subprocesses import ProgressCallback
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asking:
     python: str
     environment: Mapping[str, str]
-    on_progress: OnProgress = lambda _: None
+    on_progress: ProgressCallback = lambda _: None

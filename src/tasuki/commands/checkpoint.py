@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tasuki.answers import OnProgress, Progress, ask
+from tasuki import subprocesses
 from tasuki.checkpoint.entries import GROUPS, Entry, list_entries
 from tasuki.checkpoint.examine import Examined, Examiner, Finding
 from tasuki.checkpoint.leftovers import Leftover, list_leftovers, measure
@@ -26,6 +26,7 @@ from tasuki.runs.claims import highest_claim, list_claims, parent_of
 from tasuki.runs.find import is_remains
 from tasuki.runs.remains import what_is_gone
 from tasuki.runs.runs import RunFolder
+from tasuki.subprocesses import Progress, ProgressCallback
 
 _GLOB = set("*?[")
 
@@ -246,7 +247,7 @@ def verify_checkpoints(
     *,
     runs: Path,
     is_all: bool = False,
-    on_progress: OnProgress = lambda _: None,
+    on_progress: ProgressCallback = lambda _: None,
 ) -> dict[str, Any]:
     """Every byte of every checkpoint that is meant."""
     chosen = find_runs(None, runs) if is_all else [_named_or_only(text, runs)]
@@ -274,7 +275,7 @@ def _paths_of(meant: Meant) -> list[Path]:
 class _Counter:
     """Bytes that were read, as progress in MB."""
 
-    on_progress: OnProgress
+    on_progress: ProgressCallback
     total: int
     done: int = 0
 
@@ -360,7 +361,7 @@ class ComparedBy:
 
     python: str
     environment: Mapping[str, str]
-    on_progress: OnProgress = lambda _: None
+    on_progress: ProgressCallback = lambda _: None
 
 
 def diff_checkpoints(
@@ -369,12 +370,13 @@ def diff_checkpoints(
     """Where two states differ, and by how much. Both are checked byte by byte on the way."""
     meant = [find_checkpoint(text, runs) for text in (a, b)]
     sides = [_side(one, now) for one in meant]
-    told: dict[str, Any] = ask(
-        "tasuki.checkpoint.compare",
+    told: dict[str, Any] = subprocesses.run(
+        "tasuki.checkpoint.compare:work",
         {"a": sides[0]["folder"], "b": sides[1]["folder"]},
         python=asking.python,
         environment=asking.environment,
-        on_progress=asking.on_progress,
+        progress=asking.on_progress,
+        result=dict[str, Any],
     )
     return {"format": FORMAT, "equal": told["equal"], "a": sides[0], "b": sides[1], **told}
 

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasuki.answers import OnProgress, ask
+from tasuki import subprocesses
 from tasuki.errors import DataError
 from tasuki.runs.nearby import look_beside
+from tasuki.subprocesses import ProgressCallback
 
-_SAMPLES = "tasuki.data.curate.work"
-_TOKENS = "tasuki.data.tokens.work"
+_SAMPLES = "tasuki.data.curate.work:work"
+_TOKENS = "tasuki.data.tokens.work:work"
 _TEXT = (".jsonl", ".json", ".txt", ".md", ".parquet")
 _HDF5 = (".h5", ".hdf5")
 _PATTERN = "*?["
@@ -25,20 +26,21 @@ class DataWork:
 
     python: str
     environment: Mapping[str, str]
-    on_progress: OnProgress = lambda _: None
+    on_progress: ProgressCallback = lambda _: None
     force: bool = False
     is_dry: bool = False
 
     def ask(
-        self, verb: str, files: Sequence[str], *, module: str = _SAMPLES, **more: Any
+        self, verb: str, files: Sequence[str], *, target: str = _SAMPLES, **more: Any
     ) -> dict[str, Any]:
         order = {"verb": verb, "files": list(files), "force": self.force, "dry_run": self.is_dry}
-        answer: dict[str, Any] = ask(
-            module,
+        answer: dict[str, Any] = subprocesses.run(
+            target,
             order | more,
             python=self.python,
             environment=self.environment,
-            on_progress=self.on_progress,
+            progress=self.on_progress,
+            result=dict[str, Any],
         )
         return answer
 
@@ -75,7 +77,7 @@ def check_files(
     _refuse_folders_of_tokens(samples)
     found = []
     if tokens:
-        found.append(work.ask("check", tokens, module=_TOKENS, fix=fix))
+        found.append(work.ask("check", tokens, target=_TOKENS, fix=fix))
     if samples:
         found.append(work.ask("check", samples, fix=fix, output=where, allow=list(allow)))
     return found[0] if len(found) == 1 else _join_checks(*found)
@@ -140,7 +142,7 @@ def tokenize_files(
     return work.ask(
         "tokenize",
         files,
-        module=_TOKENS,
+        target=_TOKENS,
         output=str(output),
         tokenizer=str(tokenizer) if tokenizer is not None else None,
         train=train,

@@ -3,7 +3,7 @@
 Reads the spec, looks at data and recipe in a child (outlook.py), puts beside it what is given and
 what past runs taught, and says for each bucket of each stage what to ask for. Where a step cannot
 be traced the child takes a few real ones, on what is here. Writes nothing but what `runs/.probes`
-keeps of the child's answers.
+keeps of the child's results.
 """
 
 from __future__ import annotations

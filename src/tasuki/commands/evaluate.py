@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasuki.answers import OnProgress, ask
+from tasuki import subprocesses
 from tasuki.commands.commands import refuse_commands
 from tasuki.commands.finished import finished_stage, open_run, stage_named
 from tasuki.commands.machine import cpus_for, device_for, look_around
@@ -26,6 +26,7 @@ from tasuki.spec.resolved import (
     to_plain,
 )
 from tasuki.spec.values import Sizes
+from tasuki.subprocesses import ProgressCallback
 from tasuki.train.allocator import choose_allocator
 
 
@@ -167,7 +168,7 @@ def evaluate_weights(
     is_few: bool = False,
     python: str,
     environment: dict[str, str],
-    on_progress: OnProgress = lambda _: None,
+    on_progress: ProgressCallback = lambda _: None,
 ) -> dict[str, Any]:
     """The values of `--json`. The work is done in a child process."""
     stage, cluster = evaluation.stage, evaluation.cluster
@@ -189,8 +190,8 @@ def evaluate_weights(
         "benchmark": benchmark,
         "is_few": is_few,
     }
-    found = ask(
-        "tasuki.train.assess",
+    found = subprocesses.run(
+        "tasuki.train.assess:work",
         order,
         python=python,
         environment={
@@ -198,8 +199,9 @@ def evaluate_weights(
             **choose_allocator(stage.allocator, environment, device=device).variables,
             "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # as a run's own evaluation has it
         },
-        folder=os.fspath(evaluation.folder),
-        on_progress=on_progress,
+        cwd=os.fspath(evaluation.folder),
+        progress=on_progress,
+        result=dict[str, Any],
     )
     return {
         "format": FORMAT,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasuki.answers import ask
+from tasuki import subprocesses
 from tasuki.commands.commands import refuse_commands
 from tasuki.commands.finished import FrozenRun, finished_stage, open_run, stage_named
 from tasuki.errors import UsageError
@@ -61,12 +61,13 @@ def export_run(
         "file_format": file_format,
         "force": wanted.force,
     }
-    written = ask(
-        "tasuki.checkpoint.export",
+    written = subprocesses.run(
+        "tasuki.checkpoint.export:work",
         order,
         python=python,
         environment=environment,
-        folder=os.fspath(run.folder.path),
+        cwd=os.fspath(run.folder.path),
+        result=dict[str, Any],
     )
     return {**told, **written}
 

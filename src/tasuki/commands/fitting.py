@@ -16,7 +16,6 @@ from typing import Any
 
 import msgspec
 
-from tasuki.answers import ChildFailed
 from tasuki.commands.asking import Asking
 from tasuki.commands.candidates import (
     CHECKPOINTING,
@@ -321,7 +320,7 @@ def _ask_one_by_one(cases: Sequence[_Case], prospect: Prospect, card: Card) -> N
     """With recomputing: a model without blocks must not stand in the way of the others."""
     try:
         _ask(cases, [[True]] * len(cases), prospect, card)
-    except ChildFailed as error:
+    except TasukiError as error:
         if len(cases) == 1:
             cases[0].trouble = error.message
             return

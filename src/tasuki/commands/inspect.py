@@ -11,9 +11,9 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from tasuki.answers import ask
+from tasuki import subprocesses
 from tasuki.commands.asking import Asking
 from tasuki.commands.data import DataWork, check_files
 from tasuki.commands.inspect_batches import add_batches
@@ -23,6 +23,8 @@ from tasuki.runs.atomic import FORMAT, read_json
 from tasuki.spec.resolved import ResolvedExperiment, ResolvedSpec, ResolvedStage
 
 _NUM_LARGEST = 10
+
+Result = TypeVar("Result")
 
 
 def which_spec(sources: Sequence[str]) -> str | None:
@@ -52,7 +54,9 @@ def inspect_files(sources: Sequence[str], *, check: bool, asking: Asking) -> dic
     """What HDF5 files hold: files, folders and patterns."""
     for source in sources:
         _refuse_tokens(source)
-    found = _ask("tasuki.data.hdf5.inspect", {"sources": list(sources)}, asking)
+    found = _ask(
+        "tasuki.data.hdf5.inspect:work", {"sources": list(sources)}, asking, dict[str, Any]
+    )
     answer = {"format": FORMAT, "source": shlex.join(sources), **found}
     if check:
         answer["check"] = _check([file["file"] for file in found["files"]], asking)
@@ -89,7 +93,9 @@ def inspect_spec(
     chosen = choose_experiments(spec, experiments, tuple(stages) or spec.only_stages)
     parts = list(_parts_of(chosen, tuple(stages) or spec.only_stages))
     order = {"folder": spec.folder, "parts": [part.order() for part in parts]}
-    answers = _ask("tasuki.train.inspect", order, asking, folder=spec.folder) if parts else []
+    kind = list[dict[str, Any] | None]
+    target = "tasuki.train.inspect:work"
+    answers = _ask(target, order, asking, kind, folder=spec.folder) if parts else []
     pairs = [(part, facts) for part, facts in zip(parts, answers, strict=True) if facts]
     if not pairs:
         raise UsageError(
@@ -231,12 +237,19 @@ def _check(files: Sequence[str], asking: Asking) -> dict[str, Any]:
     return check_files(files, work=work)
 
 
-def _ask(module: str, order: Mapping[str, Any], asking: Asking, folder: str | None = None) -> Any:
-    return ask(
-        module,
+def _ask(
+    target: str,
+    order: Mapping[str, Any],
+    asking: Asking,
+    result: type[Result],
+    folder: str | None = None,
+) -> Result:
+    return subprocesses.run(
+        target,
         order,
         python=asking.python,
         environment=asking.environment,
-        folder=folder,
-        on_progress=asking.on_progress,
+        cwd=folder,
+        progress=asking.on_progress,
+        result=result,
     )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tasuki.answers import ChildLate, ask
+from tasuki import subprocesses
 from tasuki.clock import SystemClock
 from tasuki.commands.kept import Keeper, packages_here, stamps_of
 from tasuki.commands.machine import processor_here
@@ -156,8 +156,8 @@ def _ask_child(
     names = [stage.name for stage in stages]
     bench.on_progress(f"measuring some steps of {', '.join(names)}")
     try:
-        answer: dict[str, Any] = ask(
-            "tasuki.train.measure",
+        answer: dict[str, Any] = subprocesses.run(
+            "tasuki.train.measure:work",
             {
                 "experiment": to_plain(experiment),
                 "stages": names,
@@ -171,11 +171,11 @@ def _ask_child(
             },
             python=bench.python,
             environment=bench.environment,
-            folder=bench.folder,
-            within_s=_WITHIN_S,
+            cwd=bench.folder,
+            timeout_s=_WITHIN_S,
+            result=dict[str, Any],
         )
-    except ChildLate as late:
-        given_up = f"measuring `{experiment.name}` was given up after {_WITHIN_S} s"
-        bench.on_progress(f"{given_up}: {late.doing}")
+    except subprocesses.SubprocessTimeoutError as error:
+        bench.on_progress(f"measuring `{experiment.name}` was given up: {error.message}")
         return {"stages": {}, "code": {}}
     return answer

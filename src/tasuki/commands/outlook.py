@@ -11,12 +11,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tasuki.answers import ChildFailed
 from tasuki.commands.asking import Asking
 from tasuki.commands.machine import Machine, device_for, gpu_here, memory_here
 from tasuki.commands.predict import Foretold, Oracle
 from tasuki.data.split import resolve_batch
-from tasuki.errors import UsageError
+from tasuki.errors import TasukiError, UsageError
 from tasuki.estimation.fitted import (
     BucketFit,
     Card,
@@ -156,7 +155,7 @@ class Prospect:
             own = [one for one in outlooks if _device(one.card) == device]
             try:
                 self._oracle(own[0].card).foretell([checkpointing(one.stage) for one in own])
-            except ChildFailed as error:  # a model without blocks, say: no reason to tell nothing
+            except TasukiError as error:  # a model without blocks, say: no reason to tell nothing
                 self._refused |= dict.fromkeys((one.stage.name for one in own), error.message)
 
     def _remedies(self, one: Outlook) -> tuple[str, ...]:

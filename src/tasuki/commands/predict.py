@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tasuki.answers import ask
+from tasuki import subprocesses
 from tasuki.commands.asking import Asking
 from tasuki.commands.kept import NO_FILES, Keeper, stamps_of
 from tasuki.errors import StoreError
@@ -140,8 +140,8 @@ class Oracle:
         known = [self._facts_of(stage) for stage in stages]
         for stage in stages:
             self._look_for_probes(stage)
-        found = ask(
-            "tasuki.train.survey",
+        found = subprocesses.run(
+            "tasuki.train.survey:survey",
             {
                 "folder": self.folder,
                 "device": self.device,
@@ -155,8 +155,9 @@ class Oracle:
             },
             python=asking.python,
             environment=asking.environment,
-            folder=self.folder,
-            on_progress=asking.on_progress,
+            cwd=self.folder,
+            progress=asking.on_progress,
+            result=dict[str, Any],
         )
         for stage, facts, stamp in zip(stages, found["facts"], stamps, strict=True):
             key = self._facts_key(stage)

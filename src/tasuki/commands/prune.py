@@ -13,7 +13,6 @@ from typing import Any
 
 import msgspec
 
-from tasuki.answers import OnProgress, Progress
 from tasuki.checkpoint.examine import Examiner
 from tasuki.checkpoint.leftovers import (
     is_superseded,
@@ -33,6 +32,7 @@ from tasuki.runs.claims import highest_claim, parent_of
 from tasuki.runs.runs import RunFolder
 from tasuki.runs.view import live_holder
 from tasuki.spec.resolved import experiment_from_plain
+from tasuki.subprocesses import Progress, ProgressCallback
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class _Judge:
     """Is a checkpoint good? Every byte is read; what cannot be judged stops everything."""
 
     run: RunFolder
-    on_progress: OnProgress
+    on_progress: ProgressCallback
     examiner: Examiner = field(init=False)
     num_good: int = 0
     read: int = 0
@@ -81,7 +81,7 @@ def prune_run(
     now: float,
     keep: int | None = None,
     is_dry: bool = False,
-    on_progress: OnProgress = lambda _: None,
+    on_progress: ProgressCallback = lambda _: None,
 ) -> dict[str, Any]:
     """Remove what is no longer needed; the values of `--json`."""
     if keep is not None and keep < MIN_KEEP:

@@ -15,7 +15,6 @@ from typing import Any, Literal
 import msgspec
 
 from tasuki import subprocesses
-from tasuki.answers import ask
 from tasuki.commands.discover import look_with
 from tasuki.commands.machine import cpus_for, device_for, look_around
 from tasuki.commands.plan_request import choose_with_recipe, gpus_of
@@ -279,14 +278,14 @@ def _find_batch_sizes(
         "threads": cpus,
         "is_bounded": False,
     }
-    on_progress: Any = progress or (lambda _: None)
-    found = ask(
-        "tasuki.memory.batch_size",
+    found = subprocesses.run(
+        "tasuki.memory.batch_size:work",
         request,
         python=sys.executable,
         environment=environment,
-        folder=spec.folder,
-        on_progress=on_progress,
+        cwd=spec.folder,
+        progress=progress,
+        result=dict[str, Any],
     )
     capacity, factor = found["capacity_bytes"], stage.safety_factor
     if capacity is None:

@@ -3,7 +3,7 @@
 Pure, and free of torch: keys are made of a stage's plain values, so that what was found out once is
 found again without importing anything. What a key cannot hold (code, data, torch's version) is kept
 beside the answer and compared (commands/kept.py). Used by commands/predict.py, commands/measure.py
-and train/surveyed.py.
+and train/survey.py.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""`python -m tasuki.memory.batch_size FD`: the largest micro-batch that fits a device, by bucket,
-for its caller (answers.py): a run's first start, and `tasuki tune --batch-size`.
+"""The largest micro-batch that fits a device, by bucket.
+
+A run's first start and `tasuki tune --batch-size` call `work`.
 
 A child process, which leaves nothing behind and has touched nothing of the run when it ends. The
 order: {"stage": as plain values, "paths": where recipes lie, "device": "cuda:0" | "cpu", "ranks":
@@ -23,7 +24,6 @@ from typing import Any
 import msgspec
 import torch
 
-from tasuki.answers import Told, answer
 from tasuki.data.fetch import seed_everything
 from tasuki.data.order import Order
 from tasuki.errors import TasukiError
@@ -34,6 +34,7 @@ from tasuki.memory.by_cost import probe_by_cost, worst_of
 from tasuki.memory.child import work as trace
 from tasuki.memory.tuner import CostTuner, Tuner, beside_here
 from tasuki.spec.resolved import ResolvedStage, stage_from_plain, to_plain
+from tasuki.subprocesses import Progress, ProgressCallback
 from tasuki.testing.memory import VARIABLE, memory_cap
 from tasuki.train.data import StageData, prepare_data
 from tasuki.train.gauge import open_gauge
@@ -46,7 +47,7 @@ _NO_LIMIT = "the memory of this device has no limit that is known"
 _OWN_LOADER = "the recipe brings a loader of its own, which makes its batches itself"
 
 
-def work(order: dict[str, Any], told: Told) -> dict[str, Any]:
+def work(order: dict[str, Any], progress: ProgressCallback) -> dict[str, Any]:
     _die_with(order.get("parent"))
     warnings.simplefilter("ignore")
     stage = stage_from_plain(order["stage"])
@@ -55,19 +56,19 @@ def work(order: dict[str, Any], told: Told) -> dict[str, Any]:
     if device.type == "cpu" and not cap:
         return {"capacity_bytes": None, "reason": _NO_LIMIT}
     assert stage.recipe is not None
-    told.begin("opening the data")
+    progress(Progress("opening the data"))
     seed_everything(start_seed(stage, "model", 0))
     recipe = load_recipe(stage.recipe, stage.params, paths=[Path(p) for p in order["paths"]])
     data = prepare_data(recipe, stage, rank=0, world=order["ranks"])
     if not isinstance(data.order, Order):
         return {"capacity_bytes": None, "reason": _OWN_LOADER}
     is_by_cost = data.split.costs is not None
-    probe, untraced = _traced(recipe, stage, data, order, told)
+    probe, untraced = _traced(recipe, stage, data, order, progress)
     apply_settings(threads=order["threads"], exact=stage.exact)
     apply_precision(stage.precision, device)
     with _capped(device):
         kind = CostTuner if is_by_cost else Tuner
-        return kind(recipe, stage, data, order, told).answer(probe, untraced)
+        return kind(recipe, stage, data, order, progress).answer(probe, untraced)
 
 
 def _die_with(parent: int | None) -> None:
@@ -79,7 +80,11 @@ def _die_with(parent: int | None) -> None:
 
 
 def _traced(
-    recipe: Any, stage: ResolvedStage, data: StageData, order: Mapping[str, Any], told: Told
+    recipe: Any,
+    stage: ResolvedStage,
+    data: StageData,
+    order: Mapping[str, Any],
+    progress: ProgressCallback,
 ) -> tuple[Probe | CostProbes | None, dict[str, str] | None]:
     """What cannot be traced is measured."""
     is_by_cost = data.split.costs is not None
@@ -87,11 +92,11 @@ def _traced(
     asked = {"folder": order["paths"][0], "device": kind, "ranks": order["ranks"]}
     try:
         if is_by_cost:
-            found = _traced_by_cost(recipe, stage, data, asked, told)
+            found = _traced_by_cost(recipe, stage, data, asked, progress)
         else:
             # Two micro-batches: gradients of the first lie there during the second.
             twice = msgspec.structs.replace(stage, accumulation=2)
-            found = trace({**asked, "stage": to_plain(twice)}, told)
+            found = trace({**asked, "stage": to_plain(twice)}, progress)
     except TasukiError as error:
         return None, {"op": "", "reason": error.message}
     except Exception as error:
@@ -104,10 +109,14 @@ def _traced(
 
 
 def _traced_by_cost(
-    recipe: Any, stage: ResolvedStage, data: StageData, asked: dict[str, Any], told: Told
+    recipe: Any,
+    stage: ResolvedStage,
+    data: StageData,
+    asked: dict[str, Any],
+    progress: ProgressCallback,
 ) -> dict[str, Any]:
     """Traced once more about the budget that is likely: of half the cost samples are others."""
-    found = probe_by_cost(recipe, stage, data, asked, told)
+    found = probe_by_cost(recipe, stage, data, asked, progress)
     if found["probe"] is None:
         return found
     device = torch.device(asked["device"])
@@ -121,7 +130,7 @@ def _traced_by_cost(
         return found
     buckets = msgspec.structs.replace(stage.buckets, budget=likely)
     closer = msgspec.structs.replace(stage, buckets=buckets)
-    again = probe_by_cost(recipe, closer, data, asked, told)
+    again = probe_by_cost(recipe, closer, data, asked, progress)
     return found if again["probe"] is None else again
 
 
@@ -134,7 +143,3 @@ def _cost_probes(found: Mapping[str, Any], data: StageData) -> CostProbes:
 def _capped(device: torch.device) -> contextlib.AbstractContextManager[object]:
     cap = os.environ.get(VARIABLE)
     return memory_cap(cap) if cap and device.type == "cpu" else contextlib.nullcontext()
-
-
-if __name__ == "__main__":
-    answer(work)

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tasuki.answers import Told
 from tasuki.data.fetch import Request
 from tasuki.data.order import Order
 from tasuki.data.worst import WorstBatches
@@ -22,6 +21,7 @@ from tasuki.memory.child import MOST_BYTES, Traced, origin, plain_cause, real_st
 from tasuki.memory.fit import Fit, Point, fit_line
 from tasuki.memory.measured import Unmeasured, Wanted, measured_instead
 from tasuki.spec.resolved import ResolvedStage
+from tasuki.subprocesses import ProgressCallback
 from tasuki.train.data import StageData
 from tasuki.train.footprint import count_bytes, tensors_in
 
@@ -45,20 +45,24 @@ def worst_of(data: StageData) -> WorstBatches:
 
 
 def probe_by_cost(
-    recipe: Any, stage: ResolvedStage, data: StageData, order: dict[str, Any], told: Told
+    recipe: Any,
+    stage: ResolvedStage,
+    data: StageData,
+    order: dict[str, Any],
+    progress: ProgressCallback,
 ) -> dict[str, Any]:
     """{"probe", "small": probe files | null, "untraced", "unmeasured"}; `order` as child.py has
     it."""
     apply_settings(threads=1, exact=stage.exact)
     known = {"probe": None, "small": None, "untraced": None, "unmeasured": None}
     try:
-        return {**known, **_traced(recipe, stage, data, order, told)}
+        return {**known, **_traced(recipe, stage, data, order, progress)}
     except Untraceable as error:
         known |= {"untraced": plain_cause(error)}  # type: ignore[dict-item]
         if not order.get("may_measure", False) or not worst_of(data).dearest:
             return known
         try:
-            return {**known, **_measured(recipe, stage, data, error, order, told)}
+            return {**known, **_measured(recipe, stage, data, error, order, progress)}
         except Unmeasured as trouble:
             return {**known, "unmeasured": trouble.message}
 
@@ -69,11 +73,11 @@ def _measured(
     data: StageData,
     error: Untraceable,
     order: dict[str, Any],
-    told: Told,
+    progress: ProgressCallback,
 ) -> dict[str, Any]:
     """Small micro-batches, as real ones take time: of the dearest samples and of even ones."""
     worst = worst_of(data)
-    steps = real_steps(recipe, stage, order, told)
+    steps = real_steps(recipe, stage, order, progress)
     most = min(worst.whole, stage.buckets.given_budget or worst.whole)
     budget = max(min(most, _DEAREST * worst.dearest), worst.dearest)
     about, found = origin(recipe, stage, order), {}
@@ -96,7 +100,11 @@ def _later(data: StageData, batch: Batch) -> Wanted:
 
 
 def _traced(
-    recipe: Any, stage: ResolvedStage, data: StageData, order: dict[str, Any], told: Told
+    recipe: Any,
+    stage: ResolvedStage,
+    data: StageData,
+    order: dict[str, Any],
+    progress: ProgressCallback,
 ) -> dict[str, Any]:
     worst = worst_of(data)
     if not worst.dearest:
@@ -113,9 +121,9 @@ def _traced(
         times = _FAR if is_far else _NEAR
         wanted[place] = _fetched(data, (times * samples, times * cost))
     traced = Traced(recipe, stage, None, device=order["device"], ranks=int(order["ranks"]))
-    large, small = _fits(traced, wanted, told, times=1)
+    large, small = _fits(traced, wanted, progress, times=1)
     if not (large.is_exact and small.is_exact):
-        large, small = _fits(traced, wanted, told, times=2)
+        large, small = _fits(traced, wanted, progress, times=2)
     about = origin(recipe, stage, order)
     return {
         name: {**one.to_plain(), **about, "unit": "cost", "notes": _notes(one, traced)}
@@ -141,9 +149,9 @@ def _fetched(data: StageData, batch: Batch) -> tuple[Point, Any]:
 
 
 def _fits(
-    traced: Traced, wanted: list[tuple[Point, Any]], told: Told, *, times: int
+    traced: Traced, wanted: list[tuple[Point, Any]], progress: ProgressCallback, *, times: int
 ) -> tuple[Fit, Fit]:
-    traces = traced.traces_of(wanted, told, times=times)
+    traces = traced.traces_of(wanted, progress, times=times)
     (low, high, *others), (less, more, *rest) = traces[:4], traces[4:]
     return fit_line(low, high, held_back=others), fit_line(less, more, held_back=rest)
 

@@ -1,4 +1,4 @@
-"""`python -m tasuki.memory.child FD`: the probe file of a stage, for who asks (answers.py).
+"""The probe file of a stage: a child process of `estimate` and `plan` calls `work`.
 
 The order: {"stage": as plain values, "folder": the spec's, "device": "cuda" | "cpu", "ranks": 1,
 "sizes": [] (those of the data), "may_measure": false}. The answer: {"probe": a probe file,
@@ -24,7 +24,6 @@ import msgspec
 import torch
 from torch import nn
 
-from tasuki.answers import Told, answer
 from tasuki.data.fetch import seed_everything
 from tasuki.loop.exact import apply_settings
 from tasuki.memory.batches import Batches, Points, choose_points
@@ -35,6 +34,7 @@ from tasuki.memory.measured import RealSteps, Unmeasured
 from tasuki.memory.steps import Device, opened
 from tasuki.memory.trace import Trace
 from tasuki.spec.resolved import ResolvedStage, stage_from_plain
+from tasuki.subprocesses import Progress, ProgressCallback
 from tasuki.train.footprint import count_bytes, tensors_in
 from tasuki.train.prepare import start_seed
 from tasuki.train.recipe import load_recipe
@@ -46,7 +46,7 @@ MOST_BYTES = 256 << 20
 """Of a batch on the host, for a check far beyond the probes."""
 
 
-def work(order: dict[str, Any], told: Told) -> dict[str, Any]:
+def work(order: dict[str, Any], progress: ProgressCallback) -> dict[str, Any]:
     os.nice(_NICE)
     warnings.simplefilter("ignore")
     stage = stage_from_plain(order["stage"])
@@ -56,25 +56,29 @@ def work(order: dict[str, Any], told: Told) -> dict[str, Any]:
     recipe = load_recipe(stage.recipe, stage.params, paths=[Path(order["folder"])])
     batches = Batches(recipe, stage, sizes=order.get("sizes", ()))
     try:
-        plain = _traced(recipe, stage, batches, order, told)
+        plain = _traced(recipe, stage, batches, order, progress)
     except Untraceable as error:
-        return _measured(recipe, stage, batches, error, order, told)
+        return _measured(recipe, stage, batches, error, order, progress)
     about = origin(recipe, stage, order)
     return {"probe": {**plain, **about}, "untraced": None, "unmeasured": None}
 
 
 def _traced(
-    recipe: Any, stage: ResolvedStage, batches: Batches, order: dict[str, Any], told: Told
+    recipe: Any,
+    stage: ResolvedStage,
+    batches: Batches,
+    order: dict[str, Any],
+    progress: ProgressCallback,
 ) -> dict[str, Any]:
     ranks = int(order.get("ranks", 1))
     traced = Traced(recipe, stage, batches, device=order["device"], ranks=ranks)
-    found = traced.fitted(choose_points(batches.sizes), told)
+    found = traced.fitted(choose_points(batches.sizes), progress)
     if not found.is_exact and len(batches.sizes) > 1:
         traced.notes.append(
             f"memory is not a function of batch and size alone ({found.reason}): the figures are "
             f"those of the largest size, {batches.sizes[-1]}"
         )
-        found = traced.fitted(choose_points(batches.sizes[-1:]), told)
+        found = traced.fitted(choose_points(batches.sizes[-1:]), progress)
     if not found.is_exact:
         traced.notes.append(f"steps of different batches differ: {found.reason}")
     return {**found.to_plain(), "notes": traced.all_notes()}
@@ -86,13 +90,13 @@ def _measured(
     batches: Batches,
     error: Untraceable,
     order: dict[str, Any],
-    told: Told,
+    progress: ProgressCallback,
 ) -> dict[str, Any]:
     answer = {"probe": None, "untraced": plain_cause(error), "unmeasured": None}
     if not order.get("may_measure", False):
         return answer
     try:
-        plain = real_steps(recipe, stage, order, told).fitted(batches, error)
+        plain = real_steps(recipe, stage, order, progress).fitted(batches, error)
     except Unmeasured as trouble:
         return {**answer, "unmeasured": trouble.message}
     return {**answer, "probe": {**plain, **origin(recipe, stage, order)}}
@@ -102,7 +106,9 @@ def plain_cause(error: Untraceable) -> dict[str, str]:
     return {"op": error.op, "reason": error.reason}
 
 
-def real_steps(recipe: Any, stage: ResolvedStage, order: dict[str, Any], told: Told) -> RealSteps:
+def real_steps(
+    recipe: Any, stage: ResolvedStage, order: dict[str, Any], progress: ProgressCallback
+) -> RealSteps:
     """As the order wants them."""
     ranks = int(order.get("ranks", 1))
     return RealSteps(
@@ -111,7 +117,7 @@ def real_steps(recipe: Any, stage: ResolvedStage, order: dict[str, Any], told: T
         device=order["device"],
         ranks=ranks,
         accumulates=_accumulates(stage, ranks),
-        told=told,
+        progress=progress,
     )
 
 
@@ -154,8 +160,8 @@ class Traced:
             stage = msgspec.structs.replace(stage, compile=False)
         self._stage = stage
 
-    def fitted(self, points: Points, told: Told) -> Fit:
-        *used, held_back = self._traces(points, told, times=1)
+    def fitted(self, points: Points, progress: ProgressCallback) -> Fit:
+        *used, held_back = self._traces(points, progress, times=1)
         found = fit(used, held_back=held_back)
         if found.is_exact:
             return found
@@ -164,11 +170,11 @@ class Traced:
         num = len(points.used)
         # A loop over samples takes the longer the more there are.
         is_quick = held_back.ops <= max(_MOST_OPS, 2 * used[-1].ops)
-        traces = self._traces(points, told, times=2, goes_farther=is_quick)
+        traces = self._traces(points, progress, times=2, goes_farther=is_quick)
         return fit(traces[:num], held_back=traces[num], farther=traces[num + 1 :])
 
     def _traces(
-        self, points: Points, told: Told, *, times: int, goes_farther: bool = False
+        self, points: Points, progress: ProgressCallback, *, times: int, goes_farther: bool = False
     ) -> list[Trace]:
         """The last of so many steps at each point."""
         assert self._batches is not None
@@ -181,10 +187,10 @@ class Traced:
         ]
         wanted = [*zip(points.used, used, strict=True)]
         wanted += [(point, self._batches.at(*point)) for point in fitting or [points.near]]
-        return self.traces_of(wanted, told, times=times)
+        return self.traces_of(wanted, progress, times=times)
 
     def traces_of(
-        self, wanted: Sequence[tuple[Point, Any]], told: Told, *, times: int
+        self, wanted: Sequence[tuple[Point, Any]], progress: ProgressCallback, *, times: int
     ) -> list[Trace]:
         """Of these batches, one after another."""
         found = []
@@ -193,7 +199,7 @@ class Traced:
         ) as traced:
             # The first is thrown away: the optimizer's states come in it.
             for number, ((batch, size), data) in enumerate([wanted[0], *wanted]):
-                told.progress("tracing a step", number, len(wanted) + 1)
+                progress(Progress("tracing a step", number, len(wanted) + 1))
                 for _ in range(times):
                     trace = traced.trace(
                         data, batch=batch, size=size, accumulation=self._accumulation
@@ -235,7 +241,3 @@ def _code_of(recipe: Any, folder: Path) -> dict[str, str]:
         for file in sorted(files)
         if file.is_file()
     }
-
-
-if __name__ == "__main__":
-    answer(work)

@@ -21,7 +21,6 @@ import msgspec
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tasuki.answers import Told
 from tasuki.data.loader import MicroBatch
 from tasuki.errors import TasukiError
 from tasuki.loop.ranks import ALONE
@@ -31,6 +30,7 @@ from tasuki.memory.fit import Fit, Point, fit, fit_line
 from tasuki.memory.steps import Device, opened
 from tasuki.memory.trace import Event, Kind, Trace
 from tasuki.spec.resolved import ResolvedStage
+from tasuki.subprocesses import Progress, ProgressCallback
 from tasuki.train.assemble import assemble, make_engine
 from tasuki.train.footprint import count_bytes, host_available, tensors_in
 from tasuki.train.recipe import where
@@ -91,7 +91,7 @@ class RealSteps:
     """That is meant."""
     ranks: int
     accumulates: bool
-    told: Told
+    progress: ProgressCallback
     bounded: Bounded = field(default_factory=Bounded)
 
     def fitted(self, batches: Batches, error: Untraceable) -> dict[str, Any]:
@@ -157,7 +157,7 @@ class RealSteps:
             for (batch, _), _ in points:
                 if len(found) >= len(wanted) and took_s * batch > _LITTLE_S * found[-1].batch:
                     return
-                self.told.progress("measuring a step", len(found), len(points))
+                self.progress(Progress("measuring a step", len(found), len(points)))
                 began = worked()
                 found.append(next(steps))
                 took_s = worked() - began

@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tasuki.answers import OnProgress, Progress, ask
+from tasuki import subprocesses
 from tasuki.errors import TasukiError
 from tasuki.estimation.conformal import is_ratio, ratios_in
 from tasuki.estimation.factor import (
@@ -29,12 +29,13 @@ from tasuki.failpoints import failpoint
 from tasuki.runs.events import read_events
 from tasuki.runs.history import read_history
 from tasuki.spec.resolved import ResolvedStage, to_plain
+from tasuki.subprocesses import Progress, ProgressCallback
 from tasuki.train.gauge import open_gauge
 from tasuki.train.task import Task
 
 EVENT = "batch-tuned"
 DECISION = "micro-batch"
-_CHILD = "tasuki.memory.batch_size"
+_CHILD = "tasuki.memory.batch_size:work"
 _WITHIN_S = 1200.0
 
 
@@ -56,7 +57,7 @@ def tune_once(task: Task) -> None:
         return
     try:
         answer = _ask(task)
-    except (TasukiError, TimeoutError, OSError) as error:
+    except (TasukiError, OSError) as error:
         _go_without(task, str(error))
         return
     if answer["capacity_bytes"] is None:
@@ -85,7 +86,7 @@ def _has_begun(task: Task) -> bool:
 def _ask(task: Task) -> dict[str, Any]:
     task.say("Batch size tuner: looking for the largest micro-batch that fits")
     with tempfile.TemporaryDirectory(prefix="tasuki-batch-") as elsewhere:
-        answer: dict[str, Any] = ask(
+        answer: dict[str, Any] = subprocesses.run(
             _CHILD,
             {
                 "stage": to_plain(task.stage),
@@ -99,14 +100,15 @@ def _ask(task: Task) -> dict[str, Any]:
             python=sys.executable,
             # What the recipe writes beside its run in a step, it must not write there now.
             environment={**os.environ, "TASUKI_RUN": elsewhere},
-            folder=str(task.folder),
-            within_s=_WITHIN_S,
-            on_progress=_telling(task),
+            cwd=str(task.folder),
+            timeout_s=_WITHIN_S,
+            progress=_telling(task),
+            result=dict[str, Any],
         )
     return answer
 
 
-def _telling(task: Task) -> OnProgress:
+def _telling(task: Task) -> ProgressCallback:
     """Some twenty words in all: traces and tries are few."""
     said: list[Progress] = []
 

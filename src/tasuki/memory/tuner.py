@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from tasuki.answers import Told
 from tasuki.data.order import Order
 from tasuki.data.worst import worst_in_steps
 from tasuki.estimation.by_cost import CostProbes
@@ -32,6 +31,7 @@ from tasuki.estimation.search import (
 from tasuki.memory.batch_probe import LargestSamples, RealSteps
 from tasuki.memory.by_cost import worst_of
 from tasuki.spec.resolved import ResolvedStage
+from tasuki.subprocesses import Progress, ProgressCallback
 from tasuki.train.data import StageData, parts_of_costs
 from tasuki.train.gauge import Gauge, name_of, open_gauge
 
@@ -58,9 +58,9 @@ class Tuner:
         stage: ResolvedStage,
         data: StageData,
         order: Mapping[str, Any],
-        told: Told,
+        progress: ProgressCallback,
     ) -> None:
-        self._stage, self._data, self._told = stage, data, told
+        self._stage, self._data, self._progress = stage, data, progress
         assert isinstance(data.order, Order)
         self._plan, self._ranks = data.order.plan, int(order["ranks"])
         self._device = torch.device(order["device"])
@@ -120,7 +120,7 @@ class Tuner:
         most = self._most(bucket)
         guess = self._first(predict, most)
         while guess is not None and len(self._tries) < MOST_TRIES:
-            self._told.progress("trying batch sizes", len(self._tries), MOST_TRIES)
+            self._progress(Progress("trying batch sizes", len(self._tries), MOST_TRIES))
             peak = self._try(steps, bucket, guess)
             self._note(bucket, guess, peak, predict)
             tried.append(Tried(guess, peak))

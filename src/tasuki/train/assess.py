@@ -1,6 +1,6 @@
-"""`python -m tasuki.train.assess FD`: any weights on any data, for `tasuki evaluate`.
+"""Any weights on any data: the child process of `tasuki evaluate`, which writes nothing.
 
-A child process (answers.py) that writes nothing. It evaluates as the evaluation phase of a run does
+It evaluates as the evaluation phase of a run does
 (evaluate.py), under the same settings: the same weights on the same data give the same numbers.
 """
 
@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 import torch
 
-from tasuki.answers import Told, answer
 from tasuki.data.foreign import is_loader
 from tasuki.errors import RecipeError, TasukiError
 from tasuki.loop.exact import apply_settings, frozen_threads
@@ -21,6 +20,7 @@ from tasuki.runs.lines import spelled
 from tasuki.runs.runs import RunFolder
 from tasuki.spec.resolved import ResolvedStage, stage_from_plain
 from tasuki.spec.values import Sizes
+from tasuki.subprocesses import Progress, ProgressCallback
 from tasuki.train.advice import evaluation_advice, setup_advice
 from tasuki.train.benchmark import benchmark_model
 from tasuki.train.evaluate import Subject, evaluate_model, set_up
@@ -34,17 +34,17 @@ _FIT_HINT = (
 )
 
 
-def work(order: dict[str, Any], told: Told) -> dict[str, Any]:
+def work(order: dict[str, Any], progress: ProgressCallback) -> dict[str, Any]:
     stage = stage_from_plain(order["stage"])
     weights = Path(order["weights"])
     apply_settings(threads=_threads(stage, order), exact=stage.exact)
     is_gpu = order["device"] == "cuda" and torch.cuda.is_available()
     device = torch.device("cuda", 0) if is_gpu else torch.device("cpu")
-    told.begin("importing the recipe, loading the weights")
+    progress(Progress("importing the recipe, loading the weights"))
     paths = [Path(path) for path in order["paths"]]
     with setup_advice(stage):
         subject = set_up(stage, weights, paths=paths, device=device, hint=_FIT_HINT)
-    told.begin("opening the data")
+    progress(Progress("opening the data"))
     dataset = build_dataset(subject.recipe, order["data"], order["split"])
     is_few = bool(order.get("is_few"))
     if is_few and (is_loader(dataset) or optional(subject.recipe, "evaluate")):
@@ -56,7 +56,7 @@ def work(order: dict[str, Any], told: Told) -> dict[str, Any]:
                 dataset,
                 stage,
                 device,
-                told,
+                progress,
                 sizes=msgspec.convert(order["sizes"], Sizes | None),
                 benchmark=order["benchmark"],
                 is_few=is_few,
@@ -75,18 +75,18 @@ def _evaluate(
     dataset: Any,
     stage: ResolvedStage,
     device: torch.device,
-    told: Told,
+    progress: ProgressCallback,
     *,
     sizes: Sizes | None,
     benchmark: bool,
     is_few: bool,
 ) -> dict[str, Any]:
     def report_progress(done: int, total: int) -> None:
-        told.progress("evaluating", done, total)
+        progress(Progress("evaluating", done, total))
         if is_few:
             raise _EnoughError
 
-    told.progress("evaluating", 0, None if is_loader(dataset) else len(dataset))
+    progress(Progress("evaluating", 0, None if is_loader(dataset) else len(dataset)))
     metrics = evaluate_in_room(
         lambda most: evaluate_model(
             subject.recipe,
@@ -104,14 +104,14 @@ def _evaluate(
     )
     if not benchmark:
         return {"metrics": spelled(metrics)}
-    told.begin("benchmarking")
+    progress(Progress("benchmarking"))
     measured = benchmark_model(
         subject.recipe,
         subject.model,
         dataset,
         stage=stage,
         device=device,
-        on_progress=lambda done, total: told.progress("benchmarking", done, total),
+        on_progress=lambda done, total: progress(Progress("benchmarking", done, total)),
     )
     return {"metrics": spelled(metrics), "benchmark": spelled(measured)}
 
@@ -129,7 +129,3 @@ def _threads(stage: ResolvedStage, order: dict[str, Any]) -> int:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-if __name__ == "__main__":
-    answer(work)

@@ -1,6 +1,6 @@
-"""`python -m tasuki.train.inspect FD`: what the data of a spec hold, opened as training opens them.
+"""What the data of a spec hold, opened as training opens them: the child of `tasuki inspect SPEC`.
 
-A child process (answers.py) of `tasuki inspect SPEC`. Builds no model and asks for no GPU. Sizes
+Builds no model and asks for no GPU. Sizes
 come from the recipe or the data set; the bytes of a sample only from samples themselves, so some of
 each size are fetched, and what lies between them is interpolated.
 """
@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tasuki.answers import Told, answer
 from tasuki.data.buckets import BucketPlan, plan_buckets
 from tasuki.data.fetch import Request, fetch, seed_everything
 from tasuki.data.foreign import is_loader
@@ -33,6 +32,7 @@ from tasuki.data.summary import (
     describe_without_sizes,
 )
 from tasuki.errors import DataError, RecipeError, TasukiError
+from tasuki.subprocesses import Progress, ProgressCallback
 from tasuki.train.data import sizes_of
 from tasuki.train.leaves import Leaf, leaves_of
 from tasuki.train.recipe import build_dataset, load_recipe, optional, where
@@ -45,17 +45,19 @@ _BUDGET_S = 20.0
 """After this long, what is measured has to do; the largest samples come first."""
 
 
-def work(order: dict[str, Any], told: Told) -> list[dict[str, Any] | None]:
+def work(order: dict[str, Any], progress: ProgressCallback) -> list[dict[str, Any] | None]:
     """A description of each part, a dict with recipe, params, data, split and stage.
 
     None: the recipe brings a loader of its own, whose samples nobody can number.
     """
     torch.set_num_threads(1)
-    return [_describe_part(part, Path(order["folder"]), told) for part in order["parts"]]
+    return [_describe_part(part, Path(order["folder"]), progress) for part in order["parts"]]
 
 
-def _describe_part(part: dict[str, Any], folder: Path, told: Told) -> dict[str, Any] | None:
-    told.begin(f"opening the data of {part['stage']}")
+def _describe_part(
+    part: dict[str, Any], folder: Path, progress: ProgressCallback
+) -> dict[str, Any] | None:
+    progress(Progress(f"opening the data of {part['stage']}"))
     try:
         seed_everything(0)
         recipe = load_recipe(part["recipe"], part["params"], paths=[folder])
@@ -65,9 +67,9 @@ def _describe_part(part: dict[str, Any], folder: Path, told: Told) -> dict[str, 
         # A data set that hands out what is stored needs no guess: its files say everything.
         is_stored = type(dataset) is Hdf5Dataset and dataset.transform is None
         if is_stored and optional(recipe, "sample_sizes") is None:
-            looked = look_at_files([file.path for file in dataset.files], told)
+            looked = look_at_files([file.path for file in dataset.files], progress)
             return {**looked.as_json(), "proposal": _propose(part["data"], looked.tally)}
-        return _describe_dataset(part["data"], dataset, _sizes(recipe, dataset), told)
+        return _describe_dataset(part["data"], dataset, _sizes(recipe, dataset), progress)
     except TasukiError as error:
         error.message = f"stage `{part['stage']}`: {error.message}"
         raise
@@ -82,9 +84,11 @@ def _sizes(recipe: Any, dataset: Any) -> Any:
         raise RecipeError(f"sample_sizes failed: {where(error)}") from error
 
 
-def _describe_dataset(source: Any, dataset: Any, sizes: Any, told: Told) -> dict[str, Any]:
+def _describe_dataset(
+    source: Any, dataset: Any, sizes: Any, progress: ProgressCallback
+) -> dict[str, Any]:
     plan = plan_buckets(sizes, len(dataset))
-    measured = _Measured(dataset, told)
+    measured = _Measured(dataset, progress)
     notes: list[str] = []
     if sizes is None:
         measured.fetch(_spread(len(dataset), _WITHOUT_SIZES), size=0)
@@ -108,9 +112,9 @@ def _describe_dataset(source: Any, dataset: Any, sizes: Any, told: Told) -> dict
 class _Measured:
     """Samples that were fetched, what they consist of, and their bytes."""
 
-    def __init__(self, dataset: Any, told: Told) -> None:
+    def __init__(self, dataset: Any, progress: ProgressCallback) -> None:
         self._dataset = dataset
-        self._told = told
+        self._progress = progress
         self._end = time.monotonic() + _BUDGET_S
         self._leaves: list[Leaf] = []
         self._by_size: dict[int, list[int]] = {}
@@ -138,7 +142,7 @@ class _Measured:
             self.bytes[index] = sum(leaf.bytes for leaf in leaves)
             self._by_size.setdefault(size, []).append(self.bytes[index])
             self._leaves += leaves
-            self._told.progress("measuring samples", len(self.bytes), None)
+            self._progress(Progress("measuring samples", len(self.bytes), None))
 
     def columns(self) -> list[dict[str, Any]]:
         """What a sample consists of; lengths that differ from sample to sample are None."""
@@ -246,7 +250,3 @@ def _propose(source: Any, tally: Tally) -> dict[str, Any]:
     first = source[0] if isinstance(source, list) else source or "data"
     one = Slice(data=source, path=re.sub(r"[-_.]*[*?[]+.*", "", first), sizes=tally.sizes.tolist())
     return propose([one], one, choose_uppers(tally))
-
-
-if __name__ == "__main__":
-    answer(work)

@@ -1,6 +1,6 @@
-"""`python -m tasuki.train.measure FD`: how long steps take here, for `tasuki plan`.
+"""How long steps take here, for `tasuki plan`.
 
-A child process (answers.py) that leaves nothing behind. The order: {"experiment": plain values,
+A child process that leaves nothing behind calls `work`. The order: {"experiment": plain values,
 "stages": names, "folder", "device", "ranks", "cpus", "timed": names of stages whose
 steps are only counted}. The answer: {"code": {file: sha256}, "stages": {name: what was measured}}.
 """
@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from tasuki.answers import Told, answer
 from tasuki.checkpoint.parts import write_part
 from tasuki.clock import SystemClock
 from tasuki.data.fetch import seed_everything
@@ -25,6 +24,7 @@ from tasuki.loop.ranks import ALONE
 from tasuki.loop.state import capture
 from tasuki.loop.stopwatch import process_age_s
 from tasuki.spec.resolved import ResolvedStage, experiment_from_plain
+from tasuki.subprocesses import Progress, ProgressCallback
 from tasuki.train.assemble import assemble, make_engine, num_shapes
 from tasuki.train.data import StageData, make_loader, prepare_data
 from tasuki.train.made_of import code_of
@@ -39,17 +39,19 @@ _BUDGET_S = 3.0
 _WARM_UP = 2
 
 
-def work(order: dict[str, Any], told: Told) -> dict[str, Any]:
-    return _measure_all(order, told, import_s=process_age_s())
+def work(order: dict[str, Any], progress: ProgressCallback) -> dict[str, Any]:
+    return _measure_all(order, progress, import_s=process_age_s())
 
 
-def _measure_all(order: dict[str, Any], told: Told, *, import_s: float) -> dict[str, Any]:
+def _measure_all(
+    order: dict[str, Any], progress: ProgressCallback, *, import_s: float
+) -> dict[str, Any]:
     experiment = experiment_from_plain(order["experiment"])
     stages = [stage for stage in experiment.stages if stage.name in order["stages"]]
     found, recipes = {}, []
     for stage in stages:
         is_timed = stage.name in order["timed"]
-        told.begin(f"{'counting' if is_timed else 'measuring some'} steps of {stage.name}")
+        progress(Progress(f"{'counting' if is_timed else 'measuring some'} steps of {stage.name}"))
         began = time.monotonic()
         place = {name: order[name] for name in ("device", "ranks", "cpus")}
         apply_settings(threads=threads_of(stage, **place), exact=stage.exact)
@@ -127,7 +129,3 @@ def _time_save(state: dict[str, Any]) -> float:
         at = SystemClock.monotonic()
         write_part(Path(folder), 0, state)
         return SystemClock.monotonic() - at
-
-
-if __name__ == "__main__":
-    answer(work)

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tasuki.answers import Progress
 from tasuki.clock import Clock
+from tasuki.subprocesses import Progress
 from tasuki.units import format_bytes
 from tasuki.views.text import count, neutral, say, warn
 from tasuki.views.waiting import Waiting

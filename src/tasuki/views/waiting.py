@@ -13,8 +13,8 @@ from rich.spinner import Spinner
 from rich.text import Text
 
 from tasuki import subprocesses
-from tasuki.answers import Progress
 from tasuki.clock import Clock
+from tasuki.subprocesses import Progress
 from tasuki.units import format_seconds
 from tasuki.views.status import bar
 from tasuki.views.text import count

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import sys
-
 import pytest
 
-from tasuki.answers import ask
+from tasuki import subprocesses
 from tasuki.estimation.probes import read_probe
 from tasuki.spec.resolved import ResolvedStage, to_plain
 
@@ -86,16 +83,15 @@ def probe(tmp_path):
 
     def make(recipe, *, device="cuda", may_measure=False, **keys):
         stage = ResolvedStage(name="a", recipe=f"recipes:{recipe}", data="x", **keys)
-        return ask(
-            "tasuki.memory.child",
+        return subprocesses.run(
+            "tasuki.memory.child:work",
             {
                 "stage": to_plain(stage),
                 "folder": str(tmp_path),
                 "device": device,
                 "may_measure": may_measure,
             },
-            python=sys.executable,
-            environment=dict(os.environ),
+            result=dict,
         )
 
     return make

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import resource
 from itertools import count
 
@@ -13,7 +12,6 @@ from tests.train.tuned_models import Clouds
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from tasuki.answers import Told
 from tasuki.estimation.gpus import find_gpu
 from tasuki.estimation.memory import MARGIN_INEXACT, beside_on, needs_of
 from tasuki.estimation.probes import read_probe
@@ -25,12 +23,18 @@ from tasuki.memory.measured import Bounded, RealSteps, Unmeasured, of_peak
 from tasuki.memory.steps import opened
 from tasuki.spec.buckets import Buckets
 from tasuki.spec.resolved import ResolvedStage
+from tasuki.subprocesses import Progress
 from tasuki.train.data import prepare_data
 
 CAUSE = Untraceable("some_op", "it reads numbers")
 STAGE = ResolvedStage(name="a", recipe="x:Y", data="z")
-NOBODY = Told(os.open(os.devnull, os.O_WRONLY))
+
+
 GIB = 1 << 30
+
+
+def report(_: Progress) -> None:
+    pass
 
 
 class Packed:
@@ -82,7 +86,7 @@ def steps_of(recipe, *, device="cpu", **bounds):
         device=device,
         ranks=1,
         accumulates=False,
-        told=NOBODY,
+        progress=report,
         bounded=bounded,
     )
 
@@ -156,9 +160,9 @@ def test_a_budget_of_costs_is_measured_with_small_micro_batches():
     stage = ResolvedStage(name="a", recipe="x:Y", data="z", effective_batch=300, buckets=buckets)
     data = prepare_data(recipe, stage, rank=0, world=1)
     order = {"folder": ".", "device": "cpu", "ranks": 1}
-    found = probe_by_cost(recipe, stage, data, order, NOBODY)
+    found = probe_by_cost(recipe, stage, data, order, report)
     assert found["probe"] is found["small"] is None and found["untraced"]["reason"]
-    found = probe_by_cost(recipe, stage, data, {**order, "may_measure": True}, NOBODY)
+    found = probe_by_cost(recipe, stage, data, {**order, "may_measure": True}, report)
     worst = worst_of(data)
     for name, fill in (("probe", worst.of_large), ("small", worst.of_small)):
         probe = read_probe(found[name])

@@ -1,6 +1,6 @@
-"""`python -m tasuki.data.curate.work FD`: merge, split or check, for `tasuki data`.
+"""Merge, split or check, for `tasuki data`.
 
-A child process (answers.py): the command line itself imports neither numpy nor h5py.
+A child process, as the command line itself imports neither numpy nor h5py.
 """
 
 from __future__ import annotations
@@ -8,20 +8,20 @@ from __future__ import annotations
 import resource
 from typing import Any
 
-from tasuki.answers import Told, answer
 from tasuki.data.curate.check import check
 from tasuki.data.curate.contents import close_all
 from tasuki.data.curate.merge import merge
 from tasuki.data.curate.split import split
 from tasuki.data.curate.talk import Talk
+from tasuki.subprocesses import ProgressCallback
 
 _VERBS = {"merge": merge, "split": split, "check": check}
 
 
-def work(order: dict[str, Any], told: Told) -> dict[str, Any]:
+def work(order: dict[str, Any], progress: ProgressCallback) -> dict[str, Any]:
     _open_many_files()
     try:
-        return _VERBS[order["verb"]](order, Talk(told))
+        return _VERBS[order["verb"]](order, Talk(progress))
     finally:
         close_all()
 
@@ -31,7 +31,3 @@ def _open_many_files() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-if __name__ == "__main__":
-    answer(work)

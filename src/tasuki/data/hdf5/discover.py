@@ -1,7 +1,4 @@
-"""`python -m tasuki.data.hdf5.discover FD`: which data sets there are, and the sizes they have.
-
-A child process (answers.py) of whoever reads a spec with `stages: auto`.
-"""
+"""Which data sets there are, and the sizes they have: the child process of `stages: auto`."""
 
 from __future__ import annotations
 
@@ -10,18 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from tasuki.answers import Told, answer
 from tasuki.data.hdf5.dataset import Hdf5Dataset
 from tasuki.data.hdf5.files import find_files, find_sources
 from tasuki.data.hdf5.reader import BLOCK
+from tasuki.subprocesses import Progress, ProgressCallback
 
 
-def work(order: dict[str, Any], told: Told) -> list[dict[str, Any]]:
+def work(order: dict[str, Any], progress: ProgressCallback) -> list[dict[str, Any]]:
     """[{source, sizes}]: a file or a folder with one per split, as `data:` would name it."""
     sources = find_sources(order["sources"], order["split"])
     found = []
     for number, source in enumerate(sources, start=1):
-        told.progress("looking at the data", number, len(sources))
+        progress(Progress("looking at the data", number, len(sources)))
         sizes = {size for path in find_files(source, order["split"]) for size in _sizes(path)}
         found.append({"source": str(source), "sizes": sorted(sizes)})
     return found
@@ -31,7 +28,3 @@ def _sizes(path: Path) -> set[int]:
     sizes = Hdf5Dataset(path).sizes  # refuses sizes below 1, naming the sample
     blocks = (sizes[begin : begin + BLOCK] for begin in range(0, len(sizes), BLOCK))
     return {int(size) for block in blocks for size in np.unique(block)}
-
-
-if __name__ == "__main__":
-    answer(work)

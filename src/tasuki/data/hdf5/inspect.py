@@ -1,6 +1,6 @@
-"""`python -m tasuki.data.hdf5.inspect FD`: what HDF5 files of samples hold.
+"""What HDF5 files of samples hold: the child process of `tasuki inspect`.
 
-A child process (answers.py) of `tasuki inspect`. Reads sizes and offsets, block after block, never
+Reads sizes and offsets, block after block, never
 the data of samples. The bytes of a sample are those of its arrays as they are in memory, without
 `n` and the offsets. Samples without a size are left out, and said to be; other damage is for
 check.py.
@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from tasuki.answers import Told, answer
 from tasuki.data.hdf5.files import find_files
 from tasuki.data.hdf5.layout import GROUPS, OFFSETS, SIZES, Column, Layout, refuse_different
 from tasuki.data.hdf5.reader import Hdf5File, Ints, open_file
 from tasuki.data.proposal import Slice, propose
 from tasuki.data.summary import Tally, choose_uppers, describe
 from tasuki.errors import DataError
+from tasuki.subprocesses import Progress, ProgressCallback
 
 _TRAINED = "train"
 _NOT_TRAINED = ("val", "test")
@@ -34,10 +34,10 @@ _GROUP_BLOCK = 4096
 Tell = Callable[[int], None]
 
 
-def work(order: dict[str, Any], told: Told) -> dict[str, Any]:
+def work(order: dict[str, Any], progress: ProgressCallback) -> dict[str, Any]:
     sources: list[str] = order["sources"]
     found = {source: _distinct(find_files(source, None)) for source in sources}
-    looked = look_at_files([path for paths in found.values() for path in paths], told)
+    looked = look_at_files([path for paths in found.values() for path in paths], progress)
     return {**looked.as_json(), "proposal": _propose(found, looked)}
 
 
@@ -89,7 +89,7 @@ class Looked:
         }
 
 
-def look_at_files(paths: Sequence[Path], told: Told) -> Looked:
+def look_at_files(paths: Sequence[Path], progress: ProgressCallback) -> Looked:
     """Files that are read together: their layouts must agree."""
     layouts = []
     for path in _distinct(paths):
@@ -103,7 +103,7 @@ def look_at_files(paths: Sequence[Path], told: Told) -> Looked:
     for path, layout in layouts:
 
         def tell(place: int, done: int = done) -> None:
-            told.progress("reading sizes", done + place, total)
+            progress(Progress("reading sizes", done + place, total))
 
         looked = _look_at(path, tell)
         files.append(looked)
@@ -263,7 +263,3 @@ def _join(slices: Sequence[Slice], paths: Sequence[Path], tally: Tally) -> Slice
     if sorted(folder.glob(f"*{suffix}")) == sorted(paths):
         data = str(folder / f"*{suffix}")
     return Slice(data=data, path=str(folder.absolute()), sizes=sizes)
-
-
-if __name__ == "__main__":
-    answer(work)

@@ -9,6 +9,7 @@ import h5py
 import numpy as np
 
 from tasuki.data.curate.work import work
+from tasuki.subprocesses import Progress
 
 Sample = dict[str, np.ndarray]
 
@@ -94,13 +95,14 @@ def contents(samples: list[Sample]) -> list[str]:
 
 
 class Heard:
-    """Listens to the work as `Told` would, and may act when it hears something."""
+    """Remembers the sentences of the work, and may act on its progress."""
 
     def __init__(self, act: Any = None) -> None:
         self.sentences: list[str] = []
         self._act = act
 
-    def progress(self, what: str, done: int, total: int) -> None:
+    def __call__(self, progress: Progress) -> None:
+        what, done, total = progress.what, progress.done, progress.total or 0
         if total == 0:
             self.sentences.append(what)
         elif self._act is not None:

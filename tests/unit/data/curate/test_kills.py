@@ -25,7 +25,7 @@ from tests.unit.data.curate.samples import (
     write_rows,
 )
 
-from tasuki.answers import ask
+from tasuki import subprocesses
 
 PYTHON = [sys.executable, "-B", "-m"]
 
@@ -133,12 +133,11 @@ def test_a_process_killed_from_outside_loses_only_what_it_had_not_noted(tmp_path
         assert not output.exists()
     assert 0 < noted[0] < noted[1] < noted[2] < num
     told: list[str] = []
-    ask(
-        "tasuki.data.curate.work",
+    subprocesses.run(
+        "tasuki.data.curate.work:work",
         asked,
-        python=sys.executable,
-        environment=os.environ,
-        on_progress=lambda progress: told.append(progress.what),
+        result=dict[str, Any],
+        progress=lambda progress: told.append(progress.what),
     )
     assert f"going on where the last call stopped: {noted[2] / num:.0%} is written" in told
     assert "reading" not in told, "all samples were read before"
@@ -147,17 +146,16 @@ def test_a_process_killed_from_outside_loses_only_what_it_had_not_noted(tmp_path
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.h5", "all.h5"]
 
 
+CHILD = """
+import json, sys
+from tasuki.data.curate.work import work
+work(json.load(sys.stdin), lambda progress: None)
+"""
+
+
 def start_child(asked: dict[str, Any]) -> subprocess.Popen[bytes]:
-    """As `answers.ask` starts it; what it tells goes nowhere."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    try:
-        child = subprocess.Popen(
-            [*PYTHON, "tasuki.data.curate.work", str(nowhere)],
-            stdin=subprocess.PIPE,
-            pass_fds=[nowhere],
-        )
-    finally:
-        os.close(nowhere)
+    words = [sys.executable, "-B", "-c", CHILD]
+    child = subprocess.Popen(words, stdin=subprocess.PIPE)
     assert child.stdin is not None
     child.stdin.write(json.dumps(asked).encode())
     child.stdin.close()

@@ -13,6 +13,7 @@ import numpy as np
 
 from tasuki.data.tokens.index import read_index
 from tasuki.data.tokens.work import work
+from tasuki.subprocesses import Progress
 
 
 class Heard:
@@ -22,7 +23,8 @@ class Heard:
         self.sentences: list[str] = []
         self.progressed: list[tuple[str, int, int]] = []
 
-    def progress(self, what: str, done: int, total: int) -> None:
+    def __call__(self, progress: Progress) -> None:
+        what, done, total = progress.what, progress.done, progress.total or 0
         if total == 0:
             self.sentences.append(what)
         else:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import os
-import sys
 
 import pytest
 from tests.unit.data.tokens.corpus import (
@@ -16,7 +15,7 @@ from tests.unit.data.tokens.corpus import (
     write_parquet,
 )
 
-from tasuki.answers import ChildFailed, ask
+from tasuki import subprocesses
 from tasuki.errors import DataError, TasukiError, UsageError
 
 TEXTS = make_documents(20)
@@ -199,14 +198,14 @@ def test_a_package_that_is_not_installed_is_named_with_its_extra(tmp_path, packa
         file = write_jsonl(tmp_path / "a.jsonl", TEXTS)
 
     def child(**more):
-        ask(
-            "tasuki.data.tokens.work",
+        subprocesses.run(
+            "tasuki.data.tokens.work:work",
             order(file, output=tmp_path / "t", **more),
-            python=sys.executable,
+            result=dict,
             environment={**os.environ, "PYTHONPATH": path},
         )
 
-    with pytest.raises(ChildFailed, match=f"`{package}`.*not installed") as error:
+    with pytest.raises(TasukiError, match=f"`{package}`.*not installed") as error:
         child(**more)
     assert f'pip install "tasuki[{extra}]"' in error.value.hint and error.value.exit_code == 2
     assert not list(tmp_path.glob(".*"))

@@ -224,17 +224,16 @@ def test_a_process_killed_from_outside_leaves_no_worker_and_loses_only_what_it_h
     assert content(output) == content(tmp_path / "ref")
 
 
+CHILD = """
+import json, sys
+from tasuki.data.tokens.work import work
+work(json.load(sys.stdin), lambda progress: None)
+"""
+
+
 def start_child(asked: dict[str, Any]) -> subprocess.Popen[bytes]:
-    """As `answers.ask` starts it; what it tells goes nowhere."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    try:
-        child = subprocess.Popen(
-            [*PYTHON, "tasuki.data.tokens.work", str(nowhere)],
-            stdin=subprocess.PIPE,
-            pass_fds=[nowhere],
-        )
-    finally:
-        os.close(nowhere)
+    words = [sys.executable, "-B", "-c", CHILD]
+    child = subprocess.Popen(words, stdin=subprocess.PIPE)
     assert child.stdin is not None
     child.stdin.write(json.dumps(asked).encode())
     child.stdin.close()
