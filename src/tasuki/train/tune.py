@@ -41,7 +41,7 @@ from tasuki.units import format_seconds
 _WARM_UP_STEPS = 5  # the first ones allocate memory, compile and open files
 _MAX_WARM_UP_STEPS = 40
 _MIN_ROUNDS = 5
-_MAX_ROUNDS = 200
+_MAX_ROUNDS = 1000
 _MIN_EXTRA_S = 10.0
 _BLOCK_S = 0.05
 _REPLAYED_BATCHES = 16
