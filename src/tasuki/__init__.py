@@ -11,32 +11,26 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tasuki.api import (
+    from tasuki.api.after import evaluate, export, history, report
+    from tasuki.api.before import estimate, inspect, plan
+    from tasuki.api.data import data_check, data_merge, data_split, data_tokenize
+    from tasuki.api.everyday import (
         cancel,
-        checkpoint_diff,
-        checkpoint_prune,
-        checkpoint_show,
-        checkpoint_verify,
-        data_check,
-        data_merge,
-        data_split,
-        data_tokenize,
-        estimate,
-        evaluate,
-        export,
         extend,
-        history,
-        inspect,
         logs,
         new,
-        plan,
-        report,
         resume,
         run,
         status,
         submit,
         watch,
         why,
+    )
+    from tasuki.api.proof import (
+        checkpoint_diff,
+        checkpoint_prune,
+        checkpoint_show,
+        checkpoint_verify,
     )
     from tasuki.commands.check import check
     from tasuki.commands.doctor import doctor
@@ -118,40 +112,33 @@ __all__ = [
     "why",
 ]
 
-_HOMES = {
-    "check": "tasuki.commands.check",
-    "Cluster": "tasuki.spec.written",
-    "Evaluate": "tasuki.spec.written",
-    "Expect": "tasuki.spec.written",
-    "Experiment": "tasuki.spec.written",
-    "Hdf5Dataset": "tasuki.data.hdf5.dataset",
-    "Loader": "tasuki.spec.written",
-    "Run": "tasuki.integrations.run",
-    "Save": "tasuki.spec.written",
-    "Sink": "tasuki.loggers.sink",
-    "SinkRow": "tasuki.loggers.sink",
-    "SinkRun": "tasuki.loggers.sink",
-    "Spec": "tasuki.spec.written",
-    "Stage": "tasuki.spec.written",
-    "TasukiError": "tasuki.errors",
-    "TokenDataset": "tasuki.data.tokens.reader",
-    "Validate": "tasuki.spec.written",
-    "doctor": "tasuki.commands.doctor",
-    "is_complete": "tasuki.integrations.several",
-    "open_run": "tasuki.integrations.open",
-    "pad_collate": "tasuki.data.collate",
-    "tune": "tasuki.commands.tune",
-    "verify_gradients": "tasuki.commands.verify",
-    "verify_resume": "tasuki.commands.verify_resume",
-    "verify_samples": "tasuki.commands.verify",
+_MODULES = {
+    "api.after": ("evaluate", "export", "history", "report"),
+    "api.before": ("estimate", "inspect", "plan"),
+    "api.data": ("data_check", "data_merge", "data_split", "data_tokenize"),
+    "api.proof": ("checkpoint_diff", "checkpoint_prune", "checkpoint_show", "checkpoint_verify"),
+    "commands.check": ("check",),
+    "commands.doctor": ("doctor",),
+    "commands.tune": ("tune",),
+    "commands.verify": ("verify_gradients", "verify_samples"),
+    "commands.verify_resume": ("verify_resume",),
+    "data.collate": ("pad_collate",),
+    "data.hdf5.dataset": ("Hdf5Dataset",),
+    "data.tokens.reader": ("TokenDataset",),
+    "errors": ("TasukiError",),
+    "integrations.open": ("open_run",),
+    "integrations.run": ("Run",),
+    "integrations.several": ("is_complete",),
+    "loggers.sink": ("Sink", "SinkRow", "SinkRun"),
 }
-"""Modules of the names above. All other names are functions of `tasuki.api`."""
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'tasuki' has no attribute {name!r}")
-    return getattr(import_module(_HOMES.get(name, "tasuki.api")), name)
+    default = "spec.written" if name[0].isupper() else "api.everyday"
+    return getattr(import_module(f"tasuki.{_HOMES.get(name, default)}"), name)
 
 
 def __dir__() -> list[str]:

@@ -7,7 +7,6 @@ from typing import Any
 
 from tasuki.planning.packing.lanes import lanes_of
 from tasuki.planning.packing.pack import pack
-from tasuki.planning.packing.use import share_of_useful_time
 from tasuki.planning.packing.values import Item, Placement, Pool
 from tasuki.planning.values import Job, Lane, Piece, Plan
 
@@ -83,13 +82,14 @@ def five_items() -> list[Item]:
 def packed(items: Sequence[Item], *, gpus: int, **more: Any) -> dict[str, Any]:
     """The packer's schedule as one job."""
     schedule = pack(items, Pool(gpus_per_node=gpus))
+    used_s = sum(p.item.gpus * (p.end_s - p.start_s) for p in schedule.placements)
     lanes = [(lane.gpus, [_placed(e.placed) for e in lane.entries]) for lane in lanes_of(schedule)]
     one = job(
         *lanes,
         gpus=gpus,
         start_s=0.0,
         expected_s=schedule.makespan_s,
-        useful=share_of_useful_time(schedule),
+        useful=used_s / (gpus * schedule.makespan_s),
         limit_s=more.pop("limit_s", 21600.0),
     )
     figures = {

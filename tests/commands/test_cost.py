@@ -33,14 +33,15 @@ def test_a_plan_costs_its_jobs_gpus_for_as_long_as_each_is_expected_to_last(here
 def test_several_nodes_cost_as_many_times_where_they_are_asked_for(tmp_path, monkeypatch):
     from dataclasses import replace
 
-    from tasuki.api.inputs import make_request, read_spec
+    from tasuki.api.inputs import make_request
+    from tasuki.commands.discover import load_resolved_spec
     from tasuki.commands.plan import make_plan
 
     made = make_project(
         tmp_path / "p", stages=STAGES, cluster__nodes=3, cluster__price_per_gpu_hour=1.0
     )
     monkeypatch.chdir(made.folder)
-    request = make_request(read_spec("tasuki.yaml", (), None), (), ())
+    request = make_request(load_resolved_spec("tasuki.yaml"), (), ())
     here_alone = make_plan(request).cost
     assert make_plan(replace(request, is_slurm=True)).cost == pytest.approx(3 * here_alone)
 

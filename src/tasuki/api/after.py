@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tasuki.api.inputs import CLOCK, read_spec
+from tasuki.api.inputs import CLOCK
+from tasuki.commands.discover import load_resolved_spec
 from tasuki.commands.evaluate import Asked, evaluate_weights, of_run, of_spec
 from tasuki.commands.export import Wanted, export_run
 from tasuki.commands.history import Filter, list_history
@@ -45,7 +46,9 @@ def evaluate(
     if run is not None:
         evaluation = of_run(run, asked, runs=Path(runs).absolute())
     else:
-        evaluation = of_spec(read_spec(spec, settings, config), asked, experiment=experiment)
+        evaluation = of_spec(
+            load_resolved_spec(spec, settings, config), asked, experiment=experiment
+        )
     return evaluate_weights(
         evaluation, benchmark=benchmark, python=sys.executable, environment=dict(os.environ)
     )

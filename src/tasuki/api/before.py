@@ -9,8 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tasuki.api.inputs import make_request, read_spec
+from tasuki.api.inputs import make_request
 from tasuki.commands.asking import Asking
+from tasuki.commands.discover import load_resolved_spec
 from tasuki.commands.estimate import EstimateRequest
 from tasuki.commands.estimate import estimate as estimate_stages
 from tasuki.commands.inspect import inspect_files, inspect_spec, which_spec
@@ -36,7 +37,7 @@ def inspect(
     spec = which_spec(words)
     if spec is None:
         return inspect_files(words, check=check, asking=asking)
-    loaded = read_spec(spec, settings, config)
+    loaded = load_resolved_spec(spec, settings, config)
     return inspect_spec(loaded, experiments, stages, check=check, asking=asking, gpu=gpu)
 
 
@@ -55,7 +56,7 @@ def estimate(
     environment = dict(os.environ)
     return estimate_stages(
         EstimateRequest(
-            spec=read_spec(spec, settings, config),
+            spec=load_resolved_spec(spec, settings, config),
             machine=look_around(environment),
             asking=Asking(python=sys.executable, environment=environment),
             site=load_site(environ=environment),
@@ -83,7 +84,7 @@ def plan(
     """What would be done, in which jobs, how long it takes. Changes nothing. `deadline`: `6h` or a
     date with a time; `fits`: with other ways to do each step; `fresh`: steps are measured again,
     whatever is kept of them in `runs/.probes`."""
-    loaded = read_spec(spec, settings, config)
+    loaded = load_resolved_spec(spec, settings, config)
     request = make_request(loaded, experiments, stages, deadline=deadline)
     measurer = Measurer(is_fresh=fresh)
     return make_plan(replace(request, tells_fits=fits, measurer=measurer)).as_json()

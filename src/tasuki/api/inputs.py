@@ -5,22 +5,15 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from tasuki.clock import SystemClock
 from tasuki.commands.cancel import Controller
-from tasuki.commands.discover import look_with
 from tasuki.commands.plan import PlanRequest, request_plan
 from tasuki.slurm.client import Slurm
-from tasuki.spec.load import load_command, load_spec
+from tasuki.spec.load import load_command
 from tasuki.spec.resolved import ResolvedSpec
 
 CLOCK = SystemClock()
-
-
-def read_spec(spec: str | Path, settings: Sequence[str], config: str | None) -> ResolvedSpec:
-    look = look_with(python=sys.executable, environment=dict(os.environ))
-    return load_spec(str(spec), settings=settings, config=config, environ=os.environ, look=look)
 
 
 def read_command(words: Sequence[str], settings: Sequence[str], name: str | None) -> ResolvedSpec:

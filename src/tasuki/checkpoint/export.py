@@ -62,6 +62,12 @@ def work(order: dict[str, Any]) -> dict[str, Any]:
     return {"step": step, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
+def export_last_weights(run: RunFolder, stage: str, path: Path) -> None:
+    """Write the weights of a stage's newest checkpoint as safetensors."""
+    weights, step = _last_weights(run, stage)
+    write_bytes(path, pack(path, weights, "safetensors", run=run.name, stage=stage, step=step))
+
+
 def _find_weights(run: RunFolder, stage: str, source: str) -> tuple[Mapping[str, Tensor], int]:
     if source == "last":
         return _last_weights(run, stage)

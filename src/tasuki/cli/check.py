@@ -91,8 +91,6 @@ def _print(report: CheckReport) -> None:
             click.echo(f"{name}: {note}")
     for problem in report.problems:
         _print_problem(problem.name, problem.message, problem.hint)
-    for text in report.not_checked:
-        click.echo(f"not checked: {text}")
     click.echo(f"{'all passed' if report.ok else 'not passed'}, in {report.duration_s:.0f} s")
 
 

@@ -169,13 +169,10 @@ def read_spec(
     *,
     environ: Mapping[str, str] | None = None,
 ) -> ResolvedSpec:
-    from tasuki.commands.discover import look_with
-    from tasuki.spec.load import load_spec
+    from tasuki.commands.discover import load_resolved_spec
 
     _check_memory_cap()
-    look = look_with(python=sys.executable, environment=dict(os.environ))
-    given = os.environ if environ is None else environ
-    return load_spec(source, settings=settings, config=config, environ=given, look=look)
+    return load_resolved_spec(source, settings, config, environment=environ)
 
 
 def read_work(

@@ -11,8 +11,9 @@ import contextlib
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,30 +21,53 @@ import msgspec
 
 from tasuki import subprocesses
 from tasuki.clock import SystemClock
-from tasuki.commands.discover import look_with
-from tasuki.commands.evaluate import Asked, Evaluation, evaluate_weights, of_run
-from tasuki.commands.export import Wanted, export_run
+from tasuki.commands.commands import check_command
+from tasuki.commands.discover import load_resolved_spec
 from tasuki.commands.machine import device_for
 from tasuki.commands.plan import PlanRequest, evaluates, request_plan
 from tasuki.commands.scratch import make_scratch, newest_manifest, run_in_scratch
-from tasuki.commands.sinks import check_sinks
-from tasuki.errors import TasukiError
+from tasuki.errors import TasukiError, UsageError
 from tasuki.runs.atomic import FORMAT, free_bytes
 from tasuki.runs.attempts import read_attempt_ends
 from tasuki.runs.events import read_events
-from tasuki.runs.find import latest_run
 from tasuki.runs.runs import RunFolder
-from tasuki.runs.values import Ending
+from tasuki.runs.values import Cause, Ending
 from tasuki.slurm.client import Slurm
 from tasuki.slurm.fit import check_partition, choose_partition
-from tasuki.spec.load import load_spec
-from tasuki.spec.resolved import ResolvedExperiment, ResolvedSpec, ResolvedStage, start_of
+from tasuki.spec.resolved import (
+    ResolvedExperiment,
+    ResolvedSpec,
+    ResolvedStage,
+    StageKey,
+    find_source,
+)
 from tasuki.spec.values import Every
 from tasuki.subprocesses import Progress, ProgressCallback
 from tasuki.units import Duration, format_bytes, format_seconds
 
-CHECKS = ("import", "data", "schedule", "model", "step", "save", "load", "validate", "evaluate")
-_NOTICE_S = 0.5
+CHECKS = ("import", "data", "model", "step", "save", "load", "schedule", "validate", "evaluate")
+_CHECK_OF_ACTIVITY = {  # by the events "doing" of an attempt, in their order
+    "importing the recipe": "import",
+    "opening the data": "data",
+    "building the model": "model",
+    "looking for a checkpoint": "load",
+    "loading weights": "load",
+    "saving the first checkpoint": "save",
+    "restoring": "load",
+    "saving": "save",
+}
+_HINTS = {
+    "import": "run `python -c 'import …'` in the spec's folder",
+    "data": "look at `data` and `split` in the spec",
+    "schedule": "build_schedule(self, optimizer, total_steps) must allow `total_steps` steps",
+    "model": "look at `build_model` of the recipe",
+    "step": "look at `loss` of the recipe at the line that is named",
+    "save": "leave out of the state what tasuki cannot store",
+    "load": "`load_state_dict` must take back what `state_dict` gave",
+    "validate": "look at `evaluate` or `loss` of the recipe, which validates with its `val` split",
+    "evaluate": "look at `evaluate` or `loss` of the recipe, which evaluates with its `test` split",
+}
+_FAILED = (Ending.FAILED, Ending.MISTAKE, Ending.STUCK)
 _GRACE_S = 5.0  # there is nothing to save when the time budget is over
 _OFFLINE = {
     "HF_HUB_OFFLINE": "1",
@@ -51,8 +75,11 @@ _OFFLINE = {
     "HF_DATASETS_OFFLINE": "1",
     "WANDB_MODE": "offline",
 }
-
-Key = tuple[str, str]  # experiment and stage
+_FAILPOINTS: list[dict[str, Any]] = [  # each attempt is preempted after its first step
+    {"at": "step.optimizer", "do": "term"},
+    # The rank stays in that step until it has heard the signal.
+    {"at": "step.optimizer", "do": "pause", "seconds": 0.5},
+]
 
 
 class CheckResult(msgspec.Struct, frozen=True):
@@ -63,14 +90,14 @@ class CheckResult(msgspec.Struct, frozen=True):
     hint: str = ""
 
 
-class StageCheck(msgspec.Struct, frozen=True, kw_only=True):
+class StageCheck(msgspec.Struct, kw_only=True):
+    """The checks of one stage, which are filled in while it is tried."""
+
     experiment: str
     stage: str
     results: dict[str, CheckResult]  # by the names in CHECKS
-    steps: int | None  # of the whole stage
-    checkpoint_bytes: int | None
-    duration_s: float
-    notes: list[str]  # what differs from the whole stage
+    checkpoint_bytes: int | None = None
+    notes: list[str] = []  # what differs from the complete stage
 
 
 class ProjectCheck(msgspec.Struct, frozen=True):
@@ -89,7 +116,6 @@ class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     stages: list[StageCheck]
     problems: list[ProjectCheck]
-    not_checked: list[str]
     duration_s: float
 
 
@@ -128,340 +154,234 @@ def check(
     clock = SystemClock()
     began = clock.monotonic()
     environment = {**os.environ, **({} if allow_network else _OFFLINE)}
-    look = look_with(python=sys.executable, environment=environment)
-    resolved = load_spec(
-        str(spec), settings=overrides, config=preset, environ=os.environ, look=look
-    )
+    resolved = load_resolved_spec(spec, overrides, preset, environment=environment)
     request = request_plan(
         resolved, experiments, stages, python=sys.executable, environment=environment
     )
-    work = _Work(request, micro_batch, progress, began + Duration.parse(time_budget).seconds)
-    work.report_progress("logging, notifications and the partition")
-    problems = list(_check_project(request))
+    deadline = began + Duration.parse(time_budget).seconds
+    checker = _Checker(request, micro_batch, progress, deadline)
     path = Path(resolved.runs) / ".check"
     make_scratch(path, command="check")
     try:
-        _try_stages(work, path)
+        checker.try_stages(path)
     finally:
         shutil.rmtree(path, ignore_errors=True)
         with contextlib.suppress(OSError):
             path.parent.rmdir()  # unless the user's runs are there
-    problems += _check_disk(work)
-    problems += _check_time_limit(work)
-    is_ok = all(_is_passed(row) for row in work.rows.values())
+    problems = _find_problems(checker, request)
+    reports = [trial.report for trial in checker.trials.values()]
+    results = [result for report in reports for result in report.results.values()]
     return CheckReport(
-        ok=is_ok and not problems,
-        device=device_for(work.request.spec.cluster, request.machine),
-        stages=[row.as_result() for row in work.rows.values()],
+        ok=not problems and all(result.status in ("ok", "none") for result in results),
+        device=checker.device,
+        stages=reports,
         problems=problems,
-        not_checked=list(_not_checked(work, allow_network)),
         duration_s=round(clock.monotonic() - began, 1),
     )
-
-
-# -- outside of the stages ------------------------------------------------------------------------
-
-
-def _check_project(request: PlanRequest) -> Iterator[ProjectCheck]:
-    """Loggers, commands for notifications, files of the cluster, and the partition."""
-    spec, cluster = request.spec, request.spec.cluster
-    try:
-        check_sinks(spec)
-        if spec.sinks:
-            subprocesses.run(
-                "tasuki.loggers.__main__:start_and_close",
-                spec.sinks,
-                spec.project,
-                Path(spec.folder),
-                result=list[str],
-                timeout_s=60.0,
-                environment=request.environment,
-            )
-    except TasukiError as error:
-        yield ProjectCheck("logger", error.message, error.hint)
-    for outcome, command in spec.on.items():
-        if not _is_command(command[0], request):
-            message = f"`on: {outcome}` runs `{command[0]}`, which is not there"
-            yield ProjectCheck("notify", message, _PATH_HINT)
-    if cluster.setup and not (Path(spec.folder) / cluster.setup).is_file():
-        message = f"`cluster.setup` names {cluster.setup}, which is not there"
-        yield ProjectCheck("setup", message, "it is relative to the spec's folder")
-    if cluster.python and shutil.which(cluster.python) is None:
-        message = f"`cluster.python` names {cluster.python}, which is not there"
-        yield ProjectCheck("setup", message, "name a Python with tasuki and torch")
-    if cluster.backend == "slurm" or cluster.partition:
-        yield from _check_partition(request)
-
-
-def _check_partition(request: PlanRequest) -> Iterator[ProjectCheck]:
-    cluster, clock = request.spec.cluster, SystemClock()
-    slurm = Slurm(environment=request.environment, clock=clock, tries=1, within_s=5.0)
-    try:
-        partition = choose_partition(cluster, slurm.partitions())
-        if partition is not None:
-            check_partition(cluster, partition)
-    except TasukiError as error:
-        yield ProjectCheck("partition", error.message, error.hint)
-
-
-_PATH_HINT = (
-    "a job finds commands by its PATH (`cluster.setup` may extend it) or by a path relative to the "
-    "spec's folder"
-)
-
-
-def _is_command(word: str, request: PlanRequest) -> bool:
-    path = Path(request.spec.folder, word)
-    found = shutil.which(word, path=request.environment.get("PATH"))
-    return found is not None or os.access(path, os.X_OK)
 
 
 # -- the stages -----------------------------------------------------------------------------------
 
 
-@dataclass(slots=True, kw_only=True)
-class _Row:
-    """A stage, and what is known of it so far."""
+@dataclass(slots=True)
+class _Trial:
+    """A stage that is tried, and what is known of it so far."""
 
     experiment: ResolvedExperiment
     stage: ResolvedStage
-    source: Key | None  # the stage whose weights it starts from
-    results: dict[str, CheckResult] = field(default_factory=dict)
-    weights: Path | None = None
-    steps: int | None = None
-    start_s: float | None = None
-    checkpoint_bytes: int | None = None
-    duration_s: float = 0.0
-    notes: list[str] = field(default_factory=list)
+    report: StageCheck
+    source: StageKey | None  # the stage whose weights it starts from
+    weights: Path | None = None  # its own, after two steps
+    start_s: float = 0.0  # from the start of its first attempt to its first step
     is_done: bool = False
 
     @property
-    def run_name(self) -> str:
+    def name(self) -> str:
         return f"{self.experiment.name}.{self.stage.name}"
 
+    def pass_checks(self, *names: str) -> None:
+        self.report.results |= dict.fromkeys(names, CheckResult("ok"))
+
     def fail(self, check: str, message: str, hint: str = "") -> None:
-        self.results[check] = CheckResult("failed", message, hint)
+        self.report.results[check] = CheckResult("failed", message, hint or _HINTS[check])
         self.is_done = True
 
-    def as_result(self) -> StageCheck:
-        missing = CheckResult("not_reached")
-        return StageCheck(
-            experiment=self.experiment.name,
-            stage=self.stage.name,
-            results={name: self.results.get(name, missing) for name in CHECKS},
-            steps=self.steps,
-            checkpoint_bytes=self.checkpoint_bytes,
-            duration_s=round(self.duration_s, 1),
-            notes=self.notes,
-        )
 
-
-def _is_passed(row: _Row) -> bool:
-    return all(row.results.get(name, _NONE).status in ("ok", "none") for name in CHECKS) and (
-        len(row.results) == len(CHECKS)
-    )
-
-
-_OK, _NONE = CheckResult("ok"), CheckResult("none")
-
-
-class _Work:
-    """The stages of a spec that are tried."""
+class _Checker:
+    """Tries the requested stages, each after the stage whose weights it needs."""
 
     def __init__(
         self,
         request: PlanRequest,
         micro_batch: int | None,
         progress: ProgressCallback | None,
-        until: float,
+        deadline: float,
     ) -> None:
         spec, machine = request.spec, request.machine
-        self.is_other_device = device_for(spec.cluster, machine) == "cuda" and machine.gpus == 0
-        self.whole, self.micro_batch, self.until = spec, micro_batch, until
+        self.spec, self.micro_batch, self.deadline = spec, micro_batch, deadline
+        self.is_without_gpu = device_for(spec.cluster, machine) == "cuda" and machine.gpus == 0
         cluster = msgspec.structs.replace(
             spec.cluster,
             gpus=1,
             nodes=1,
-            gpu="cpu" if self.is_other_device else spec.cluster.gpu,
+            gpu="cpu" if self.is_without_gpu else spec.cluster.gpu,
             cpus=min(spec.cluster.cpus, machine.cpus) if spec.cluster.cpus else None,
+            grace_s=_GRACE_S,
         )
         self.request = replace(request, spec=msgspec.structs.replace(spec, cluster=cluster))
-        self.rows = {(r.experiment.name, r.stage.name): r for r in _choose_rows(request)}
+        self.device = device_for(cluster, machine)
+        self.trials = _choose_trials(request)
         self._progress = progress
 
-    def report_progress(self, what: str) -> None:
-        if self._progress is not None:
-            done = sum(row.is_done for row in self.rows.values())
-            self._progress(Progress(what, done, len(self.rows)))
-
-    def is_late(self) -> bool:
-        return SystemClock().monotonic() >= self.until
-
-
-def _choose_rows(request: PlanRequest) -> list[_Row]:
-    """The wanted stages, and those that they start from unless the user's runs have weights."""
-    every: dict[Key, _Row] = {}
-    for experiment in request.spec.experiments:
-        for number, stage in enumerate(experiment.stages):
-            source = _source_of(experiment, number)
-            every[experiment.name, stage.name] = _Row(
-                experiment=experiment, stage=stage, source=source
+    def try_stages(self, path: Path) -> None:
+        """Try them in rounds: in each one those whose weights are there."""
+        for trial in self.trials.values():
+            if trial.stage.command is not None:
+                trial.report.results = dict.fromkeys(CHECKS, CheckResult("none"))
+                trial.report.notes.append("a command: only whether its program exists")
+                self._check_program(trial, "import", trial.stage.command)
+                trial.is_done = True
+        while not self._is_late() and (ready := self._find_ready()):
+            self._report_progress(f"two steps of {', '.join(trial.name for trial in ready)}")
+            stages = {trial.name: self._shorten(trial) for trial in ready}
+            runs = run_in_scratch(
+                self.request,
+                path,
+                stages,
+                failpoints=_FAILPOINTS,
+                is_enough=_is_tried,
+                is_over=self._is_late,
             )
-    names = {experiment.name for experiment in request.experiments}
-    wanted = [
-        key for key in every if key[0] in names and (not request.stages or key[1] in request.stages)
-    ]
-    needed: set[Key] = set()
-    while wanted:
-        row = every.get(key := wanted.pop())
-        if row is None or key in needed:
-            continue
-        needed.add(key)
-        if row.source is not None and _trained_weights(request.spec, row.source) is None:
-            wanted.append(row.source)
-    return [row for key, row in every.items() if key in needed]
+            for trial in ready:
+                _read_run(trial, runs[trial.name])
+                if not trial.is_done and not self._is_late():
+                    self._finish(trial, stages[trial.name], runs[trial.name])
+                trial.is_done = True
 
+    def _report_progress(self, what: str) -> None:
+        if self._progress is not None:
+            done = sum(trial.is_done for trial in self.trials.values())
+            self._progress(Progress(what, done, len(self.trials)))
 
-def _source_of(experiment: ResolvedExperiment, number: int) -> Key | None:
-    stage = experiment.stages[number]
-    match start_of(stage.init_from):
-        case "previous":
-            return experiment.name, experiment.stages[number - 1].name
-        case "stage":
-            return experiment.name, stage.init_from
-        case "experiment":
-            name, _, source = stage.init_from.partition("/")
-            return name, source
-        case _:
-            return None
+    def _is_late(self) -> bool:
+        return SystemClock().monotonic() >= self.deadline
 
+    def _check_program(self, trial: _Trial, check: str, command: Sequence[str]) -> None:
+        try:
+            _require_program(command, f"stage `{trial.stage.name}`", self.request)
+            trial.pass_checks(check)
+        except TasukiError as error:
+            trial.fail(check, error.message, error.hint)
 
-def _trained_weights(spec: ResolvedSpec, key: Key) -> Path | None:
-    """Of a stage that is finished in the user's own runs."""
-    folder = latest_run(Path(spec.runs), key[0]).stage(key[1])
-    return folder.weights if folder.metrics.exists() and folder.weights.is_file() else None
+    def _find_ready(self) -> list[_Trial]:
+        """Find the stages whose weights are there, and skip those whose weights failed."""
+        ready = []
+        for trial in self.trials.values():
+            source = self.trials[trial.source] if trial.source is not None else None
+            if trial.is_done:
+                continue
+            if source is None or source.weights is not None:
+                ready.append(trial)
+            elif source.is_done:
+                name = source.name.replace(".", "/", 1)
+                skipped = CheckResult("skipped", f"it starts from the weights of {name}")
+                trial.report.results = dict.fromkeys(CHECKS, skipped)
+                trial.is_done = True
+        return ready
 
+    def _shorten(self, trial: _Trial) -> ResolvedStage:
+        """Take its largest samples and two micro-batches a step. Schedules need its length."""
+        stage, notes = trial.stage, trial.report.notes
+        changes: dict[str, Any] = {
+            "save": msgspec.structs.replace(
+                stage.save, every=Every(unit="epochs", count=1.0), keep=1
+            ),
+            "order": stage.order if stage.order == "score" else "largest_first",
+            "export": None,
+            "gpus": None,
+            "chooses_gpus": False,
+            "validate": None,  # `_finish` takes a few samples instead of the complete split
+            "evaluate": None,
+        }
+        if trial.source is not None:
+            changes["init_from"] = str(self.trials[trial.source].weights)
+        micro_batch = self.micro_batch
+        if micro_batch is None and isinstance(stage.micro_batch, int):
+            micro_batch = stage.micro_batch
+        if self.is_without_gpu:
+            micro_batch = micro_batch or 2
+            changes |= {"compile": False, "offload": False}
+            changes |= {"precision": "bf16"} if stage.precision == "fp16" else {}
+            notes.append(f"on the CPU: there is no GPU here ({self.spec.cluster.gpu})")
+        if (num_ranks := self.spec.cluster.gpus * self.spec.cluster.nodes) > 1:
+            notes.append(f"on one rank, not {num_ranks}")
+        effective = stage.effective_batch
+        if micro_batch is not None and effective is not None:
+            few = min(effective, 2 * micro_batch)
+            changes |= {"effective_batch": few, "micro_batch": min(micro_batch, few)}
+            changes["accumulation"] = None
+            if few < effective:
+                notes.append(f"{few} of {effective} samples a step, {micro_batch} at once")
+        return msgspec.structs.replace(stage, **changes)
 
-def _try_stages(work: _Work, path: Path) -> None:
-    for row in work.rows.values():
-        if row.stage.recipe is None:
-            _check_command(row, work)
-    while not work.is_late():
-        ready = [row for row in work.rows.values() if not row.is_done and _has_source(row, work)]
-        if not ready:
+    def _finish(self, trial: _Trial, tried: ResolvedStage, run: RunFolder) -> None:
+        """Export the weights, take all steps of the schedule, validate and evaluate."""
+        stage, cluster = trial.stage, self.spec.cluster
+        evaluate = stage.evaluate if evaluates(trial.experiment, stage) else None
+        command = evaluate.command if evaluate is not None else None
+        weights = run.path.with_name(f"{run.name}.safetensors")  # names have dots
+        self._report_progress(f"evaluating {trial.name}")
+        try:
+            failures = subprocesses.run(
+                "tasuki.train.precheck:finish_checks",
+                msgspec.structs.replace(stage, evaluate=None if command else evaluate),
+                tried,
+                run.path,
+                weights,
+                Path(self.spec.folder),
+                cluster.gpus * cluster.nodes,
+                self.device,
+                result=dict[str, tuple[str, str]],
+                timeout_s=max(1.0, self.deadline - SystemClock().monotonic()),
+                cwd=self.spec.folder,
+                environment=self.request.environment,
+            )
+        except subprocesses.SubprocessTimeoutError:
             return
-        work.report_progress("learning rate schedules")
-        _walk_schedules(ready, work)
-        ready = [row for row in ready if not row.is_done]
-        names = ", ".join(row.run_name for row in ready)
-        work.report_progress(f"two steps of {names}")
-        began = SystemClock().monotonic()
-        stages = {row.run_name: _shorten(row, work) for row in ready}
-        runs = run_in_scratch(
-            work.request,
-            path,
-            stages,
-            is_enough=_is_tried,
-            # Each attempt is preempted after its first step.
-            failpoints=[
-                {"at": "step.optimizer", "do": "term"},
-                {"at": "step.optimizer", "do": "pause", "seconds": _NOTICE_S},
-            ],
-            grace_s=_GRACE_S,
-            is_over=work.is_late,
-        )
-        for row in ready:
-            row.duration_s = SystemClock().monotonic() - began
-            _read_run(row, runs[row.run_name], is_late=work.is_late())
-            if not row.is_done:
-                _export_and_evaluate(row, runs[row.run_name], work, path)
+        except TasukiError as error:
+            trial.fail("evaluate", error.message, error.hint)
+            return
+        trial.weights = weights
+        parts = {"schedule": True, "validate": stage.validate, "evaluate": evaluate}
+        for check, part in parts.items():
+            trial.report.results[check] = CheckResult("ok" if part else "none")
+            if check in failures:
+                trial.fail(check, *failures[check])
+        if command is not None:
+            self._check_program(trial, "evaluate", command)
 
 
-def _check_command(row: _Row, work: _Work) -> None:
-    """Of a script, only whether it is there: what it does after that is its own."""
-    assert row.stage.command is not None
-    row.results = dict.fromkeys(CHECKS, _NONE) | {"import": _OK}
-    row.notes.append("a command: only whether it is there")
-    row.is_done = True
-    if not _is_command(row.stage.command[0], work.request):
-        row.fail("import", f"there is no command `{row.stage.command[0]}`", _PATH_HINT)
+def _choose_trials(request: PlanRequest) -> dict[StageKey, _Trial]:
+    """Choose the requested stages, and all whose weights they need."""
+    known: dict[StageKey, _Trial] = {}
+    for experiment in request.spec.experiments:
+        for stage in experiment.stages:
+            results = dict.fromkeys(CHECKS, CheckResult("not_reached"))
+            report = StageCheck(experiment=experiment.name, stage=stage.name, results=results)
+            source = find_source(experiment, stage)
+            known[experiment.name, stage.name] = _Trial(experiment, stage, report, source)
+    names = {experiment.name for experiment in request.experiments}
+    chosen: set[StageKey] = set()
+    for name, stage_name in known:
+        if name in names and (not request.stages or stage_name in request.stages):
+            key: StageKey | None = (name, stage_name)
+            while key is not None and key not in chosen:
+                chosen.add(key)
+                key = known[key].source
+    return {key: trial for key, trial in known.items() if key in chosen}
 
 
-def _has_source(row: _Row, work: _Work) -> bool:
-    """Whether the weights are there that it starts from. Skips it if they never will be."""
-    source = work.rows.get(row.source) if row.source is not None else None
-    if source is None or source.weights is not None or source.stage.recipe is None:
-        return True
-    if source.is_done:
-        name = source.run_name.replace(".", "/", 1)
-        skipped = CheckResult("skipped", f"it starts from the weights of {name}, which failed")
-        row.results |= {name: skipped for name in CHECKS if name not in row.results}
-        row.is_done = True
-    return False
-
-
-def _walk_schedules(rows: Sequence[_Row], work: _Work) -> None:
-    cluster = work.whole.cluster
-    try:
-        found = subprocesses.run(
-            "tasuki.train.precheck:walk_schedules",
-            [row.stage for row in rows],
-            Path(work.whole.folder),
-            cluster.gpus * cluster.nodes,
-            result=list[tuple[int | None, str]],
-            timeout_s=max(1.0, work.until - SystemClock().monotonic()),
-            cwd=work.whole.folder,
-            environment=work.request.environment,
-        )
-    except TasukiError:
-        return  # two steps of each will tell which one ends the process
-    for row, (steps, message) in zip(rows, found, strict=True):
-        row.steps = steps
-        if message:
-            row.results |= {"import": _OK, "data": _OK}
-            hint = "build_schedule(self, optimizer, total_steps) must allow `total_steps` steps"
-            row.fail("schedule", message, hint)
-
-
-def _shorten(row: _Row, work: _Work) -> ResolvedStage:
-    """Its largest samples, two micro-batches a step. The length stays, as schedules need it."""
-    stage, micro_batch = row.stage, work.micro_batch
-    if micro_batch is None and isinstance(stage.micro_batch, int):
-        micro_batch = stage.micro_batch
-    changes: dict[str, Any] = {
-        "save": msgspec.structs.replace(stage.save, every=Every(unit="epochs", count=1.0), keep=1),
-        "order": stage.order if stage.order == "score" else "largest_first",
-        "export": None,
-        "gpus": None,
-        "chooses_gpus": False,
-        "init_from": _start(row, work),
-        "validate": None,  # here the whole split; _evaluate_few takes a few samples
-    }
-    if stage.evaluate is not None and stage.evaluate.command is not None:
-        changes["evaluate"] = None  # only whether the command is there
-    if work.is_other_device:
-        micro_batch = micro_batch or 2
-        changes |= {"compile": False, "offload": False}
-        changes |= {"precision": "bf16"} if stage.precision == "fp16" else {}
-        row.notes.append(f"on the CPU: there is no GPU here ({work.whole.cluster.gpu})")
-    effective = stage.effective_batch
-    if micro_batch is not None and effective is not None:
-        few = min(effective, 2 * micro_batch)
-        sizes = {"effective_batch": few, "micro_batch": min(micro_batch, few), "accumulation": None}
-        changes |= sizes
-        if few < effective:
-            row.notes.append(f"{few} of {effective} samples a step, {micro_batch} at once")
-    return msgspec.structs.replace(stage, **changes)
-
-
-def _start(row: _Row, work: _Work) -> str:
-    if row.source is None:
-        return row.stage.init_from
-    source = work.rows.get(row.source)
-    weights = source.weights if source is not None else _trained_weights(work.whole, row.source)
-    if weights is None:
-        row.notes.append("without the weights that a command makes")
-    return str(weights) if weights is not None else "none"
+# -- what a run in the scratch folder shows -------------------------------------------------------
 
 
 def _is_tried(run: RunFolder) -> bool:
@@ -469,168 +389,121 @@ def _is_tried(run: RunFolder) -> bool:
     manifest = newest_manifest(run)
     at = manifest.position if manifest is not None else None
     is_done = at is not None and (at.stage_step >= 2 or at.is_end)
-    return is_done or _first_failure(run) is not None
+    return is_done or _find_failure(run) is not None
 
 
-def _first_failure(run: RunFolder) -> tuple[int, dict[str, Any]] | None:
-    """The attempt that failed, and what it wrote about its end."""
-    ends = read_attempt_ends(run) if run.claims.is_dir() else {}
-    failed = (Ending.FAILED, Ending.MISTAKE, Ending.STUCK)
-    return next(((n, end) for n, end in ends.items() if end and end.get("ending") in failed), None)
+def _find_failure(run: RunFolder) -> tuple[int, dict[str, Any]] | None:
+    """Find the attempt that failed, and what it wrote about its end."""
+    for attempt, end in (read_attempt_ends(run) if run.claims.is_dir() else {}).items():
+        # The check itself interrupts and kills attempts when its time budget is over.
+        if end and end.get("ending") in _FAILED and end.get("cause") != Cause.INTERRUPTED:
+            return attempt, end
+    return None
 
 
-def _read_run(row: _Row, run: RunFolder, *, is_late: bool) -> None:
-    """From the events of a run: which checks passed, and which one it failed in."""
+def _read_run(trial: _Trial, run: RunFolder) -> None:
+    """Read from the events of a run which checks passed, and which one failed."""
     events = read_events(run)
-    doing = [event["what"] for event in events if event["kind"] == "doing"]
+    doing = {_CHECK_OF_ACTIVITY.get(event["what"]) for event in events if event["kind"] == "doing"}
     restored = [event for event in events if event["kind"] == "restored"]
     manifest = newest_manifest(run)
     step = manifest.position.stage_step if manifest is not None else 0
     passed = {
-        "import": "opening the data" in doing,
-        "data": "building the model" in doing,
-        "schedule": row.steps is not None,
-        "model": "looking for a checkpoint" in doing,
+        "import": "data" in doing,
+        "data": "model" in doing,
+        "model": "load" in doing,
         "step": step >= 1,
         "save": step >= 1,
         "load": len(restored) >= 2 and step >= 2,
     }
-    row.results |= {name: _OK for name, is_passed in passed.items() if is_passed}
+    trial.pass_checks(*(name for name, is_passed in passed.items() if is_passed))
     if manifest is not None:
-        row.checkpoint_bytes = sum(record.size for record in (*manifest.files, *manifest.frozen))
+        size = sum(record.size for record in (*manifest.files, *manifest.frozen))
+        trial.report.checkpoint_bytes = size
     if restored:
-        started = next(e["t"] for e in events if e["kind"] == "attempt-started")
-        row.start_s = restored[0]["t"] - started
-    failure = _first_failure(run)
+        started = next(event["t"] for event in events if event["kind"] == "attempt-started")
+        trial.start_s = restored[0]["t"] - started
+    failure = _find_failure(run)
     if failure is not None and not passed["load"]:
         attempt, end = failure
         message = str(end.get("message"))
-        if is_late and "kill" in message.lower():  # by us, as the time budget is over
-            row.is_done = True
-            return
-        own = [event for event in events if event["claim"] == attempt]
-        name = "save" if "cannot be stored" in message else _failed_check(own)
-        row.fail(name, message, str(end.get("hint") or _HINTS[name]))
+        last = [e for e in events if e["claim"] == attempt and e["kind"] in ("doing", "restored")]
+        what = last[-1].get("what", "") if last else "importing the recipe"
+        check = "save" if "cannot be stored" in message else _CHECK_OF_ACTIVITY.get(what, "step")
+        trial.fail(check, message, str(end.get("hint") or ""))
 
 
-_HINTS = {
-    "import": "run `python -c 'import …'` in the spec's folder",
-    "data": "look at `data` and `split` in the spec",
-    "model": "look at `build_model` of the recipe",
-    "step": "look at `loss` of the recipe at the line that is named",
-    "save": "leave out of the state what tasuki cannot store",
-    "load": "`load_state_dict` must take back what `state_dict` gave",
-    "validate": "look at `evaluate` or `loss` of the recipe, which validates with its `val` split",
-    "evaluate": "look at `evaluate` or `loss` of the recipe, which evaluates with its `test` split",
-}
+# -- outside of the stages ------------------------------------------------------------------------
 
 
-def _failed_check(events: Sequence[Mapping[str, Any]]) -> str:
-    """What an attempt was doing when it failed."""
-    own = [event for event in events if event["kind"] in ("doing", "restored")]
-    what = own[-1].get("what", "") if own else "importing the recipe"
-    known = {
-        "importing the recipe": "import",
-        "opening the data": "data",
-        "building the model": "model",
-        "looking for a checkpoint": "load",
-        "loading weights": "load",
-        "saving the first checkpoint": "save",
-        "restoring": "load",
-        "saving": "save",
-    }
-    return known.get(what, "step")
+def _find_problems(checker: _Checker, request: PlanRequest) -> list[ProjectCheck]:
+    """Check loggers, notifications, files and partition of the cluster, disk and time limit."""
+    spec, trials = request.spec, list(checker.trials.values())
+    checks: list[tuple[str, Callable[[], None]]] = [
+        ("logger", partial(_require_loggers, request)),
+        *(
+            ("notify", partial(_require_program, command, f"`on: {outcome}`", request))
+            for outcome, command in spec.on.items()
+        ),
+        ("partition", partial(_require_partition, request)),
+        ("disk", partial(_require_disk, spec, trials)),
+        ("time_limit", partial(_require_time, spec, max(trial.start_s for trial in trials))),
+    ]
+    problems = []
+    for name, require in checks:
+        try:
+            require()
+        except TasukiError as error:
+            problems.append(ProjectCheck(name, error.message, error.hint))
+    return problems
 
 
-def _export_and_evaluate(row: _Row, run: RunFolder, work: _Work, path: Path) -> None:
-    """Write the weights for later stages. Validate and evaluate with them, on a few samples."""
-    request, stage, name = work.request, row.stage, f"{row.run_name}.safetensors"
-    check = "validate"
-    try:
-        export_run(
-            str(run.path),
-            Wanted(here=path, to=Path(name), source="last"),
-            runs=path,
-            python=request.python,
+def _require_loggers(request: PlanRequest) -> None:
+    spec = request.spec
+    if spec.sinks:
+        subprocesses.run(
+            "tasuki.loggers.__main__:start_and_close",
+            spec.sinks,
+            spec.project,
+            Path(spec.folder),
+            result=list[str],
+            timeout_s=60.0,
             environment=request.environment,
         )
-        row.weights = path / name
-        asked = Asked(here=path, weights=row.weights, stage=stage.name)
-        evaluation = of_run(str(run.path), asked, runs=path)
-        row.results["validate"] = _NONE
-        if (validate := stage.validate) is not None:
-            own = validate.data is not None
-            data, sizes = (validate.data, None) if own else (stage.data, stage.size)
-            validation = replace(evaluation, data=data, sizes=sizes, split=validate.split)
-            row.results["validate"] = _evaluate_few(validation, work)
-        check = "evaluate"
-        evaluate = stage.evaluate if evaluates(row.experiment, stage) else None
-        row.results["evaluate"] = _NONE
-        if evaluate is not None and evaluate.command is None:
-            row.results["evaluate"] = _evaluate_few(evaluation, work)
-        elif evaluate is not None and evaluate.command is not None:
-            row.results["evaluate"] = _OK
-            if not _is_command(evaluate.command[0], request):
-                row.fail(check, f"there is no command `{evaluate.command[0]}`", _PATH_HINT)
-    except TasukiError as error:
-        row.fail(check, error.message, error.hint or _HINTS[check])
-    row.is_done = True
 
 
-def _evaluate_few(evaluation: Evaluation, work: _Work) -> CheckResult:
-    if work.is_late():
-        return CheckResult("not_reached")
-    work.report_progress(f"evaluating {evaluation.experiment}")
-    request = work.request
-    evaluate_weights(
-        evaluation,
-        benchmark=False,
-        is_few=True,
-        python=request.python,
-        environment=request.environment,
-    )
-    return _OK
+def _require_program(command: Sequence[str], owner: str, request: PlanRequest) -> None:
+    # A plan only warns of a program that a node may have. Here the user asked whether it is there.
+    for doubt in check_command(command, owner, request):
+        raise UsageError(doubt, hint="`cluster.setup` may extend the PATH of a job")
 
 
-# -- what the stages showed -----------------------------------------------------------------------
+def _require_partition(request: PlanRequest) -> None:
+    cluster, clock = request.spec.cluster, SystemClock()
+    if cluster.backend == "slurm" or cluster.partition:
+        slurm = Slurm(environment=request.environment, clock=clock, tries=1, within_s=5.0)
+        partition = choose_partition(cluster, slurm.partitions())
+        if partition is not None:
+            check_partition(cluster, partition)
 
 
-def _check_disk(work: _Work) -> Iterator[ProjectCheck]:
-    """Room for `keep` checkpoints and two more, of the largest stage of each experiment."""
+def _require_disk(spec: ResolvedSpec, trials: Sequence[_Trial]) -> None:
+    """Require space for `keep` + 2 checkpoints of the largest stage of each experiment."""
     needs: dict[str, int] = {}
-    for row in work.rows.values():
-        need = (row.stage.save.keep + 2) * (row.checkpoint_bytes or 0)
-        needs[row.experiment.name] = max(need, needs.get(row.experiment.name, 0))
-    total, free = sum(needs.values()), free_bytes(_existing(Path(work.whole.runs)))
-    if total > free:
-        message = f"checkpoints need {format_bytes(total)}, {format_bytes(free)} are free"
-        yield ProjectCheck(
-            "disk",
-            f"{message} in {work.whole.runs}",
-            "keep fewer (`save: {keep: 1}`), make room, or set `runs:` to another disk",
+    for trial in trials:
+        need = (trial.stage.save.keep + 2) * (trial.report.checkpoint_bytes or 0)
+        needs[trial.experiment.name] = max(need, needs.get(trial.experiment.name, 0))
+    runs = Path(spec.runs)
+    free = free_bytes(next(path for path in (runs, *runs.parents) if path.exists()))
+    if (total := sum(needs.values())) > free:
+        raise UsageError(
+            f"checkpoints need {format_bytes(total)}, {format_bytes(free)} are free in {runs}",
+            hint="keep fewer (`save: {keep: 1}`), make room, or set `runs:` to another disk",
         )
 
 
-def _existing(path: Path) -> Path:
-    return next(parent for parent in (path, *path.parents) if parent.exists())
-
-
-def _check_time_limit(work: _Work) -> Iterator[ProjectCheck]:
-    limit = work.whole.cluster.time_limit_s
-    starts = [row.start_s for row in work.rows.values() if row.start_s is not None]
-    if limit is not None and starts and limit <= max(starts):
-        message = f"the time limit is {format_seconds(limit)}, a start takes {max(starts):.0f} s"
-        yield ProjectCheck("time_limit", message, "write a longer `cluster.time_limit`")
-
-
-def _not_checked(work: _Work, allow_network: bool) -> Iterator[str]:
-    cluster = work.whole.cluster
-    if work.is_other_device:
-        yield f"`gpu: {cluster.gpu}`: memory, speed and kernels of the GPU"
-    if cluster.gpus * cluster.nodes > 1:
-        yield f"{cluster.gpus * cluster.nodes} ranks: one was tried"
-    if cluster.setup:
-        yield "`cluster.setup` is not sourced"
-    if allow_network:
-        yield "whether the stages work without a network"
-    yield "later samples, the queue, and interruptions at other places (`tasuki verify resume`)"
+def _require_time(spec: ResolvedSpec, start_s: float) -> None:
+    limit_s = spec.cluster.time_limit_s
+    if limit_s is not None and limit_s <= start_s:
+        message = f"the time limit is {format_seconds(limit_s)}, a start takes {start_s:.0f} s"
+        raise UsageError(message, hint="write a longer `cluster.time_limit`")

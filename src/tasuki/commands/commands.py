@@ -32,7 +32,9 @@ def check_commands(
         evaluate = stage.evaluate.command if stage.evaluate is not None else None
         for words in (stage.command, evaluate):
             if words is not None:
-                yield from _check(words, f"stage `{stage.name}` of `{experiment.name}`", request)
+                yield from check_command(
+                    words, f"stage `{stage.name}` of `{experiment.name}`", request
+                )
         if stage.command is not None and request.is_slurm and request.spec.cluster.nodes > 1:
             yield (
                 f"the command of stage `{stage.name}` is started on the first of "
@@ -66,7 +68,8 @@ def what_is_left(times: StageTimes, run: RunFolder, stage: ResolvedStage) -> Sta
     return replace(times, wall_s=times.wall_s * share, wall_s_p90=p90)
 
 
-def _check(words: Sequence[str], whose: str, request: PlanRequest) -> Iterator[str]:
+def check_command(words: Sequence[str], whose: str, request: PlanRequest) -> Iterator[str]:
+    """Yield doubts about a command. Raise an error if it cannot be started here or elsewhere."""
     cluster, folder = request.spec.cluster, Path(request.spec.folder)
     if cluster.container:
         return  # what is inside nobody can see from here

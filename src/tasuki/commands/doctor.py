@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from tasuki.clock import SystemClock, utc
-from tasuki.commands.discover import look_with
+from tasuki.commands.discover import load_resolved_spec
 from tasuki.commands.doctor_job import JobReport, Work, run_test_job
 from tasuki.commands.machine import look_around, memory_here
 from tasuki.errors import SpecError, TasukiError, UsageError
@@ -20,7 +20,7 @@ from tasuki.slurm.client import NoSlurm, Slurm
 from tasuki.slurm.fit import check_partition, choose_partition
 from tasuki.slurm.script import job_for_cluster, sbatch_options
 from tasuki.slurm.text import ShownPartition, most_gpus, parse_seconds
-from tasuki.spec.load import cluster_of_site, load_spec
+from tasuki.spec.load import cluster_of_site
 from tasuki.spec.resolved import ResolvedCluster, ResolvedSpec
 from tasuki.spec.site import Site, load_site, users_file
 from tasuki.units import format_bytes, format_seconds
@@ -180,10 +180,8 @@ def _read_spec_and_site(
     # Without a spec an override would have no effect. So it asks for one.
     if source is None and not (overrides or preset or Path("tasuki.yaml").exists()):
         return None, site, findings
-    look = look_with(python=sys.executable, environment=environ)
     try:
-        source = str(source or "tasuki.yaml")
-        spec = load_spec(source, settings=overrides, config=preset, environ=environ, look=look)
+        spec = load_resolved_spec(source or "tasuki.yaml", overrides, preset, environment=environ)
     except TasukiError as error:
         message = f"the spec cannot be used: {error.message}"
         return None, site, [*findings, Finding("problem", message, error.hint)]

@@ -165,7 +165,6 @@ def evaluate_weights(
     evaluation: Evaluation,
     *,
     benchmark: bool,
-    is_few: bool = False,
     python: str,
     environment: dict[str, str],
     on_progress: ProgressCallback = lambda _: None,
@@ -188,7 +187,6 @@ def evaluate_weights(
         "threads": threads,
         "device": device,
         "benchmark": benchmark,
-        "is_few": is_few,
     }
     found = subprocesses.run(
         "tasuki.train.assess:work",

@@ -24,7 +24,7 @@ from tasuki.commands.plan import PlanRequest, make_plan
 from tasuki.commands.run import RunRequest, local_jobs
 from tasuki.errors import RunError
 from tasuki.failpoints import VARIABLE as FAILPOINTS
-from tasuki.jobs.local import LocalBackend, Preemption
+from tasuki.jobs.local import LocalBackend
 from tasuki.runs.atomic import make_folder
 from tasuki.runs.attempts import live_runner, write_runner
 from tasuki.runs.claims import highest_claim
@@ -51,42 +51,74 @@ def run_in_scratch(
     path: Path,
     stages: Mapping[str, ResolvedStage],
     *,
-    is_enough: Callable[[RunFolder], bool],
     failpoints: Sequence[Mapping[str, Any]] = (),
-    preempts: bool = False,
-    grace_s: float = 60.0,
+    is_enough: Callable[[RunFolder], bool] = lambda _: False,
     is_over: Callable[[], bool] = lambda: False,
 ) -> dict[str, RunFolder]:
-    """Run each stage as a run of its own until it is enough, then do not start it again.
+    """Run each stage as a separate run, by the code that `tasuki run` uses.
 
     Args:
-        request: The user's spec, machine and environment.
-        path: The scratch folder.
         stages: By the names of their runs.
-        is_enough: Asked ten times a second.
         failpoints: Of all runs, as failpoints.py reads them.
-        preempts: Stop a run that is enough. Else its failpoints end it.
-        grace_s: Seconds from SIGTERM to SIGKILL.
-        is_over: There is no time left: save what can be saved, and end.
+        is_enough: A run is not started again. Called for each run, ten times a second.
+        is_over: All runs save and stop, within `cluster.grace_s`. Called as often.
 
     Raises:
         KeyboardInterrupt: The user stopped it.
     """
-    clock = SystemClock()
+    scratch = _freeze_stages(request, path, stages, failpoints)
+    clock, machine, cluster = SystemClock(), scratch.machine, scratch.spec.cluster
+    runs = scratch.folders
+    jobs = local_jobs(make_plan(scratch), runs, RunRequest(plan=scratch, clock=clock))
+
+    num_own_interrupts = 0
+
+    def stop_when_done() -> None:
+        nonlocal num_own_interrupts
+        for run in runs.values():
+            if not _is_cancelled(run) and is_enough(run):
+                say(run, Word.CANCEL, reason="enough steps", claim=highest_claim(run))
+        if not num_own_interrupts and is_over():
+            num_own_interrupts += 1
+            backend.interrupt()
+
+    on_gpus = device_for(cluster, machine) == "cuda"
+    backend = LocalBackend(
+        clock=clock,
+        python=cluster.python or request.python,
+        slots=max(1, machine.gpus) if on_gpus else min(_SIDE_BY_SIDE, machine.cpus) * cluster.gpus,
+        environment=scratch.environment,
+        devices=machine.devices if on_gpus else (),
+        on_tick=stop_when_done,
+    )
+    backend.run(jobs)
+    # The user can press Ctrl-C while runs save because they are over: that counts too.
+    if backend.num_interrupts > num_own_interrupts:
+        raise KeyboardInterrupt
+    return runs
+
+
+def _freeze_stages(
+    request: PlanRequest,
+    path: Path,
+    stages: Mapping[str, ResolvedStage],
+    failpoints: Sequence[Mapping[str, Any]],
+) -> PlanRequest:
+    """Create the folders of the runs, and the request for a plan of them."""
     experiments = tuple(ResolvedExperiment(name=n, stages=(s,)) for n, s in stages.items())
     folders = {name: RunFolder(path / name) for name in stages}
     # No loggers and no notifications. The user's folder of runs stays out of the copy of the code,
     # so the copy is made with the spec as it is.
     quiet = msgspec.structs.replace(request.spec, sinks=None, on={})
     for experiment in experiments:
-        freeze_run(folders[experiment.name], experiment, quiet, clock)
+        freeze_run(folders[experiment.name], experiment, quiet, SystemClock())
     cluster = msgspec.structs.replace(
-        quiet.cluster, backend="local", time_limit_s=None, requeue=True, grace_s=grace_s
+        quiet.cluster, backend="local", time_limit_s=None, requeue=True
     )
     spec = msgspec.structs.replace(
         quiet, cluster=cluster, runs=str(path), experiments=experiments, only_stages=()
     )
-    own = replace(
+    return replace(
         request,
         spec=spec,
         experiments=experiments,
@@ -96,38 +128,6 @@ def run_in_scratch(
         is_here=True,
         environment={**request.environment, FAILPOINTS: json.dumps(list(failpoints))},
     )
-    jobs = local_jobs(make_plan(own), folders, RunRequest(plan=own, clock=clock))
-
-    def stop_if_enough() -> bool:
-        enough = [run for run in folders.values() if not _is_cancelled(run) and is_enough(run)]
-        for run in enough:
-            say(run, Word.CANCEL, reason="enough steps", claim=highest_claim(run))
-        return bool(enough) and preempts
-
-    ended: list[bool] = []
-
-    def tick() -> None:
-        if not preempts:
-            stop_if_enough()
-        if is_over() and not ended:
-            ended.append(True)
-            backend.interrupt()
-
-    machine = request.machine
-    on_gpus = device_for(cluster, machine) == "cuda"
-    backend = LocalBackend(
-        clock=clock,
-        python=cluster.python or request.python,
-        slots=max(1, machine.gpus) if on_gpus else min(_SIDE_BY_SIDE, machine.cpus) * cluster.gpus,
-        preemption=Preemption(when=stop_if_enough) if preempts else None,
-        environment=own.environment,
-        devices=machine.devices if on_gpus else (),
-        on_tick=tick,
-    )
-    backend.run(jobs)
-    if backend.is_interrupted and not ended:
-        raise KeyboardInterrupt
-    return folders
 
 
 def newest_manifest(run: RunFolder) -> Manifest | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import stat
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from tasuki import subprocesses
-from tasuki.commands.discover import look_with
+from tasuki.commands.discover import load_resolved_spec
 from tasuki.commands.machine import cpus_for, device_for, look_around
 from tasuki.commands.plan_request import choose_with_recipe, gpus_of
 from tasuki.errors import UsageError
@@ -23,7 +22,6 @@ from tasuki.estimation.factor import describe_batch_sizes, find_safe_batch
 from tasuki.runs.atomic import FORMAT, write_bytes
 from tasuki.spec.check import nearest
 from tasuki.spec.edit import change_stage, find_written_stage
-from tasuki.spec.load import load_spec
 from tasuki.spec.resolved import ResolvedSpec, ResolvedStage, apply_changes, to_plain
 from tasuki.train.kernels import keep_kernels
 from tasuki.units import Duration, format_seconds
@@ -133,8 +131,7 @@ def tune(
         raise UsageError("--batch-size measures no settings", hint="leave the other option out")
     budget_s = Duration.parse(time_budget).seconds
     env = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", **os.environ}  # as in a run
-    look = look_with(python=sys.executable, environment=env)
-    resolved = load_spec(str(spec), settings=overrides, config=preset, environ=env, look=look)
+    resolved = load_resolved_spec(spec, overrides, preset, environment=env)
     chosen, of_stage = choose_with_recipe(
         resolved,
         experiment,
@@ -281,7 +278,6 @@ def _find_batch_sizes(
     found = subprocesses.run(
         "tasuki.memory.batch_size:work",
         request,
-        python=sys.executable,
         environment=environment,
         cwd=spec.folder,
         progress=progress,

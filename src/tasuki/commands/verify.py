@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,11 +10,10 @@ import msgspec
 
 from tasuki import subprocesses
 from tasuki.commands.commands import refuse_commands
-from tasuki.commands.discover import look_with
+from tasuki.commands.discover import load_resolved_spec
 from tasuki.commands.finished import open_run, stage_named
 from tasuki.commands.plan_request import choose_with_recipe
 from tasuki.runs.atomic import FORMAT
-from tasuki.spec.load import load_spec
 
 
 class StageSamples(msgspec.Struct, frozen=True):
@@ -133,9 +131,7 @@ def verify_gradients(
         >>> tasuki.verify_gradients("tasuki.yaml").equal
         True
     """
-    env = dict(os.environ)
-    look = look_with(python=sys.executable, environment=env)
-    resolved = load_spec(str(spec), settings=overrides, config=preset, environ=env, look=look)
+    resolved = load_resolved_spec(spec, overrides, preset)
     chosen, of_stage = choose_with_recipe(
         resolved,
         experiment,
@@ -152,6 +148,6 @@ def verify_gradients(
         result=GradientsReport,
         progress=progress,
         cwd=resolved.folder,
-        environment={**env, "CUDA_VISIBLE_DEVICES": ""},  # the start of CUDA takes seconds
+        environment={**os.environ, "CUDA_VISIBLE_DEVICES": ""},  # the start of CUDA takes seconds
     )
     return msgspec.structs.replace(report, experiment=chosen.name)

@@ -25,7 +25,7 @@ from tasuki.checkpoint.lineage import lineage
 from tasuki.checkpoint.manifest import Manifest, parse_name
 from tasuki.checkpoint.verify import read_manifest
 from tasuki.clock import SystemClock
-from tasuki.commands.discover import look_with
+from tasuki.commands.discover import load_resolved_spec
 from tasuki.commands.finished import open_run, stage_named
 from tasuki.commands.plan import PlanRequest, request_plan
 from tasuki.commands.scratch import failure_of, make_scratch, newest_manifest, run_in_scratch
@@ -35,7 +35,7 @@ from tasuki.runs.claims import highest_claim
 from tasuki.runs.events import read_events
 from tasuki.runs.metrics import TIMING_KEYS, read_metrics
 from tasuki.runs.runs import RunFolder
-from tasuki.spec.load import load_command, load_spec
+from tasuki.spec.load import load_command
 from tasuki.spec.resolved import (
     ResolvedSave,
     ResolvedSpec,
@@ -146,10 +146,7 @@ def verify_resume(
     if command:
         spec = load_command(command, settings=overrides, environ=os.environ)
     elif _is_spec(str(target)):
-        look = look_with(python=sys.executable, environment=dict(os.environ))
-        spec = load_spec(
-            str(target), settings=overrides, config=preset, environ=os.environ, look=look
-        )
+        spec = load_resolved_spec(target, overrides, preset)
     else:
         if overrides or preset:
             raise UsageError(f"`{target}` is a run: its settings are fixed", hint="name a spec")
@@ -341,7 +338,7 @@ def _run(
 ) -> None:
     """Run until the newest checkpoint is enough, then save and stop."""
 
-    def has_enough(run: RunFolder) -> bool:
+    def is_over() -> bool:
         manifest = newest_manifest(run)
         return manifest is not None and is_enough(manifest)
 
@@ -349,10 +346,9 @@ def _run(
         scratch.request,
         scratch.path,
         {run.name: scratch.stage},
-        is_enough=has_enough,
         # A script's own `save` and `log_every` win over a spec, but not here.
         failpoints=[{"at": "open.settings", "do": "spec"}, *failpoints],
-        preempts=True,
+        is_over=is_over,
     )
 
 

@@ -233,12 +233,6 @@ class Order:
         assert stage_step >= 0, stage_step
         return Cursor(*divmod(stage_step, self.steps_per_epoch))
 
-    def samples_before(self, stage_step: int) -> int:
-        """How many samples the first `stage_step` steps of the stage use, exactly."""
-        cursor = self.cursor_at(stage_step)
-        done = self._samples_in_epoch(cursor.epoch, cursor.step_in_epoch)
-        return cursor.epoch * self.samples_per_epoch + done
-
     def total_steps(self, length_unit: LengthUnit, count: int) -> int:
         """Steps of a stage of this length; for samples: the first step count that uses enough."""
         if count < 0:

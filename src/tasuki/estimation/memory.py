@@ -10,7 +10,7 @@ the tensors'. Not seen by any trace: other processes on the card.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from tasuki.estimation.allocator import MIB, simulate
 from tasuki.estimation.gpus import Gpu
@@ -195,11 +195,6 @@ def cost_budget(
         for size in sizes
     ]
     return min((budget for budget in budgets if budget), default=0)
-
-
-def with_measured_context(known: Beside, count: int, *, source: str) -> Beside:
-    """As `torch.cuda.mem_get_info` told on a node."""
-    return replace(known, context=Figure(count, source))
 
 
 def _tensor_source(probe: Probe) -> str:

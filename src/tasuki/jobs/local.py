@@ -128,6 +128,8 @@ class LocalBackend:
         self._has_preempted_once = False
         self.is_interrupted = False
         """Somebody wants this to end: jobs hand over, and none is started again."""
+        self.num_interrupts = 0
+        """Ctrl-C, TERM and calls of `interrupt`."""
 
     def run(self, jobs: Sequence[LocalJob]) -> int:
         """Until all jobs have ended; the exit code is the gravest one's."""
@@ -135,7 +137,7 @@ class LocalBackend:
         self._began_at = self._clock.monotonic()
         with self._counted_interrupts():
             while any(job.state is not JobState.ENDED for job in self._jobs):
-                while self._interrupts > self._handled_interrupts:
+                while self.num_interrupts > self._handled_interrupts:
                     self._handled_interrupts += 1
                     self._interrupt()
                 self._turn()
@@ -149,10 +151,10 @@ class LocalBackend:
     @contextlib.contextmanager
     def _counted_interrupts(self) -> Iterator[None]:
         """Ctrl-C and TERM are counted, and acted upon between turns: never in the middle of one."""
-        self._interrupts = self._handled_interrupts = 0
+        self.num_interrupts = self._handled_interrupts = 0
 
         def count(*_: object) -> None:
-            self._interrupts += 1
+            self.num_interrupts += 1
 
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -377,7 +379,7 @@ class LocalBackend:
 
     def interrupt(self) -> None:
         """As Ctrl-C does; for whoever has a clock of their own."""
-        self._interrupts += 1
+        self.num_interrupts += 1
 
     def _interrupt(self) -> None:
         """Ctrl-C: hand over; a second one kills."""

@@ -39,19 +39,6 @@ class Trace:
     def peak(self) -> int:
         return peak_of(self.events)
 
-    @property
-    def peak_by_kind(self) -> dict[Kind, int]:
-        """What the bytes are used for when they are most."""
-        running = list(
-            accumulate(e.num_bytes if e.number > 0 else -e.num_bytes for e in self.events)
-        )
-        until = running.index(max(running)) + 1 if running else 0
-        found: dict[Kind, int] = dict.fromkeys(KINDS, 0)
-        for event in self.events[:until]:
-            sign = 1 if event.number > 0 else -1
-            found[self.kinds[abs(event.number) - 1]] += sign * event.num_bytes
-        return found
-
 
 def peak_of(events: tuple[Event, ...] | list[Event]) -> int:
     """The most bytes at once."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tasuki.errors import StoreError
-from tasuki.runs.atomic import list_folder, read_json, read_json_or_none
+from tasuki.runs.atomic import list_folder, read_json_or_none
 from tasuki.runs.brief import read_last_of
 from tasuki.runs.claims import highest_claim
 from tasuki.runs.events import is_whole
@@ -125,10 +125,6 @@ def read_standing(run: RunFolder, *, plans: PlanBook, spec: Mapping[str, Any]) -
         has_begun=claim > 0,
         deadline_at=number_in(spec, "deadline_at"),
     )
-
-
-def read_run_standing(run: RunFolder, plans: PlanBook) -> Standing:
-    return read_standing(run, plans=plans, spec=read_json(run.spec))
 
 
 def _stage(run: RunFolder, stage: Mapping[str, Any]) -> StageStanding:

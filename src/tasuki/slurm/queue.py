@@ -33,9 +33,6 @@ class Queue:
     problem: str = ""
     """Why there is nothing newer."""
 
-    def by_comment(self) -> dict[str, QueuedJob]:
-        return {job.comment: job for job in self.jobs}
-
 
 def read_queue(
     slurm: Slurm, runs: Path, *, user: str, clock: Clock, fresh_s: float = FRESH_S

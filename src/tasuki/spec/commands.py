@@ -15,7 +15,7 @@ from pathlib import PurePath
 
 from tasuki.errors import SpecError, UsageError
 from tasuki.spec.positions import Node
-from tasuki.spec.resolved import ResolvedExperiment, ResolvedStage, start_of
+from tasuki.spec.resolved import ResolvedExperiment, ResolvedStage, find_source
 
 _COUNTS = {
     *("name", "stages", "each", "recipe", "command", "ranks", "evaluate", "gpus", "init_from"),
@@ -119,10 +119,11 @@ def refuse_odd_commands(
     """What a command cannot give: weights to start from, and a model to evaluate."""
     stages = {(e.name, s.name): s for e in experiments for s in e.stages}
     for experiment in experiments:
-        for index, stage in enumerate(experiment.stages):
+        for stage in experiment.stages:
             at = places[experiment.name, stage.name].mark
             if stage.command is None:
-                before = _start(experiment, index, stages)
+                source = find_source(experiment, stage)
+                before = stages[source] if source is not None else None
                 if before is not None and before.command is not None:
                     raise SpecError(
                         f"{at}: stage `{stage.name}` of `{experiment.name}` starts from the "
@@ -137,20 +138,3 @@ def refuse_odd_commands(
                     "`evaluate` has none: there is no recipe that could evaluate",
                     hint="write `evaluate: {command: [python, evaluate.py]}`, or `evaluate: null`",
                 )
-
-
-def _start(
-    experiment: ResolvedExperiment, index: int, stages: Mapping[tuple[str, str], ResolvedStage]
-) -> ResolvedStage | None:
-    """The stage whose weights this one starts from."""
-    written = experiment.stages[index].init_from
-    match start_of(written):
-        case "previous":
-            return experiment.stages[index - 1]
-        case "stage":
-            return stages.get((experiment.name, written))
-        case "experiment":
-            name, _, stage = written.partition("/")
-            return stages.get((name, stage))
-        case _:
-            return None

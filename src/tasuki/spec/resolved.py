@@ -177,6 +177,24 @@ def start_of(init_from: str) -> Start:
     return "experiment" if "/" in init_from else "stage"
 
 
+StageKey: TypeAlias = tuple[str, str]  # experiment and stage
+
+
+def find_source(experiment: ResolvedExperiment, stage: ResolvedStage) -> StageKey | None:
+    """Find the stage whose weights another starts from. None: a file, or no weights."""
+    match start_of(stage.init_from):
+        case "previous":
+            names = [one.name for one in experiment.stages]
+            return experiment.name, names[names.index(stage.name) - 1]
+        case "stage":
+            return experiment.name, stage.init_from
+        case "experiment":
+            name, _, source = stage.init_from.partition("/")
+            return name, source
+        case _:
+            return None
+
+
 def to_plain(value: msgspec.Struct) -> dict[str, Any]:
     """Dicts, lists, text and numbers: what JSON can hold, with nothing lost."""
     plain = msgspec.to_builtins(value)

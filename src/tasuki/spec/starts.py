@@ -13,7 +13,7 @@ from tasuki.errors import SpecError
 from tasuki.spec.check import nearest
 from tasuki.spec.layers import expand_path
 from tasuki.spec.positions import Node
-from tasuki.spec.resolved import ResolvedExperiment, start_of
+from tasuki.spec.resolved import ResolvedExperiment, find_source
 
 _WEIGHTS = {".safetensors", ".pt", ".pth", ".ckpt", ".bin"}
 _HINT = "write `previous`, `none`, STAGE, EXPERIMENT/STAGE, or a file such as ./base.safetensors"
@@ -72,13 +72,8 @@ def refuse_circles(
         before: list[tuple[str, str]] = []
         for stage in experiment.stages:
             me = (experiment.name, stage.name)
-            kind = start_of(stage.init_from)
-            needs[me] = list(before)
-            if kind == "stage":
-                needs[me].append((experiment.name, stage.init_from))
-            elif kind == "experiment":
-                name, _, other = stage.init_from.partition("/")
-                needs[me].append((name, other))
+            source = find_source(experiment, stage)
+            needs[me] = [*before, *([source] if source is not None else [])]
             before = [me]
     done: set[tuple[str, str]] = set()
     for start in needs:

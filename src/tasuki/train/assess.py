@@ -24,8 +24,7 @@ from tasuki.subprocesses import Progress, ProgressCallback
 from tasuki.train.advice import evaluation_advice, setup_advice
 from tasuki.train.benchmark import benchmark_model
 from tasuki.train.evaluate import Subject, evaluate_model, set_up
-from tasuki.train.precheck import take_few
-from tasuki.train.recipe import build_dataset, optional, where
+from tasuki.train.recipe import build_dataset, where
 from tasuki.train.roomier import NOTHING_LESS, evaluate_in_room
 
 _FIT_HINT = (
@@ -46,9 +45,6 @@ def work(order: dict[str, Any], progress: ProgressCallback) -> dict[str, Any]:
         subject = set_up(stage, weights, paths=paths, device=device, hint=_FIT_HINT)
     progress(Progress("opening the data"))
     dataset = build_dataset(subject.recipe, order["data"], order["split"])
-    is_few = bool(order.get("is_few"))
-    if is_few and (is_loader(dataset) or optional(subject.recipe, "evaluate")):
-        dataset = take_few(dataset)
     try:
         with evaluation_advice(stage, subject.batch, then="evaluate again"):
             found = _evaluate(
@@ -59,10 +55,7 @@ def work(order: dict[str, Any], progress: ProgressCallback) -> dict[str, Any]:
                 progress,
                 sizes=msgspec.convert(order["sizes"], Sizes | None),
                 benchmark=order["benchmark"],
-                is_few=is_few,
             )
-    except _EnoughError:
-        return {"sha256": "", "device": device.type, "metrics": {}}
     except TasukiError:
         raise
     except Exception as error:
@@ -79,13 +72,7 @@ def _evaluate(
     *,
     sizes: Sizes | None,
     benchmark: bool,
-    is_few: bool,
 ) -> dict[str, Any]:
-    def report_progress(done: int, total: int) -> None:
-        progress(Progress("evaluating", done, total))
-        if is_few:
-            raise _EnoughError
-
     progress(Progress("evaluating", 0, None if is_loader(dataset) else len(dataset)))
     metrics = evaluate_in_room(
         lambda most: evaluate_model(
@@ -96,7 +83,7 @@ def _evaluate(
             device=device,
             sizes=sizes,
             most=most,
-            on_progress=report_progress,
+            on_progress=lambda done, total: progress(Progress("evaluating", done, total)),
         ),
         stage=stage,
         most=NOTHING_LESS,
@@ -114,10 +101,6 @@ def _evaluate(
         on_progress=lambda done, total: progress(Progress("benchmarking", done, total)),
     )
     return {"metrics": spelled(metrics), "benchmark": spelled(measured)}
-
-
-class _EnoughError(Exception):
-    """The first batch was evaluated, and `tasuki check` wants no more."""
 
 
 def _threads(stage: ResolvedStage, order: dict[str, Any]) -> int:

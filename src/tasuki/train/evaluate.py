@@ -39,8 +39,8 @@ from tasuki.train.roomier import NOTHING_LESS, BatchTooLarge, Decisions, Most, e
 from tasuki.train.task import Task
 
 FIT_HINT = "use the model they were trained with, or `strict: false` to load what fits"
-OnProgress = Callable[[int, int], None]
-"""Samples done, samples in all."""
+OnProgress = Callable[[int, int | None], None]
+"""Samples done, samples in all; None: a loader does not say."""
 
 
 def run_evaluation(task: Task) -> None:
@@ -179,14 +179,16 @@ def mean_loss(
 ) -> dict[str, float]:
     """The loss over all samples, weighted, in batches of one bucket each."""
     found: list[tuple[float, float]] = []
+    done = 0
     if is_loader(dataset):
         # The same numbers however often it was gone through before.
         seed_pass(dataset, sample_seed(stage.seed, f"{stage.name}#evaluate", 0, 0))
         for batch in iterate(dataset):
             data, count = to_device(batch, device), samples_in(batch)
             found.append(_loss_of(recipe, model, data, count))
+            done += count
+            on_progress(done, None)
     else:
-        done = 0
         for part in batches_of_one_bucket(recipe, dataset, stage, sizes, most):
             with part.refusing():
                 data = make_batch(recipe, dataset, part.indices, stage=stage, device=device)

@@ -19,7 +19,6 @@ from tasuki.estimation.memory import (
     largest_by,
     largest_tensor_batch,
     needs_of,
-    with_measured_context,
 )
 from tasuki.estimation.probes import read_probe
 from tests.unit.estimation.probe_values import probe_value, probe_values, small_value
@@ -53,9 +52,6 @@ def test_every_figure_says_where_it_comes_from():
         "exchange": "DDP's copy of the gradients, traced; buffers, assumed",
         "margin": "10%, assumed",
     }
-    measured = with_measured_context(Beside(), 431 * MIB, source="measured on node n1")
-    needs = needs_of(SMALL, batch=8, beside=measured)
-    assert (needs.context.bytes, needs.sources["context"]) == (431 * MIB, "measured on node n1")
 
 
 def test_several_ranks_hold_a_copy_of_the_gradients():

@@ -111,7 +111,6 @@ def test_a_step_is_told_apart_by_what_it_holds():
     gradients = [e.num_bytes for e in trace.events if e.number > 0]
     gradients = [b for b, kind in zip(gradients, trace.kinds, strict=True) if kind == "gradients"]
     assert sum(gradients) == weights
-    assert sum(trace.peak_by_kind.values()) == trace.peak
     left = sum(e.num_bytes if e.number > 0 else -e.num_bytes for e in trace.events)
     assert left == sum(held.values()) + 4  # the loss, which is not read yet
 
@@ -131,7 +130,6 @@ def test_rows_along_edges_are_messages():
     # What is gathered and its sigmoid, and the same in the backward pass; 40 edges of 24 numbers.
     rows = [e for e in trace.events if e.number > 0 and trace.kinds[e.number - 1] == "messages"]
     assert [e.num_bytes for e in rows[:2]] == [40 * 24 * 4] * 2
-    assert trace.peak_by_kind["messages"] >= 40 * 24 * 4
 
 
 class LeavesTorch(Mlp):

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import random
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasuki.errors import PlanError
 from tasuki.planning.packing.lanes import PackedLane, lanes_of
 from tasuki.planning.packing.pack import pack
 from tasuki.planning.packing.place import choose_gpus
-from tasuki.planning.packing.use import fits, late_items, share_of_useful_time
 from tasuki.planning.packing.values import Item, ItemId, Placement, Pool
 from tests.unit.planning.packing.drawn import EFFORT, problems
 from tests.unit.planning.packing.test_pack import MINUTE, chain, five_experiments
@@ -115,27 +112,3 @@ def test_gpus_are_neighbours_where_possible_in_the_smallest_gap() -> None:
     assert choose_gpus({0, 2, 4}, 2, []) == (0, 2)
     assert choose_gpus({0, 1, 2, 3}, 2, [(2, 3)]) == (2, 3)
     assert choose_gpus({0, 1, 2, 3}, 1, [(2, 3)]) == (2,)
-
-
-# -- how a schedule fits ----------------------------------------------------------------------
-
-
-def test_a_schedule_fits_its_deadline_or_says_what_is_late() -> None:
-    schedule = pack(five_experiments(), Pool(gpus_per_node=4))
-    assert fits(schedule, deadline_s=6 * 60 * MINUTE)
-    assert fits(schedule, deadline_s=schedule.makespan_s)
-    assert not fits(schedule, deadline_s=2 * 60 * MINUTE)
-    assert late_items(schedule, deadline_s=schedule.makespan_s) == ()
-    late = late_items(schedule, deadline_s=2 * 60 * MINUTE)
-    assert ItemId("exp2", "stage1", "evaluate") in late and ItemId("exp2", "stage1") not in late
-
-
-def test_useful_time_is_counted_in_gpus_up_to_the_end() -> None:
-    items = [item("wide", 60, 2), item("narrow", 60, 1, "wide")]
-    schedule = pack(items, Pool(gpus_per_node=2))
-    assert share_of_useful_time(schedule) == pytest.approx(0.75)
-    assert share_of_useful_time(schedule, until_s=60 * MINUTE) == pytest.approx(1.0)
-    assert share_of_useful_time(schedule, until_s=240 * MINUTE) == pytest.approx(0.375)
-    assert share_of_useful_time(pack([], Pool(gpus_per_node=2))) == 1.0
-    with pytest.raises(PlanError, match="no time"):
-        share_of_useful_time(schedule, until_s=0)
