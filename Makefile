@@ -5,10 +5,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # program:Debian package
 SYSTEM := strace:strace tmux:tmux slurmctld:slurmctld slurmd:slurmd sbatch:slurm-client munged:munge chromium:chromium
-# In CI a test that fails is tried once more, and named: real processes on a shared machine are not always in time.
-PYTEST := $(BIN)/pytest -n 2 --dist worksteal $(if $(CI),--reruns 1 -raR)
+PYTEST := $(BIN)/pytest -n 2 --dist worksteal
 
-.PHONY: demo test test-full check format docs docs-json pictures bench same-bits size system setup clean
+.PHONY: demo test test-full test-long coverage check format docs docs-json pictures bench same-bits size system setup clean
 .DEFAULT_GOAL := test
 
 setup: $(READY)
@@ -42,6 +41,16 @@ test: system $(READY)
 
 test-full: system $(READY)
 	$(PYTEST)
+
+# What `make test` leaves out.
+test-long: system $(READY)
+	$(PYTEST) -m long
+
+# Which lines of each package the quick tests run, child processes included.
+coverage: system $(READY)
+	@rm -rf .work/coverage && mkdir -p .work/coverage
+	-COVERAGE_FILE=$(CURDIR)/.work/coverage/data $(BIN)/coverage run -m pytest -q -n 2 --dist worksteal -m "not long"
+	@$(BIN)/python tools/coverage_table.py .work/coverage
 
 # Pages made from code, then the site in .work/site; a broken link or a missing page is an error.
 docs: $(READY)
