@@ -1,6 +1,6 @@
 """Print how many lines of each package the tests ran: `make coverage` calls it.
 
-    python tools/coverage_table.py .work/coverage
+python tools/coverage_table.py .work/coverage
 """
 
 from __future__ import annotations
