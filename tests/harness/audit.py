@@ -27,7 +27,7 @@ def _is_reading_ourselves(event: str, arguments: tuple[Any, ...]) -> bool:
     """This process in /proc, the lines that a warning shows, packages that look for plug-ins."""
     path = str(arguments[0])
     if event in ("os.listdir", "os.scandir"):
-        return path.startswith(sys.prefix)
+        return path.startswith((sys.prefix, *filter(None, sys.path)))
     is_read = event == "open" and arguments[1] in ("r", "rb", None) and not arguments[2] & 3
     return is_read and (path.startswith("/proc/") or path.endswith(".py"))
 

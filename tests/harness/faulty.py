@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from tasuki.checkpoint.lineage import lineage, list_checkpoints
 from tasuki.checkpoint.manifest import parse_name
 from tasuki.checkpoint.verify import verify
@@ -84,9 +86,12 @@ class Settled(Learner):
 class Adapted(Learner):
     """A large frozen part and a small one that learns, as LoRA has it."""
 
-    def __init__(self, wide=256, teach=False, unfreeze_at=None, pause=0.0, **more):
+    def __init__(
+        self, wide=256, teach=False, unfreeze_at=None, move_at=None, pause=0.0, **more
+    ):
         super().__init__(pause=0.0 if "TASUKI_TEST_HURRY" in os.environ else pause, **more)
         self.wide, self.teach, self.unfreeze_at = wide, teach, unfreeze_at
+        self.move_at = move_at
 
     def build_model(self):
         wide = self.wide
@@ -113,6 +118,8 @@ class Adapted(Learner):
         is_unfrozen = self.unfreeze_at is not None and int(model.count) > self.unfreeze_at
         if is_unfrozen:
             model.base.requires_grad_(True)
+        if int(model.count) == self.move_at:  # as a target network is moved now and then
+            model.base[0].weight.data.add_(1.0)
         if is_unfrozen or self.teach:
             # A teacher that follows by a moving average: no gradient, and no version counter.
             for p in model.base.parameters():
@@ -218,3 +225,12 @@ def wait_until(is_so, project: Project, *, within_s: float = 60.0, every_s: floa
     while not is_so():
         assert time.monotonic() < until, project.logs()
         time.sleep(every_s)
+
+
+def stopped_ranks(supervisor: int) -> list[int]:
+    """Those that have come to a failpoint that stops them."""
+    try:
+        ranks = psutil.Process(supervisor).children()
+        return [rank.pid for rank in ranks if rank.status() == psutil.STATUS_STOPPED]
+    except psutil.NoSuchProcess:
+        return []

@@ -24,12 +24,11 @@ class Numbered(Noisy):
 
 class Wide(Learner):
     """Little to learn with, and for each sample activations of `width` × 64 bytes; those in
-    `scratch` need `more` × 4 bytes on top, which nothing is computed from; so does a validation
-    with `judged`. In the tuner's child it dies, if that is wanted."""
+    `scratch` need `more` × 4 bytes on top, which nothing is computed from. In the tuner's child it
+    dies, if that is wanted."""
 
-    def __init__(self, width=1200, scratch=(), more=0, crash=False, judged=0):
+    def __init__(self, width=1200, scratch=(), more=0, crash=False):
         super().__init__(norm="layer")
-        self.judged = judged
         self.width, self.scratch, self.more = width, set(scratch), more
         if crash and "tasuki-batch-" in os.environ["TASUKI_RUN"]:
             os._exit(3)
@@ -49,8 +48,6 @@ class Wide(Learner):
         rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
         with open(f"{os.environ['TASUKI_RUN']}/passes.{rank}", "a") as file:
             file.write(f"{len(x)}\\n")
-        if self.judged and not model.training:
-            scratch = torch.empty(self.judged)
         if self.scratch & set(numbers.tolist()):
             scratch = torch.empty(len(x), self.more)
         h = model.body(x).unsqueeze(-1) * model.table
@@ -114,21 +111,9 @@ def rising(warm, tmp_path_factory, told) -> Project:
     return project
 
 
-@pytest.fixture(scope="module")
-def validated(warm, tmp_path_factory, told) -> Project:
-    """The same, with validations that take far more than a step: at borders and between them."""
-    every = {"validate": {"every": "3 steps"}}
-    project = tell(
-        wide(tmp_path_factory.mktemp("val") / "p", params={"judged": 350_000}, defaults=every), told
-    )
-    finish(warm, project, starts=1, **CAP)
-    return project
-
-
 # -- at the start ---------------------------------------------------------------------------------
 
 
-@pytest.mark.long
 def test_the_tuner_says_what_it_found_which_factor_and_what_is_left(tuned):
     lines = tuned.logs().splitlines()
     for line in (
@@ -156,6 +141,7 @@ def test_tuning_does_not_disturb_the_run_and_happens_once(warm, tmp_path, tuned)
     assert differences(given, tuned) == []
 
 
+@pytest.mark.long
 def test_a_tuner_that_dies_does_not_end_the_run(warm, tmp_path):
     """The whole share is one micro-batch, and running out of memory is survived."""
     project = wide(tmp_path / "p", stages=SHORT, params={"crash": True})
@@ -184,7 +170,14 @@ def test_the_factor_rises_at_epoch_borders_and_nothing_else_changes(warm, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("place", "count"), [("border.decided", 2), ("step.begin", 13), ("step.done", 16)]
+    ("place", "count"),
+    [
+        ("border.decided", 2),
+        *(
+            pytest.param(*at, marks=pytest.mark.long)
+            for at in (("step.begin", 13), ("step.done", 16))
+        ),
+    ],
 )
 def test_a_border_is_decided_once(warm, tmp_path, rising, told, place, count):
     """Killed between the decision and the step that uses it, or in the middle of an epoch: the
@@ -196,17 +189,6 @@ def test_a_border_is_decided_once(warm, tmp_path, rising, told, place, count):
     assert decisions(project) == decisions(rising) and factors(project) == factors(rising)
     assert used(project.run).items() <= used(rising.run).items()
     assert differences(rising, project) == []
-
-
-def test_the_factor_falls_after_a_peak_that_nobody_expected(warm, tmp_path, told):
-    """It fitted, but only just: twice what was predicted."""
-    params = {"scratch": [13], "more": 120_000}
-    project = tell(wide(tmp_path / "p", params=params), told)
-    finish(warm, project, starts=1, **CAP)
-    assert decisions(project) == [(0, 8, 3), (6, 3, 2)]
-    assert factors(project)[0] == (6, 0.4)
-    assert "expected at the most" in events(project, "safety-factor")[0]["reason"]
-    assert all(event["bound"] > 2 for event in events(project, "safety-factor"))
 
 
 def test_the_factor_falls_after_running_out_of_memory_and_never_tries_that_again(
@@ -237,11 +219,3 @@ def test_ranks_decide_together(warm, tmp_path, told):
     assert len(events(killed, "attempt-ended")) == 2
     assert decisions(killed) == decisions(whole) and factors(killed) == factors(whole)
     assert differences(whole, killed) == []
-
-
-def test_what_a_validation_takes_does_not_move_the_factor_of_training(rising, validated):
-    told, truth = (events(project, "safety-factor") for project in (validated, rising))
-    peaks = [[event["peak_bytes"] for event in found] for found in (told, truth)]
-    assert factors(validated) == factors(rising) and factors(rising)
-    assert max(peaks[0]) < 350_000 * 4, "of which every validation takes more"
-    assert peaks[0] == pytest.approx(peaks[1], rel=0.02)

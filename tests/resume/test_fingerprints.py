@@ -6,9 +6,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
-import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,11 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.harness.project import Project, make_project
+from tests.harness.faulty import armed
+from tests.harness.project import Project, all_of, make_project
 
 from tasuki.clock import SystemClock
-from tasuki.commands.machine import Machine
-from tasuki.commands.plan import PlanRequest, choose_experiments
+from tasuki.commands.freeze import is_code_changed, snapshot_code
+from tasuki.commands.resume import take_current_code
 from tasuki.commands.run import RunRequest, open_runs, take_up
 from tasuki.errors import TasukiError
 from tasuki.runs.atomic import read_json
@@ -59,7 +57,7 @@ def begun(warm, tmp_path_factory) -> Project:
         folder,
         recipe="Reader",
         code=CODE,
-        params={"pause": 0.02},
+        params={"pause": 0.0},
         stages=[{"name": "one", "data": "data/rows.npy", "epochs": 4}],
         defaults={"save": {"every": "2 steps"}},
     )
@@ -67,13 +65,8 @@ def begun(warm, tmp_path_factory) -> Project:
     rows = np.random.default_rng(1).random((60, 6), dtype=np.float32)
     np.save(folder / "data" / "rows.npy", rows)
     np.array([0.25], dtype=np.float32).tofile(folder / "shift.bin")
-    started = warm.start(project.job.path)
-    until = time.monotonic() + 60
-    while not any(e["kind"] == "committed" and e["step"] >= 4 for e in read_events(project.run)):
-        assert time.monotonic() < until, project.logs()
-        time.sleep(0.01)
-    started.kill(signal.SIGTERM)
-    assert started.wait() == 75, project.logs()
+    order = {"at": "step.done", "do": "term-group", "count": 5, "claim": 1}
+    assert warm.start(project.job.path, **armed(order)).wait() == 75, project.logs()
     return project
 
 
@@ -116,19 +109,7 @@ def go_on(
     before = project.logs()
     try:
         spec = load_spec(str(project.folder), environ={})
-        request = RunRequest(
-            plan=PlanRequest(
-                spec=spec,
-                experiments=choose_experiments(spec, (), ()),
-                stages=(),
-                machine=Machine("cpu", 0, 2),
-                python=sys.executable,
-                environment=dict(os.environ),
-                measure=False,
-            ),
-            clock=SystemClock(),
-            accepted=accepted,
-        )
+        request = RunRequest(plan=all_of(spec), clock=SystemClock(), accepted=accepted)
         notes = take_up(open_runs(request), request)
     except TasukiError as error:
         return Outcome(f"{error} / {error.hint}", [], [], is_complete=False)
@@ -151,13 +132,6 @@ def change_spec(project: Project, **defaults: Any) -> None:
     path.write_text(json.dumps(value))
 
 
-def change_stage(project: Project, **keys: Any) -> None:
-    path = project.folder / "tasuki.yaml"
-    value = json.loads(path.read_text())
-    value["experiments"]["exp"]["stages"][0] |= keys
-    path.write_text(json.dumps(value))
-
-
 def change_rows(project: Project, change: Callable[[Any], Any]) -> None:
     path = project.folder / "data" / "rows.npy"
     np.save(path, change(np.load(path)))
@@ -165,10 +139,6 @@ def change_rows(project: Project, change: Callable[[Any], Any]) -> None:
 
 def append(path: Path, text: str) -> None:
     path.write_text(path.read_text() + text)
-
-
-def change_frozen(project: Project, **facts: Any) -> None:
-    project.run.frozen.write_text(json.dumps(read_json(project.run.frozen) | facts))
 
 
 def one_value(rows: Any) -> Any:
@@ -183,9 +153,6 @@ def two_swapped(rows: Any) -> Any:
 
 FOUND: dict[str, tuple[Callable[[Project], object], str]] = {
     "learning rate": (lambda p: change_spec(p, lr=0.5), "stages.one.lr: 0.001 → 0.5"),
-    "seed": (lambda p: change_spec(p, seed=6), "stages.one.seed: 5 → 6"),
-    "length": (lambda p: change_stage(p, epochs=5), "stages.one.epochs: 4 → 5"),
-    "parameter": (lambda p: change_spec(p, params={"pause": 0.0}), "params.pause: 0.02 → 0.0"),
     "code of the project": (
         lambda p: append(p.folder / "recipes.py", "\nX = 1\n"),
         "goes on with the code it began with",
@@ -198,18 +165,17 @@ FOUND: dict[str, tuple[Callable[[Project], object], str]] = {
         lambda p: (p.run.code / "numbers.py").write_text("X = 1\n"),
         "numbers.py is new",
     ),
-    "one value": (lambda p: change_rows(p, one_value), "the content of its files"),
     "two samples swapped": (lambda p: change_rows(p, two_swapped), "the content of its files"),
-    "a sample more": (
-        lambda p: change_rows(p, lambda rows: np.concatenate([rows, rows[:1]])),
-        "1568 bytes before, 1 files, 1592 bytes now / the order of samples cannot go on with them",
-    ),
     "data that no key names": (
         lambda p: np.array([0.5], dtype=np.float32).tofile(p.folder / "shift.bin"),
         "the content of its samples, although the files that `data:` names are the same",
     ),
-    "version of torch": (lambda p: change_frozen(p, torch="2.3.1"), "torch: 2.3.1 → "),
+    "version of torch": (
+        lambda p: p.run.frozen.write_text(json.dumps(read_json(p.run.frozen) | {"torch": "2.3.1"})),
+        "torch: 2.3.1 → ",
+    ),
 }
+"""What of a spec is a change is tested in `unit/spec/test_resolved.py`."""
 
 
 def touch(project: Project) -> None:
@@ -239,81 +205,75 @@ def caches(project: Project) -> None:
     (project.run.code / "vocabulary.json").write_text("{}")
 
 
-HARMLESS: dict[str, Callable[[Project], object]] = {
-    "nothing": lambda p: None,
-    "times of the data": touch,
-    "a copy of the data in their place": copy,
-    "data behind a link": link,
-    "modes": lambda p: (p.folder / "data" / "rows.npy").chmod(0o400),
-    "a file beside the data": lambda p: (p.folder / "data" / "val.npy").write_bytes(b"x"),
-    "a comment in the spec": lambda p: append(p.folder / "tasuki.yaml", "\n# a comment\n"),
-    "how many checkpoints stay": lambda p: change_spec(p, save={"every": "2 steps", "keep": 5}),
-    "when to save": lambda p: change_spec(p, save={"every": "3 steps"}),
-    "text for people": lambda p: (p.folder / "README.md").write_text("# Notes\n"),
-    "caches beside the code": caches,
-    "CPUs": more_cpus,
-}
+HARMLESS: list[Callable[[Project], object]] = [
+    copy,  # of the data in their place
+    touch,  # times of the data
+    link,  # data behind a link
+    lambda p: (p.folder / "data" / "rows.npy").chmod(0o400),
+    lambda p: (p.folder / "data" / "val.npy").write_bytes(b"x"),
+    lambda p: change_spec(p, save={"every": "3 steps", "keep": 5}),
+    lambda p: append(p.folder / "tasuki.yaml", "\n# a comment\n"),
+    lambda p: (p.folder / "README.md").write_text("# Notes\n"),
+    caches,  # beside the code
+    more_cpus,
+]
 
 
-def test_the_list_is_as_long_as_the_goal():
-    assert len(FOUND) == len(HARMLESS) == 12
-
-
-@pytest.mark.parametrize("part", [0, pytest.param(1, marks=pytest.mark.long)])
-def test_twelve_changes_are_found_and_twelve_harmless_ones_raise_no_alarm(
-    warm, begun, tmp_path, part
-):
-    """In two halves."""
-    found, harmless = (list(changes.items())[part::2] for changes in (FOUND, HARMLESS))
-    missed, alarmed = [], []
-    for number, (name, (change, words)) in enumerate(found):
+def test_changes_of_spec_code_data_and_versions_are_found(warm, begun, tmp_path):
+    missed = []
+    for number, (name, (change, words)) in enumerate(FOUND.items()):
         project = copy_of(begun, tmp_path / f"found-{number}")
         change(project)
         outcome = go_on(warm, project)
         if not (outcome.is_alarm and outcome.says(words)):
             missed.append((name, outcome))
-    for number, (name, change_nothing) in enumerate(harmless):
-        project = copy_of(begun, tmp_path / f"harmless-{number}")
+    print(f"R15: {len(FOUND) - len(missed)} of {len(FOUND)} found")
+    assert missed == []
+
+
+def test_harmless_changes_raise_no_alarm_all_at_once(warm, begun, tmp_path):
+    project = copy_of(begun, tmp_path / "p")
+    for change_nothing in HARMLESS:
         change_nothing(project)
-        outcome = go_on(warm, project)
-        if outcome.is_alarm or not outcome.is_complete:
-            alarmed.append((name, outcome, project.logs()))
-    count, false = len(found) - len(missed), len(alarmed)
-    print(f"R15: {count} of {len(found)} found, {false} of {len(harmless)} false alarms")
-    assert (missed, alarmed) == ([], [])
+    outcome = go_on(warm, project)
+    assert not outcome.is_alarm and outcome.is_complete, (outcome, project.logs())
+
+
+def test_what_decides_which_samples_come_when_cannot_be_accepted_into_a_begun_run(
+    warm, begun, tmp_path
+):
+    for key, value in (("seed", 6), ("effective_batch", 4)):
+        project = copy_of(begun, tmp_path / key)
+        change_spec(project, **{key: value})
+        refused = go_on(warm, project, accepted=(f"stages.one.{key}",)).refused
+        assert "--new" in refused and "--accept-change" not in refused
 
 
 # -- going on with a change -----------------------------------------------------------------------
 
 
-def test_changed_data_are_refused_until_a_person_accepts_them(warm, begun, tmp_path):
+def test_changed_data_are_refused_until_a_person_accepts_them_and_that_holds_until_the_next_commit(
+    warm, begun, tmp_path
+):
     project = copy_of(begun, tmp_path / "p")
     change_rows(project, one_value)
     refused = go_on(warm, project)
     assert "--accept-change data" in refused.refused and "--new" in refused.refused
     assert go_on(warm, project).refused == refused.refused  # trying again accepts nothing
     # The first attempt dies before it commits: the next one needs no word of a person.
-    dies = [{"at": "step.begin", "do": "kill", "claim": highest_claim(project.run) + 1}]
-    outcome = go_on(
-        warm, project, accepted=("data",), environment={"TASUKI_FAILPOINTS": json.dumps(dies)}
+    claim = highest_claim(project.run) + 1
+    environment = armed(
+        {"at": "step.begin", "do": "kill", "claim": claim},
+        {"at": "save.pruned", "do": "term-group", "claim": claim + 1},
     )
-    assert outcome.is_complete, project.logs()
+    outcome = go_on(warm, project, accepted=("data",), environment=environment)
+    assert not outcome.refused and not outcome.is_complete, project.logs()
     words = "WARNING: the data of stage one changed, as accepted: the content of its files"
     assert outcome.warnings == [words] * 2
     kinds = [event["kind"] for event in read_events(project.run)]
     assert (kinds.count("accepted"), kinds.count("data-changed")) == (1, 2)
-    assert read_json(project.run.spec)["accepted"]["data"]["claim"] == 3
-
-
-def test_an_accepted_change_is_used_up_by_the_next_commit(warm, begun, tmp_path):
-    project = copy_of(begun, tmp_path / "p")
-    change_rows(project, one_value)
-    # Handed over after its first commit.
-    leaves = [{"at": "save.pruned", "do": "term-group", "claim": 2}]
-    outcome = go_on(
-        warm, project, accepted=("data",), environment={"TASUKI_FAILPOINTS": json.dumps(leaves)}
-    )
-    assert not outcome.refused and not outcome.is_complete, outcome
+    assert read_json(project.run.spec)["accepted"]["data"]["claim"] == claim - 1
+    # It is used up by the commit.
     unchanged = copy_of(project, tmp_path / "unchanged")
     assert not go_on(warm, unchanged).is_alarm
     change_rows(project, two_swapped)
@@ -323,22 +283,11 @@ def test_an_accepted_change_is_used_up_by_the_next_commit(warm, begun, tmp_path)
 
 def test_data_with_which_the_order_cannot_go_on_cannot_be_accepted(warm, begun, tmp_path):
     project = copy_of(begun, tmp_path / "p")
-    change_rows(project, lambda rows: rows[:-1])
+    change_rows(project, lambda rows: np.concatenate([rows, rows[:1]]))
     outcome = go_on(warm, project, accepted=("data",))
+    assert "1568 bytes before, 1 files, 1592 bytes now" in outcome.refused
     assert "the order of samples cannot go on with them" in outcome.refused
     assert "--new" in outcome.refused and "--accept-change" not in outcome.refused
-
-
-def test_an_edited_copy_of_the_code_can_be_accepted_and_is_an_event(warm, begun, tmp_path):
-    project = copy_of(begun, tmp_path / "p")
-    append(project.run.code / "recipes.py", "\nX = 1\n")
-    assert "--accept-change code" in go_on(warm, project).refused
-    before = read_json(project.run.spec)["fingerprints"]["code"]
-    outcome = go_on(warm, project, accepted=("code",))
-    assert outcome.is_complete and outcome.says("with the code as it was edited there")
-    (event,) = (e for e in read_events(project.run) if e["kind"] == "code-changed")
-    after = read_json(project.run.spec)["fingerprints"]["code"]
-    assert (event["before"], event["after"]) == (before, after) and before != after
 
 
 def test_a_rank_that_starts_on_edited_code_fails_at_once_with_the_reason(warm, begun, tmp_path):
@@ -354,11 +303,53 @@ def test_a_rank_that_starts_on_edited_code_fails_at_once_with_the_reason(warm, b
 
 def test_code_taken_over_from_the_project_may_read_the_data_in_another_way(warm, begun, tmp_path):
     """Samples that are computed differently by new code are no change of the data."""
-    from tasuki.commands.resume import take_current_code
-
     project = copy_of(begun, tmp_path / "p")
     path = project.folder / "recipes.py"
     path.write_text(path.read_text().replace("self.rows[i] + self.shift", "2 * self.rows[i]"))
     take_current_code(project.run, SystemClock())
     outcome = go_on(warm, project)
     assert outcome.is_complete and not outcome.is_alarm, outcome
+
+
+# -- the copy of the code -------------------------------------------------------------------------
+
+
+def test_two_first_starts_at_once_leave_the_whole_code(tmp_path):
+    """Real processes that freeze the same run, again and again."""
+    project = make_project(tmp_path / "p")
+    for number in range(20):
+        (project.folder / f"module_{number}.py").write_text("x = 1\n" * 200)
+    spec = load_spec(str(project.folder), environ={})
+    run = RunFolder(tmp_path / "run")
+    run.path.mkdir()
+    children = []
+    for _ in range(4):
+        pid = os.fork()
+        if pid == 0:
+            try:
+                for _ in range(10):
+                    snapshot_code(run, spec)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        children.append(pid)
+    assert [os.waitpid(pid, 0)[1] for pid in children] == [0, 0, 0, 0]
+    assert [path.name for path in run.path.iterdir()] == ["code"]
+    assert len(list(run.code.glob("module_*.py"))) == 20
+
+
+def test_a_run_s_code_holds_no_runs_of_other_specs(tmp_path):
+    """Each would hold all earlier ones, and every new run would look like changed code."""
+    project = make_project(tmp_path / "p")
+    spec = load_spec(str(project.folder), environ={})
+    run = RunFolder(tmp_path / "run")
+    run.path.mkdir()
+    snapshot_code(run, spec)
+    before = sorted(path.relative_to(run.code) for path in run.code.rglob("*"))
+    shutil.copytree(spec.runs, project.folder / "runs-of-another-spec")
+    assert list((project.folder / "runs-of-another-spec").rglob("recipes.py"))
+    other = RunFolder(tmp_path / "other")
+    other.path.mkdir()
+    snapshot_code(other, spec)
+    assert sorted(path.relative_to(other.code) for path in other.code.rglob("*")) == before
+    assert not is_code_changed(project.run, spec)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import signal
-import time
-
 import pytest
+from tests.harness.faulty import armed, finish
 from tests.harness.project import differences, make_project
+
+from tasuki.runs.atomic import read_json
 
 CODE = '''
 from torch.utils.data import DataLoader
@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader
 class Bringer(Learner):
     """Shuffled and augmented batches of somebody else's loader."""
 
-    def __init__(self, kind="plain", samples=44, pause=0.0):
-        super().__init__(samples=samples, pause=pause)
+    def __init__(self, kind="plain", samples=44):
+        super().__init__(samples=samples)
         self.kind = kind
 
     def build_dataset(self, source, split):
@@ -86,84 +86,54 @@ STAGE = {"name": "one", "data": "d", "epochs": 3, "accumulation": 2}
 ENDLESS = {"name": "one", "data": "d", "steps": 18, "accumulation": 2}
 
 
-def make(folder, kind, *, stage=STAGE, pause=0.0, **more):
+def make(folder, kind, *, stage=STAGE, **more):
     return make_project(
         folder,
         recipe="Bringer",
         code=CODE,
-        params={"kind": kind, "pause": pause},
+        params={"kind": kind},
         stages=[stage],
         defaults={"save": {"every": "4 steps"}, **more},
     )
 
 
-def finish(warm, project):
-    started = warm.start(project.job.path)
-    assert started.wait() == 0, project.logs()
-    assert project.run.is_complete(), project.logs()
+def interrupt(warm, project, do) -> None:
+    order = {"at": "step.begin", "do": do, "count": 11, "claim": 1}
+    status = warm.start(project.job.path, **armed(order)).wait()
+    assert status == (75 if do == "term-group" else 0), project.logs()
 
 
-def interrupt_after_a_commit(warm, project, name, number):
-    started = warm.start(project.job.path)
-    until = time.monotonic() + 60
-    while not any(project.run.checkpoints.glob(f"{name}.*")):
-        assert time.monotonic() < until, project.logs()
-        time.sleep(0.005)
-    started.kill(number)
-    assert started.wait() != 0 or not project.run.is_complete()
+LONG = [("generator", "kill"), ("persistent", "kill"), ("endless", "kill"), ("plain", "kill")]
 
 
 @pytest.mark.parametrize(
-    ("kind", "number"),
+    ("kind", "do"),
     [
-        ("plain", signal.SIGKILL),
-        pytest.param("generator", signal.SIGKILL, marks=pytest.mark.long),
-        ("stateful", signal.SIGKILL),
-        pytest.param("stateful", signal.SIGTERM, marks=pytest.mark.long),
-        ("workers", signal.SIGTERM),  # to the whole group, its workers too
-        ("endless", signal.SIGKILL),
-        ("stateful stream", signal.SIGKILL),
-        ("lengthless stream", signal.SIGKILL),
-        pytest.param("persistent", signal.SIGKILL, marks=pytest.mark.long),
-        pytest.param("plain", signal.SIGTERM, marks=pytest.mark.long),
-        pytest.param("workers", signal.SIGKILL, marks=pytest.mark.long),
-        pytest.param("endless", signal.SIGTERM, marks=pytest.mark.long),
+        ("stateful", "kill"),
+        ("workers", "term-group"),
+        ("stateful stream", "term-group"),
+        ("lengthless stream", "kill"),
+        *(pytest.param(*case, marks=pytest.mark.long) for case in LONG),
     ],
 )
 def test_a_run_on_its_own_loader_ends_bit_for_bit_the_same_after_an_interruption(
-    warm, tmp_path, kind, number
+    warm, tmp_path, whole, kind, do
 ):
     stage = ENDLESS if kind in ("endless", "lengthless stream") else STAGE
-    whole = make(tmp_path / "whole", kind, stage=stage)
-    finish(warm, whole)
-    broken = make(tmp_path / "broken", kind, stage=stage, pause=0.02)
-    interrupt_after_a_commit(warm, broken, "step-000000008", number)
-    finish(warm, broken)
-    assert differences(whole, broken) == []
+    broken = make(tmp_path / "p", kind, stage=stage)
+    interrupt(warm, broken, do)
+    finish(warm, broken, starts=1)
+    assert differences(whole(make, kind, stage=stage), broken) == []
     log = broken.logs()
-    assert ("has no state_dict" in log) == (not kind.startswith("stateful")), log
+    is_skipped = not kind.startswith("stateful")
+    assert ("has no state_dict" in log) == is_skipped, log
+    assert ("batches were read again to get back to step" in log) == is_skipped, log
     assert ("is not known" in log) == (kind == "endless"), log
-    if number == signal.SIGTERM:
-        assert "Handing over at step" in log, log
-
-
-def test_skipping_forward_names_its_cost_and_what_would_be_cheaper(warm, tmp_path):
-    project = make(tmp_path / "p", "plain", pause=0.02)
-    interrupt_after_a_commit(warm, project, "step-000000008", signal.SIGKILL)
-    finish(warm, project)
-    log = project.logs()
-    assert "batches were read again to get back to step" in log
-    assert "StatefulDataLoader" in log
-
-
-def test_samples_are_counted_as_the_loader_gives_them(warm, tmp_path):
-    project = make(tmp_path / "p", "plain")
-    finish(warm, project)
-    from tasuki.runs.atomic import read_json
-
-    told = read_json(project.run.stage("one").metrics)
-    assert told["samples"] == 3 * 44  # eleven batches of four, the last step with one batch
-    assert told["steps"] == 3 * 6
+    assert ("Handing over at step" in log) == (do == "term-group"), log
+    if kind == "workers":
+        told = read_json(broken.run.stage("one").metrics)
+        assert told["samples"] == 3 * 44  # eleven batches of four, the last step with one batch
+        assert told["steps"] == 3 * 6
 
 
 @pytest.mark.parametrize(
@@ -190,13 +160,11 @@ def test_a_loader_of_ones_own_is_refused_on_several_ranks(warm, tmp_path):
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["generator", "persistent"])
 def test_validation_on_its_own_loader_gives_the_same_numbers_after_an_interruption(
-    warm, tmp_path, kind
+    warm, tmp_path, whole, kind
 ):
     keys = {"validate": {"every": "3 steps"}}
-    whole = make(tmp_path / "whole", kind, **keys)
-    finish(warm, whole)
-    broken = make(tmp_path / "broken", kind, pause=0.02, **keys)
-    interrupt_after_a_commit(warm, broken, "step-000000008", signal.SIGKILL)
+    broken = make(tmp_path / "p", kind, **keys)
+    interrupt(warm, broken, "kill")
     finish(warm, broken)
-    assert differences(whole, broken) == []
+    assert differences(whole(make, kind, **keys), broken) == []
     assert not list(broken.run.path.rglob(".*.tmp"))

@@ -3,14 +3,12 @@ time is left alone."""
 
 from __future__ import annotations
 
-import json
-
 import pytest
+from tests.harness.faulty import armed
 from tests.harness.project import differences
 from tests.harness.traced import attempts, make_traced
 
 from tasuki.runs.atomic import read_json
-from tasuki.runs.control import last_said
 
 STAGES = [{"name": "one", "data": "d", "epochs": 50}]
 MORE = {"stages": STAGES, "defaults": {"save": {"every": "100 steps"}, "log_every": "50 steps"}}
@@ -19,13 +17,9 @@ LATE = 260
 """Steps before the hang: with the pause over a second, so that the supervisor knows a limit."""
 
 
-def hanging(do: str, *, claims: tuple[int, ...] = (1,), rank: int = 0, count: int = LATE) -> dict:
-    orders = [
-        {"at": "step.begin", "do": do, "seconds": 3600, "rank": rank, "claim": claim}
-        | {"count": count}
-        for claim in claims
-    ]
-    return {"TASUKI_FAILPOINTS": json.dumps(orders), "TASUKI_STEP_LIMIT_S": "3"}
+def hanging(do: str, *, rank: int = 0) -> dict:
+    order = {"at": "step.begin", "do": do, "seconds": 3600, "rank": rank, "claim": 1}
+    return {**armed({**order, "count": LATE}), "TASUKI_STEP_LIMIT_S": "3"}
 
 
 def err_of_rank_0(project) -> str:
@@ -84,18 +78,3 @@ def test_a_validation_may_take_longer_than_any_step_on_all_ranks(warm, tmp_path)
     assert warm.start(project.job.path, TASUKI_STEP_LIMIT_S="4").wait() == 0, project.logs()
     (attempt,) = attempts(project)
     assert attempt.ending == "done" and attempt.hung == []
-
-
-@pytest.mark.long
-def test_a_run_that_hangs_three_times_in_a_row_without_progress_is_held(warm, tmp_path):
-    project = make_traced(
-        tmp_path / "p",
-        stages=STAGES,
-        params={"pause": PAUSE},
-        defaults={"save": {"every": "1000 steps"}},
-    )
-    environment = hanging("pause", claims=(1, 2, 3, 4))
-    assert warm.start(project.job.path, **environment).wait() == 1, project.logs()
-    assert [attempt.ending for attempt in attempts(project)] == ["failed"] * 3
-    said = last_said(project.run)
-    assert said is not None and said.word == "hold" and "said nothing for" in said.reason

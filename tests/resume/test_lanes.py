@@ -26,7 +26,8 @@ from tasuki.runs.jobs import make_smaller, write_outcome
 from tasuki.runs.values import Cause
 
 CLOCK = SystemClock()
-LONG = [{"name": "one", "data": "d", "epochs": 100}]
+LONG = [{"name": "one", "data": "d", "epochs": 1000}]
+"""6000 steps, which no test waits for."""
 
 
 def items(*names: str, **more: object) -> list[dict]:
@@ -39,6 +40,11 @@ def experiment(pause: float = 0.0, **more: object) -> dict:
     return {"params": params, **more}
 
 
+def training(seed: int, pause: float = 0.0) -> dict:
+    """180 steps: with a pause there is time enough to disturb them."""
+    return experiment(pause, seed=seed, stages=[{"name": "one", "data": "d", "epochs": 30}])
+
+
 def preempt(packed: Packed, started) -> int:
     give_cause(packed.job, start=1, cause=Cause.PREEMPTED)
     started.kill(signal.SIGTERM)
@@ -49,28 +55,16 @@ def preempt(packed: Packed, started) -> int:
 def alone(warm, tmp_path_factory):
     """The runs one by one, each by its own job."""
     folder = tmp_path_factory.mktemp("alone") / "p"
-    packed = make_packed(folder, {name: experiment(seed=n) for n, name in enumerate("abc")})
+    packed = make_packed(folder, {name: training(n) for n, name in enumerate("abc")})
     for job in packed.alone.values():
         assert warm.start(job.path).wait() == 0, packed.logs()
     return packed
 
 
-def test_lanes_run_side_by_side_and_each_run_ends_as_if_it_were_alone(warm, tmp_path, alone):
-    three = {name: experiment(0.05, seed=n) for n, name in enumerate("abc")}
-    packed = make_packed(tmp_path / "p", three)
-    packed.pack([([0], items("a")), ([1], items("b")), ([2], items("c"))])
-    assert warm.start(packed.job.path).wait() == 0, packed.logs()
-    begins = [packed.at(name, "attempt-started") for name in packed.runs]
-    ends = [packed.at(name, "complete") for name in packed.runs]
-    assert max(begins) < min(ends), "one after another"
-    assert [packed.attempts(name)[0]["gpus"] for name in packed.runs] == [1, 1, 1]
-    assert packed.outcome()["verdict"] == "end"
-    assert packed.differences(alone) == {}
-
-
-def test_a_notice_reaches_all_lanes_and_what_is_left_goes_on_to_the_same_end(warm, tmp_path, alone):
-    three = {name: experiment(0.05, seed=n) for n, name in enumerate("abc")}
-    packed = make_packed(tmp_path / "p", three)
+def test_lanes_run_side_by_side_a_notice_reaches_all_and_each_run_ends_as_if_it_were_alone(
+    warm, tmp_path, alone
+):
+    packed = make_packed(tmp_path / "p", {name: training(n, 0.05) for n, name in enumerate("abc")})
     lanes = [([0], [*items("a", start_s=0), *items("c", start_s=9)]), ([1], items("b", start_s=0))]
     packed.pack(lanes)
     started = warm.start(packed.job.path)
@@ -82,8 +76,10 @@ def test_a_notice_reaches_all_lanes_and_what_is_left_goes_on_to_the_same_end(war
     for name in "ab":
         end = read_attempt_end(packed.runs[name], 1)
         assert end is not None and (end["ending"], end["cause"]) == ("handed-over", "preempted")
-    assert warm.start(packed.job.path).wait() == 0, packed.logs()
-    assert packed.steps("a") == packed.steps("b") == 24, "steps were done twice"
+        assert packed.attempts(name)[0]["gpus"] == 1
+    assert warm.start(packed.job.path, TASUKI_TEST_HURRY="1").wait() == 0, packed.logs()
+    assert packed.outcome()["verdict"] == "end"
+    assert packed.steps("a") == packed.steps("b") == 180, "steps were done twice"
     assert packed.differences(alone) == {}
 
 
@@ -91,11 +87,11 @@ def test_a_lane_that_fails_is_held_and_the_others_do_not_notice(warm, tmp_path, 
     packed = make_packed(
         tmp_path / "p",
         {
-            "a": experiment(0.05, seed=0),
+            "a": training(0),
             "bad": experiment(params={"fail_at": 1}),
             "lost": experiment(),
             "damaged": experiment(),
-            "b": experiment(seed=1),
+            "b": training(1),
         },
     )
     shutil.rmtree(packed.runs["lost"].path)
@@ -133,60 +129,25 @@ def test_what_starts_from_a_run_that_failed_is_never_begun_and_says_why(warm, tm
     assert packed.outcome()["verdict"] == "end"
 
 
-@pytest.mark.parametrize("is_packed", [True, False], ids=["packed", "alone"])
-def test_what_starts_from_a_run_that_failed_in_an_earlier_job_is_not_begun_either(
-    warm, tmp_path, is_packed
-):
-    after = [{"name": "one", "data": "d", "epochs": 1, "init_from": "bad/one"}]
-    runs = {"bad": experiment(params={"fail_at": 0}), "next": experiment(stages=after), "b": {}}
-    packed = make_packed(tmp_path / "p", runs)
-    assert warm.start(packed.alone["bad"].path).wait() == 1, packed.logs()
-    packed.pack([([0], items("next")), ([1], items("b"))])
-    job = packed.job if is_packed else packed.alone["next"]
-    assert warm.start(job.path).wait() == 75, packed.logs()
-    assert list_claims(packed.runs["next"]) == []
-    assert state_of(packed.runs["next"], now=CLOCK.wall())[0] == "waiting"  # not failed
-    assert packed.runs["b"].is_complete() is is_packed
-
-
-def test_a_free_lane_takes_what_waits_when_another_is_late(warm, tmp_path):
-    """By the plan `last` comes after `late`, on its GPU; but that one takes its time."""
-    packed = make_packed(
-        tmp_path / "p",
-        {"late": experiment(0.05, stages=LONG), "soon": experiment(), "last": experiment()},
-    )
-    packed.pack(
-        [
-            ([0], [*items("late", start_s=0, seconds=1), *items("last", start_s=1, seconds=1)]),
-            ([1], items("soon", start_s=0, seconds=9)),
-        ]
-    )
-    started = warm.start(packed.job.path)
-    packed.wait(packed.runs["last"].is_complete, "taken by the free lane")
-    assert not packed.runs["late"].is_complete() and packed.attempts("last")[0]["gpus"] == 1
-    assert preempt(packed, started) == 75
-
-
-def test_cancel_of_one_run_ends_its_lane_alone_and_resume_takes_it_up_again(warm, tmp_path):
+def test_cancel_of_one_run_ends_its_lane_alone_and_resume_takes_it_up_again(warm, here, tmp_path):
     packed = make_packed(
         tmp_path / "p", {"a": experiment(0.05, stages=LONG), "b": experiment(0.05, stages=LONG)}
     )
     packed.pack([([0], items("a")), ([1], items("b"))])
     started = warm.start(packed.job.path)
     packed.wait(lambda: packed.steps("a") > 3 and packed.steps("b") > 3, "in both lanes")
-    answer = cancel_run(packed.runs["a"], clock=CLOCK, wait_s=30)
+    answer = cancel_run(packed.runs["a"], clock=CLOCK, wait_s=60)
     assert (answer["state"], answer["was_live"]) == ("cancelled", True)
     end = read_attempt_end(packed.runs["a"], 1)
     assert end is not None and (end["ending"], end["cause"]) == ("handed-over", "cancelled")
     before = packed.steps("b")
     packed.wait(lambda: packed.steps("b") > before + 3, "going on")
     done = packed.steps("a")
-    resume = [sys.executable, "-m", "tasuki", "resume", "a", "--json"]
-    asked = subprocess.run(resume, cwd=packed.folder, capture_output=True, timeout=60, check=True)
-    assert json.loads(asked.stdout) == {"format": 1, "experiment": "a", "job": packed.job.name}
+    said = here(packed.folder, "resume", "a", "--json")
+    assert json.loads(said.out) == {"format": 1, "experiment": "a", "job": packed.job.name}, said
     packed.wait(lambda: packed.steps("a") > done + 3, "going on again")
-    cancel_run(packed.runs["b"], clock=CLOCK, wait_s=30)
-    cancel_run(packed.runs["a"], clock=CLOCK, wait_s=30)  # alone: the job itself is told
+    cancel_run(packed.runs["b"], clock=CLOCK, wait_s=60)
+    cancel_run(packed.runs["a"], clock=CLOCK, wait_s=60)  # alone: the job itself is told
     assert started.wait() == 75
     assert packed.outcome()["verdict"] == "end"
 
@@ -204,29 +165,7 @@ def test_a_wide_training_gives_its_gpus_back_before_it_is_evaluated(warm, tmp_pa
     assert [told["gpus"] for told in packed.attempts("b")] == [1]
 
 
-def test_every_lane_has_its_share_of_cpus_and_its_own_meeting_place(warm, tmp_path):
-    """Ranks of two runs with the same claim meet in one job's folder."""
-    packed = make_packed(tmp_path / "p", {"a": experiment(), "b": experiment(), "c": experiment()})
-    packed.pack(
-        [
-            ([0, 1], items("a", cpus=2)),
-            ([2, 3], items("b", cpus=4)),
-            ([0], items("c", cpus=3, after=[0])),
-        ],
-        cpus=7,
-    )
-    assert warm.start(packed.job.path).wait() == 0, packed.logs()
-    threads = {
-        name: json.loads(run.frozen.read_text())["threads"] for name, run in packed.runs.items()
-    }
-    assert threads == {"a": 1, "b": 2, "c": 3}
-    assert sorted(path.name for path in packed.job.path.glob("rendezvous.*")) == [
-        "rendezvous.a.1.1.json",
-        "rendezvous.b.1.1.json",
-    ]
-
-
-def end_two_and_preempt(warm, tmp_path) -> Packed:
+def test_what_is_left_of_a_job_goes_on_with_as_many_gpus_as_it_can_use(warm, tmp_path):
     """Three lanes of four GPUs: two runs are done and one GPU is used when the notice comes."""
     packed = make_packed(
         tmp_path / "p",
@@ -238,11 +177,8 @@ def end_two_and_preempt(warm, tmp_path) -> Packed:
     packed.wait(lambda: runs["b"].is_complete() and runs["c"].is_complete(), "done, but for a")
     packed.wait(lambda: packed.steps("a") > 3, "in lane a")
     assert preempt(packed, started) == 75, packed.logs()
-    return packed
-
-
-def test_what_is_left_of_a_job_goes_on_with_as_many_gpus_as_it_can_use(warm, tmp_path):
-    packed = end_two_and_preempt(warm, tmp_path)
+    threads = [json.loads(runs[name].frozen.read_text())["threads"] for name in "abc"]
+    assert threads == [1, 2, 1], "each lane has its own CPUs"
     told = packed.outcome()
     assert (told["verdict"], told["gpus"], told["cpus"]) == ("successor", 1, 2)
     assert make_smaller(packed.job, gpus=told["gpus"], cpus=told["cpus"])
@@ -256,20 +192,6 @@ def test_what_is_left_of_a_job_goes_on_with_as_many_gpus_as_it_can_use(warm, tmp
     started.wait()
     assert packed.outcome()["verdict"] == "requeue", "it cannot become smaller"
     assert [len(list_claims(packed.runs[name])) for name in "abc"] == [2, 1, 1]
-
-
-@pytest.mark.long
-def test_a_cancelled_job_has_no_successor(warm, tmp_path):
-    packed = make_packed(
-        tmp_path / "p", {"a": experiment(0.05, stages=LONG), "b": experiment(seed=1)}
-    )
-    packed.pack([([0], items("a")), ([1, 2], items("b"))])
-    started = warm.start(packed.job.path)
-    packed.wait(packed.runs["b"].is_complete, "done, but for a")
-    give_cause(packed.job, start=1, cause=Cause.CANCELLED)
-    started.kill(signal.SIGTERM)
-    assert started.wait() == 75
-    assert packed.outcome()["verdict"] == "end"
 
 
 def test_a_supervisor_that_is_killed_brings_back_what_was_not_done_and_blames_nobody_else(
@@ -289,49 +211,11 @@ def test_a_supervisor_that_is_killed_brings_back_what_was_not_done_and_blames_no
     started.kill(signal.SIGKILL)
     started.wait()
     after = [sys.executable, "-m", "tasuki.jobs", str(packed.job.path), "--after"]
-    assert subprocess.run(after, timeout=60, check=False).returncode == 75
+    assert subprocess.run(after, timeout=600, check=False).returncode == 75
     assert packed.outcome()["verdict"] == "requeue"
     end = read_attempt_end(packed.runs["a"], 1)
     assert end is not None and "died without a word" in end["message"]
     assert [last_said(run) for run in packed.runs.values()] == [None, None, None]
-
-
-def test_a_killed_supervisor_brings_back_what_waits_however_the_lanes_are_ordered(warm, tmp_path):
-    """The run in work failed for the third time, one is damaged; the other one only waited."""
-    stages = [{"name": "one", "data": "d", "epochs": 1}, {**LONG[0], "name": "two"}]
-    packed = make_packed(
-        tmp_path / "p",
-        {"a": experiment(stages=stages), "b": experiment(1.0, stages=LONG), "c": experiment()},
-    )
-    packed.pack(
-        [
-            ([0, 1], items("a", after=[1])),
-            ([0], items("a", until="one")),
-            ([1], items("b", "c")),
-        ]
-    )
-    packed.runs["c"].spec.write_text("{")
-    failed = {"ending": "failed", "cause": "none", "has_progressed": False, "has_stepped": True}
-    for _ in range(2):
-        write_attempt_end(packed.runs["b"], take_claim(packed.runs["b"]), failed)
-    started = warm.start(packed.job.path)
-    packed.wait(lambda: read_attempt_end(packed.runs["a"], 1) and packed.attempts("b"), "waiting")
-    started.kill(signal.SIGKILL)
-    started.wait()
-    after = [sys.executable, "-m", "tasuki.jobs", str(packed.job.path), "--after"]
-    assert subprocess.run(after, timeout=60, check=False).returncode == 75
-    assert packed.outcome()["verdict"] == "requeue"
-    said = [last_said(packed.runs[name]) for name in "bc"]
-    assert [one.word for one in said if one is not None] == ["hold", "hold"]
-
-
-def test_stages_of_different_width_are_as_planned_and_no_reason_to_warn(warm, tmp_path):
-    stages = [{"name": name, "data": "d", "epochs": 1} for name in ("one", "two")]
-    packed = make_packed(tmp_path / "p", {"a": experiment(stages=stages)})
-    packed.pack([([0], items("a", until="one")), ([0, 1], items("a", after=[0]))])
-    assert warm.start(packed.job.path).wait() == 0, packed.logs()
-    assert [told["gpus"] for told in packed.attempts("a")] == [1, 2]
-    assert [event for event in packed.events("a") if event["kind"] == "inexact"] == []
 
 
 @pytest.mark.parametrize(("b_ended", "code"), [("done", 0), ("superseded", 75)])

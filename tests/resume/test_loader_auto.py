@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import re
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.harness.faulty import events, wait_until
 from tests.harness.project import Project, differences, make_project
-
-from tasuki.runs.events import read_events
 
 CODE = """
 class Late(Noisy):
@@ -51,7 +49,7 @@ def make(folder: Path, *, steps: int, delay: float = 0.0, cpus: int, workers: An
 
 
 def decisions(project: Project) -> list[dict[str, Any]]:
-    return [event for event in read_events(project.run) if event["kind"] == "loader"]
+    return events(project, "loader")
 
 
 def words(project: Project) -> list[str]:
@@ -66,10 +64,7 @@ def test_workers_are_raised_kept_by_the_next_attempt_and_change_nothing_that_is_
     # Steps wait 16 ms: a second is 60 of them, and twice as many with two workers.
     project = make(tmp_path / "p", steps=400, delay=0.002, cpus=8)
     started = warm.start(project.job.path)
-    until = time.monotonic() + 60
-    while not decisions(project):
-        assert time.monotonic() < until, project.logs()
-        time.sleep(0.01)
+    wait_until(lambda: decisions(project), project)
     started.kill(signal.SIGKILL)
     started.wait()
     first = decisions(project)[0]
@@ -87,16 +82,6 @@ def test_workers_are_raised_kept_by_the_next_attempt_and_change_nothing_that_is_
     plain = make(tmp_path / "plain", steps=400, cpus=6, workers=0)
     assert warm.start(plain.job.path).wait() == 0, plain.logs()
     assert differences(plain, project) == []
-
-
-@pytest.mark.long
-def test_with_one_cpu_there_are_no_workers_and_the_log_says_why(warm, tmp_path):
-    project = make(tmp_path / "p", steps=160, delay=0.002, cpus=1)
-    assert warm.start(project.job.path).wait() == 0, project.logs()
-    [event] = decisions(project)
-    assert event["workers"] == 0 and event["wait"] > 0.5
-    [line] = words(project)
-    assert line.endswith("no workers (no CPU is left for loader workers)")
 
 
 def test_more_workers_than_cpus_are_cut_with_a_warning(warm, tmp_path):

@@ -1,7 +1,7 @@
 """Out of memory is survived: the same samples in smaller micro-batches, by a decision on disk.
 
-Ranks run under a cap on the memory of tensors (tasuki.testing.memory_cap): torch's own error, at
-whatever operation is one too many.
+Which steps can be undone is tested in `train/test_undo.py`. Ranks run under a cap on the memory of
+tensors (tasuki.testing.memory_cap): torch's own error, at whatever operation is one too many.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
 from tests.harness.faulty import armed, events, finish, used
 from tests.harness.project import Project, differences, make_project
 
 from tasuki.runs.control import last_said
+from tasuki.runs.metrics import read_metrics
 
 CODE = '''
 class Numbered(Noisy):
@@ -75,6 +74,57 @@ class Greedy(torch.optim.AdamW):
         return super().step(closure)
 
 
+class Strict(Eater):
+    """While it does not learn it has room for `seen` samples."""
+
+    def __init__(self, seen=99, **more):
+        super().__init__(**more)
+        self.seen = seen
+
+    def loss(self, model, batch):
+        if not model.training and len(batch[0]) > self.seen:
+            torch.empty(10**15)
+        return super().loss(model, batch)
+
+
+class Taught(Eater):
+    """A teacher follows in each pass: no such step can be undone."""
+
+    def build_model(self):
+        model = super().build_model()
+        model.teacher = nn.Linear(16, 1).requires_grad_(False)
+        return model
+
+    def loss(self, model, batch):
+        with torch.no_grad():
+            model.teacher.weight.data.mul_(0.9).add_(model.head.weight.data, alpha=0.1)
+        return super().loss(model, batch)
+
+
+class Overweight(Eater):
+    """Its optimizer has no room, whatever the batch."""
+
+    def build_optimizer(self, model):
+        made = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        made.register_step_pre_hook(lambda *_: torch.empty(10**15))
+        return made
+
+
+class Forgetful(Eater):
+    """Samples of which no two can be in memory at once, once in a while."""
+
+    def build_dataset(self, source, split):
+        return Heavy(self.samples)
+
+
+class Heavy(Numbered):
+    def __getitem__(self, i):
+        if i == 13 and not os.path.exists(f"{os.environ['TASUKI_RUN']}/met"):
+            open(f"{os.environ['TASUKI_RUN']}/met", "w").close()
+            raise MemoryError
+        return super().__getitem__(i)
+
+
 def note(rank, words):
     attempt = os.environ["TASUKI_ATTEMPT"]
     with open(f"{os.environ['TASUKI_RUN']}/passes.{attempt}.{rank}", "a") as file:
@@ -86,6 +136,7 @@ WIDE = {"width": 2000}
 LATER = {"scratch": [13]}
 """A sample that comes in step 5 first; the saves before it are those of steps 0 and 3."""
 DROPOUT = {"dropout": 0.3, "norm": "batch"}
+SHORT = [{"name": "one", "data": "d", "steps": 6}]
 
 
 def eater(
@@ -117,12 +168,18 @@ def passes(project: Project, claim: int = 1, rank: int = 0) -> list[list[int]]:
     return [[int(number) for number in line.split()[1].split(",")] for line in lines]
 
 
-def weights(project: Project) -> dict[str, torch.Tensor]:
-    return load_file(project.run.stage("one").weights)
+def check_as_if_known(warm, knowing: Project, project: Project) -> None:
+    """A run without any fault that is told the decisions beforehand ends the same."""
+    knowing.run.events.mkdir(exist_ok=True)
+    told = [json.dumps(event) + "\n" for event in events(project, "micro-batch")]
+    (knowing.run.events / "0.0.before.jsonl").write_text("".join(told))
+    finish(warm, knowing, starts=1)
+    assert decisions(knowing) == decisions(project)
+    assert differences(knowing, project) == []
 
 
 @pytest.fixture(scope="module")
-def whole(warm, tmp_path_factory) -> Project:
+def halved(warm, tmp_path_factory) -> Project:
     """It runs out of memory in the middle of the first epoch, and is not disturbed."""
     project = later(tmp_path_factory.mktemp("oom") / "p")
     finish(warm, project, starts=1, **CAP)
@@ -132,69 +189,46 @@ def whole(warm, tmp_path_factory) -> Project:
 # -- done again ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("params", [{}, DROPOUT])
-def test_a_step_that_was_undone_leaves_nothing_behind(warm, tmp_path, params):
+def test_a_step_that_was_undone_leaves_nothing_behind(warm, tmp_path):
     """No random number, no running mean, no gradient: bit for bit as with the smaller micro-batch
     from the start."""
-    project = eater(tmp_path / "p", params={**params, **WIDE})
+    project = eater(tmp_path / "p", params={**DROPOUT, **WIDE})
     finish(warm, project, starts=1, **CAP)
     assert decisions(project) == [(0, 0, 8, 4)]
-    small = eater(tmp_path / "s", params={**params, **WIDE}, defaults={"micro_batch": 4})
+    small = eater(tmp_path / "s", params={**DROPOUT, **WIDE}, defaults={"micro_batch": 4})
     finish(warm, small, starts=1)
     assert passes(project)[1:] == passes(small), "the same samples"
     assert used(project.run) == used(small.run), "each counted once"
     assert differences(small, project) == []
 
 
-def test_the_effective_batch_stays_and_with_it_what_is_learnt(warm, tmp_path):
-    """A loss that is a sum over samples does not see how they are split."""
-    capped = eater(tmp_path / "p", params=WIDE)
-    free = eater(tmp_path / "f", params=WIDE)
-    finish(warm, capped, starts=1, **CAP)
-    finish(warm, free, starts=1)
-    assert used(capped.run) == used(free.run)
-    for name, tensor in weights(free).items():
-        assert torch.allclose(weights(capped)[name], tensor, rtol=1e-4, atol=1e-6), name
-
-
-def test_it_is_said_once_with_what_does_not_stay_the_same(whole):
-    said = [line for line in whole.logs().splitlines() if "ran out of memory" in line]
+def test_only_later_steps_of_the_same_bucket_are_split_and_it_is_said_once(halved):
+    said = [line for line in halved.logs().splitlines() if "ran out of memory" in line]
     assert len(said) == 1 and said[0].startswith("WARNING: step 5 ran out of memory"), said
-    assert "with a micro-batch of 8 samples (it asked for" in said[0]
     assert "it is done again with 4 samples at once, and so are all later steps" in said[0]
-    assert "the effective batch stays 8" in said[0]
     assert "dropout draws other numbers and BatchNorm sees smaller batches" in said[0]
-
-
-def test_only_later_steps_of_the_same_bucket_are_split(whole):
-    assert decisions(whole) == [(0, 5, 8, 4)]
-    done = passes(whole)
+    assert decisions(halved) == [(0, 5, 8, 4)]
+    done = passes(halved)
     assert [len(samples) for samples in done[:8]] == [8, 8, 8, 8, 4, 8, 4, 4]
     assert all(len(samples) <= 4 for samples in done[6:])
     assert done[5] == done[6] + done[7], "the same samples, in the same order"
-
-
-def test_loader_workers_give_the_same_samples_again(warm, tmp_path, whole):
-    project = eater(
-        tmp_path / "p",
-        params={**DROPOUT, **LATER},
-        cluster={"cpus": 2},
-        defaults={"save": {"every": "3 steps"}, "loader": {"workers": 1}},
-    )
-    finish(warm, project, starts=1, **CAP)
-    assert decisions(project) == decisions(whole)
-    assert passes(project) == passes(whole) and used(project.run) == used(whole.run)
-    assert differences(whole, project) == []
 
 
 # -- decided once -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("place", "count"), [("memory.decided", 1), ("step.optimizer", 6), ("step.done", 7)]
+    ("place", "count"),
+    [
+        ("memory.decided", 1),
+        *(
+            pytest.param(*at, marks=pytest.mark.long)
+            for at in (("step.optimizer", 6), ("step.done", 7))
+        ),
+    ],
 )
 def test_a_decision_outlives_a_kill_and_holds_from_the_same_step(
-    warm, tmp_path, whole, place, count
+    warm, tmp_path, halved, place, count
 ):
     """The next attempt has all the memory it wants, and still splits as the last one decided:
     steps before as they were, steps after as they would have been."""
@@ -202,8 +236,8 @@ def test_a_decision_outlives_a_kill_and_holds_from_the_same_step(
     kill = armed({"at": place, "do": "kill", "count": count, "claim": 1})
     finish(warm, project, starts=1, **kill, **CAP)
     assert [event["ending"] for event in events(project, "attempt-ended")] == ["failed", "done"]
-    assert decisions(project) == decisions(whole)
-    assert differences(whole, project) == []
+    assert decisions(project) == decisions(halved)
+    assert differences(halved, project) == []
 
 
 # -- where it cannot be undone ------------------------------------------------------------------
@@ -220,13 +254,8 @@ def test_out_of_memory_in_the_optimizers_step_goes_back_to_a_checkpoint(warm, tm
     assert "ran out of memory at step 9 with a micro-batch of 8 samples" in first["message"]
     assert "the next attempt goes on from the last checkpoint with 4 samples" in first["message"]
     assert [e["step"] for e in events(project, "restored")] == [0, 7]
-    # As a run that knew it all along.
     knowing = eater(tmp_path / "k", "Hasty", params=DROPOUT)
-    (told,) = events(project, "micro-batch")
-    knowing.run.events.mkdir(exist_ok=True)
-    (knowing.run.events / "0.0.before.jsonl").write_text(json.dumps(told) + "\n")
-    finish(warm, knowing, starts=1)
-    assert differences(knowing, project) == []
+    check_as_if_known(warm, knowing, project)
 
 
 def test_where_one_sample_is_too_large_it_says_by_how_much_and_what_would_help(warm, tmp_path):
@@ -245,57 +274,178 @@ def test_where_one_sample_is_too_large_it_says_by_how_much_and_what_would_help(w
     assert len(events(project, "attempt-ended")) == 1, "trying again would change nothing"
 
 
-# -- several ranks ------------------------------------------------------------------------------
-
-
-def four(folder: Path, **params) -> Project:
-    """Each has four samples of a step."""
-    return eater(
-        folder,
-        ranks=4,
-        params={**DROPOUT, "samples": 48, **params},
-        stages=[{"name": "one", "data": "d", "epochs": 15}],
-        defaults={"effective_batch": 16, "save": {"every": "7 steps"}},
-    )
-
-
-def knowing(folder: Path, warm, project: Project) -> Project:
-    """A run without any fault that is told the decisions of another beforehand."""
-    made = four(folder)
-    made.run.events.mkdir(exist_ok=True)
-    told = [json.dumps(event) + "\n" for event in events(project, "micro-batch")]
-    (made.run.events / "0.0.before.jsonl").write_text("".join(told))
-    finish(warm, made, starts=1)
-    assert decisions(made) == decisions(project)
-    return made
-
-
-@pytest.mark.parametrize(("after", "step"), [(0, 0), (10, None)])
-def test_ranks_vote_and_all_do_the_step_again_when_one_of_four_has_no_room(
-    warm, tmp_path, after, step
-):
-    """In the first steps of an attempt, or in the pass that is tried before them."""
-    project = four(tmp_path / "p", room={"rank": 2, "most": 2, "after": after})
-    finish(warm, project, starts=1)
-    assert len(events(project, "attempt-ended")) == 1, project.logs()
-    ((_, from_step, was, most),) = decisions(project)
-    assert (was, most) == (4, 2) and (from_step == step if step is not None else from_step > 0)
-    for rank in range(4):
-        sizes = [len(samples) for samples in passes(project, rank=rank)]
-        assert sizes[0] == 4 and set(sizes[-20:]) == {2}, (rank, sizes)
-    assert differences(knowing(tmp_path / "k", warm, project), project) == []
+def test_as_many_restarts_as_there_are_halvings_do_not_hold_a_run(warm, tmp_path):
+    """Each leaves the next attempt a smaller micro-batch: that is progress without a checkpoint."""
+    more = {"params": {"dropout": 0.3, "width": 2000}, "stages": SHORT}
+    project = eater(tmp_path / "p", "Taught", **more)
+    finish(warm, project, starts=1, TASUKI_MEMORY_CAP="700K")
+    assert [(was, most) for *_, was, most in decisions(project)] == [
+        (8, 4),
+        (4, 2),
+        (2, 1),
+    ]
+    assert len(events(project, "attempt-ended")) == 4, project.logs()
+    check_as_if_known(warm, eater(tmp_path / "k", "Taught", **more), project)
 
 
 @pytest.mark.long
-def test_a_rank_that_has_no_room_any_more_brings_all_back_to_a_checkpoint(warm, tmp_path):
-    """The others are in the middle of a sum: nobody can vote."""
-    project = four(tmp_path / "p", room={"rank": 2, "most": 2, "after": 40})
+def test_a_single_sample_of_which_batch_norm_cannot_learn_is_explained(warm, tmp_path):
+    project = eater(tmp_path / "p", "Eater", params={**DROPOUT, "room": {"most": 1}})
+    assert warm.start(project.job.path).wait() == 1, project.logs()
+    assert len(events(project, "attempt-ended")) == 1
+    said = last_said(project.run)
+    assert said is not None and "BatchNorm cannot learn" in said.reason, said
+    assert "GroupNorm" in said.hint
+
+
+def test_an_optimizer_without_room_is_tried_once_more_and_then_named(warm, tmp_path):
+    """Its memory does not hang on the micro-batch: halving it again and again would be in vain."""
+    project = eater(tmp_path / "p", "Overweight")
+    assert warm.start(project.job.path).wait() == 1, project.logs()
+    assert len(events(project, "attempt-ended")) == 2 and len(decisions(project)) == 1
+    said = last_said(project.run)
+    assert said is not None
+    assert said.reason.startswith(
+        "stage `one` ran out of memory in the optimizer's step at step 0 (it asked for "
+    )
+    assert "an optimizer that keeps less" in said.hint
+
+
+@pytest.mark.long
+def test_a_sample_that_the_host_has_no_room_for_is_fetched_again_with_fewer_others(warm, tmp_path):
+    project = eater(tmp_path / "p", "Forgetful", params=DROPOUT, stages=SHORT)
+    finish(warm, project, starts=1)
+    assert [(was, most) for *_, was, most in decisions(project)] == [(8, 4)]
+    assert len(events(project, "attempt-ended")) == 1
+
+
+# -- while it does not learn --------------------------------------------------------------------
+
+VALIDATED = {"validate": {"every": "4 steps", "data": "d"}, "evaluate": {"data": "d"}}
+
+
+def strict(folder: Path, *, seen: int) -> Project:
+    return eater(folder, "Strict", params={**DROPOUT, "seen": seen}, defaults=VALIDATED)
+
+
+@pytest.fixture(scope="module")
+def validated(warm, tmp_path_factory) -> Project:
+    project = strict(tmp_path_factory.mktemp("seen") / "p", seen=3)
+    finish(warm, project, starts=1)
+    return project
+
+
+def measured(project: Project) -> list[float]:
+    rows = [row["loss"] for row in read_metrics(project.run) if row["split"] == "val"]
+    told = json.loads(project.run.stage("one").evaluation.read_text())
+    return [*rows, told["metrics"]["loss"]]
+
+
+def test_a_validation_and_an_evaluation_without_room_are_done_in_smaller_batches(
+    warm, tmp_path, validated
+):
+    """The numbers are those of one with room, within rounding, and what is learnt is the same."""
+    free = strict(tmp_path / "f", seen=99)
+    finish(warm, free, starts=1)
+    assert len(events(validated, "attempt-ended")) == 1, validated.logs()
+    assert measured(validated) == pytest.approx(measured(free), rel=1e-5)
+    assert validated.run.stage("one").weights.read_bytes() == (
+        free.run.stage("one").weights.read_bytes()
+    )
+    told = [(e["phase"], e["was"], e["most"]) for e in events(validated, "evaluation-batch")]
+    assert told == [("validate", 8, 4), ("validate", 4, 2), ("evaluate", 8, 4), ("evaluate", 4, 2)]
+    assert "evaluating stage `one` ran out of memory with a batch of 8 samples" in validated.logs()
+
+
+def test_who_resumes_validates_in_the_batches_that_were_found_before(warm, tmp_path, validated):
+    project = strict(tmp_path / "p", seen=3)
+    kill = armed({"at": "step.done", "do": "kill", "count": 9, "claim": 1})
+    finish(warm, project, starts=1, **kill)
+    assert [event["ending"] for event in events(project, "attempt-ended")] == ["failed", "done"]
+    assert differences(validated, project) == []
+    phases = [event["phase"] for event in events(project, "evaluation-batch")]
+    assert phases == ["validate"] * 2 + ["evaluate"] * 2, "found once"
+
+
+@pytest.mark.long
+def test_a_step_that_was_undone_twice_with_passes_made_again_leaves_nothing_behind(warm, tmp_path):
+    """Down to two samples, in the first step and with gradients of earlier micro-batches there:
+    bit for bit as with that micro-batch from the start."""
+    params = {**DROPOUT, "room": {"most": 2, "after": 0}}
+    asked = {"gradient_checkpointing": ["body"]}
+    defaults = {**asked, "micro_batch": 6}
+    project = eater(tmp_path / "p", params=params, stages=SHORT, defaults=defaults)
+    finish(warm, project, starts=1)
+    assert decisions(project) == [(0, 0, 4, 2)]
+    assert len(events(project, "attempt-ended")) == 1, project.logs()
+    defaults = {**asked, "micro_batch": 2}
+    small = eater(tmp_path / "s", params=DROPOUT, stages=SHORT, defaults=defaults)
+    finish(warm, small, starts=1)
+    assert used(project.run) == used(small.run)
+    assert differences(small, project) == []
+
+
+@pytest.mark.long
+def test_an_attempt_that_resumes_with_less_memory_halves_at_its_first_whole_step(warm, tmp_path):
+    params = {**DROPOUT, **WIDE}
+    project, knowing = (eater(tmp_path / n, params=params, stages=SHORT) for n in ("p", "k"))
+    term = {"at": "step.done", "do": "term-group", "count": 3, "claim": 1}
+    assert warm.start(project.job.path, **armed(term)).wait() == 75, project.logs()
+    finish(warm, project, starts=1, **CAP)
+    (resumed,) = [e["step"] for e in events(project, "restored") if e["step"]]
+    # An epoch's last step is a smaller one.
+    assert decisions(project) in ([(0, resumed, 8, 4)], [(0, resumed + 1, 8, 4)])
+    check_as_if_known(warm, knowing, project)
+
+
+# -- several ranks ------------------------------------------------------------------------------
+
+
+def two(folder: Path, **params) -> Project:
+    """Each has four samples of a step."""
+    return eater(
+        folder,
+        ranks=2,
+        params={**DROPOUT, "samples": 48, **params},
+        stages=[{"name": "one", "data": "d", "epochs": 10}],
+        defaults={"save": {"every": "7 steps"}},
+    )
+
+
+@pytest.mark.parametrize("after", [10, pytest.param(0, marks=pytest.mark.long)])
+def test_ranks_vote_and_all_do_the_step_again_when_one_has_no_room(warm, tmp_path, after):
+    """In the first steps of an attempt, or in the pass that is tried before them."""
+    project = two(tmp_path / "p", room={"rank": 1, "most": 2, "after": after})
+    finish(warm, project, starts=1)
+    assert len(events(project, "attempt-ended")) == 1, project.logs()
+    ((_, from_step, was, most),) = decisions(project)
+    assert (was, most) == (4, 2) and (from_step > 0) == (after > 0)
+    for rank in range(2):
+        sizes = [len(samples) for samples in passes(project, rank=rank)]
+        assert sizes[0] == 4 and set(sizes[-20:]) == {2}, (rank, sizes)
+    check_as_if_known(warm, two(tmp_path / "k"), project)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("after", [1, 4, 40])
+def test_a_rank_that_cannot_vote_brings_all_back_to_a_checkpoint(warm, tmp_path, after):
+    """The others are in the middle of a sum: while DDP settles, and late in the stage."""
+    project = two(tmp_path / "p", room={"rank": 1, "most": 2, "after": after})
     finish(warm, project, starts=1)
     first, last = events(project, "attempt-ended")
     assert first["ending"] == "failed" and last["ending"] == "done", project.logs()
     assert "ran out of memory at step" in first["message"], first
-    ((_, from_step, was, most),) = decisions(project)
-    assert (was, most) == (4, 2) and from_step > 20
+    ((_, _, was, most),) = decisions(project)
+    assert (was, most) == (4, 2)
     (told,) = events(project, "micro-batch")
-    assert told["who"] == "rank2"
-    assert differences(knowing(tmp_path / "k", warm, project), project) == []
+    assert told["who"] == "rank1"
+    check_as_if_known(warm, two(tmp_path / "k"), project)
+
+
+@pytest.mark.long
+def test_one_rank_without_room_for_one_sample_is_the_one_that_tells(warm, tmp_path):
+    project = two(tmp_path / "p", norm="layer", room={"rank": 1, "most": 0})
+    assert warm.start(project.job.path).wait() == 1, project.logs()
+    said = last_said(project.run)
+    assert said is not None and "with a micro-batch of 1 sample (it asked for " in said.reason, said
+    assert passes(project, rank=0), "it had room"

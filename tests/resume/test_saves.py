@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import signal
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,13 +25,13 @@ from tests.harness.faulty import (
     finish,
     leftovers,
     make_faulty,
+    stopped_ranks,
     wait_until,
 )
-from tests.harness.project import Project, differences
+from tests.harness.project import differences
 from tests.unit.checkpoint.commits import flip, position, same
 from torch import nn
 
-from tasuki.checkpoint.frozen import FrozenParameters
 from tasuki.checkpoint.lineage import lineage
 from tasuki.checkpoint.parts import read_part
 from tasuki.checkpoint.retention import prune
@@ -44,7 +43,6 @@ from tasuki.loop import saver as saver_module
 from tasuki.loop.saver import Saver
 from tasuki.loop.state import Tracked, capture, capture_random, restore, restore_random
 from tasuki.runs.claims import take_claim
-from tasuki.runs.control import last_said
 from tasuki.runs.runs import RunFolder
 
 PLACES = [
@@ -84,20 +82,6 @@ def arming() -> Iterator[Callable[..., None]]:
 
     yield put
     put()
-
-
-@pytest.fixture(scope="module")
-def made(warm, tmp_path_factory):
-    """Whole runs that were not disturbed, by name, each once."""
-    known: dict[str, Project] = {}
-
-    def make(name: str, **more) -> Project:
-        if name not in known:
-            known[name] = make_faulty(tmp_path_factory.mktemp("saves") / "p", **more)
-            finish(warm, known[name])
-        return known[name]
-
-    return make
 
 
 def make_saver(run: RunFolder) -> Saver:
@@ -181,23 +165,16 @@ def test_a_second_save_waits_for_the_first_and_follows_it_in_the_lineage(run):
     assert [float(saved_state(run, name)["w"][0]) for name in names] == [1.0, 0.0]
 
 
-def test_saves_asked_for_faster_than_the_disk_can_are_all_committed_in_order(warm, tmp_path):
-    project = make_faulty(
-        tmp_path / "p",
-        params={"diary": False},
-        stages=[{"name": "one", "data": "d", "epochs": 2}],
-        defaults={"save": {"every": "1 steps"}},
-    )
-    slow = {"at": "save.draft", "do": "pause", "seconds": 0.03, "times": 100}
-    finish(warm, project, starts=1, **armed(slow))
-    assert [event["step"] for event in events(project, "committed")] == list(range(13))
-
-
 # -- one that fails ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("place", ["save.draft", "save.written"])
-@pytest.mark.parametrize("word", ["ENOSPC", "EDQUOT", "EIO", "EROFS", "ESTALE"])
+@pytest.mark.parametrize(
+    ("place", "word"),
+    [
+        *(("save.draft", w) for w in ("ENOSPC", "EDQUOT", "EROFS", "ESTALE")),
+        ("save.written", "EIO"),
+    ],
+)
 def test_a_save_that_fails_leaves_the_old_one_and_the_next_works(run, arming, place, word):
     saver = make_saver(run)
     begin(saver, 1, {"w": torch.zeros(9)})
@@ -230,15 +207,6 @@ def test_whatever_is_thrown_inside_a_save_comes_out_at_the_boundary_and_leaves_n
     later = saver.wait()
     assert later is not None and later.error is None
     verify(run.checkpoints / str(later.name))
-
-
-def test_who_lost_the_claim_commits_nothing_and_is_told_so(run):
-    saver = make_saver(run)
-    take_claim(run)
-    begin(saver, 1, {"w": torch.zeros(9)})
-    saved = saver.wait()
-    assert saved is not None and isinstance(saved.error, ClaimLost)
-    assert list(run.checkpoints.glob("*")) == []
 
 
 def test_who_lost_the_claim_while_pruning_removes_nothing_of_the_successors(run):
@@ -302,29 +270,25 @@ def test_what_comes_back_from_the_disk_as_something_else_is_put_aside_and_saved_
 
 
 def test_in_a_real_run_a_disk_that_lies_is_found_said_and_the_step_saved_later(
-    warm, tmp_path, made
+    warm, tmp_path, whole
 ):
-    reference = made("plain", params={"diary": False})
-    project = make_faulty(tmp_path / "p", params={"diary": False, "pause": 0.01})
+    reference = whole(make_faulty, params={"diary": False})
+    project = make_faulty(tmp_path / "p", params={"diary": False})
     # The second attempt's first save: its own, and the first it reads back.
     orders = [
         {"at": "step.done", "do": "kill", "count": 9, "claim": 1},
-        {"at": "save.renamed", "do": "pause", "seconds": 1.0, "claim": 2},
+        {"at": "save.renamed", "do": "stop", "claim": 2},
     ]
     started = warm.start(project.job.path, **armed(*orders))
-    found: list[Path] = []
-
-    def is_renamed() -> bool:
-        found[:] = project.run.checkpoints.glob("step-*.c2")
-        return bool(found)
-
-    wait_until(is_renamed, project)
-    flip(found[0] / "part-00000.safetensors", -3)
+    wait_until(lambda: stopped_ranks(started.pid), project)
+    (renamed,) = project.run.checkpoints.glob("step-*.c2")
+    flip(renamed / "part-00000.safetensors", -3)
+    os.kill(stopped_ranks(started.pid)[0], signal.SIGCONT)
     assert started.wait() == 0, project.logs()
     (failed,) = events(project, "save-failed")
     assert "came back from the disk as something else" in failed["reason"]
     assert "came back from the disk as something else" in project.logs()
-    assert found[0].name not in [event["checkpoint"] for event in events(project, "committed")]
+    assert renamed.name not in [event["checkpoint"] for event in events(project, "committed")]
     assert differences(reference, project) == []
 
 
@@ -332,9 +296,9 @@ def test_in_a_real_run_a_disk_that_lies_is_found_said_and_the_step_saved_later(
 
 
 def test_killed_in_every_place_of_a_background_save_it_ends_bit_for_bit_the_same(
-    warm, tmp_path, made
+    warm, tmp_path, whole
 ):
-    reference = made("saves", params={"diary": False}, defaults={"save": {"every": "2 steps"}})
+    reference = whole(make_faulty, params={"diary": False}, defaults={"save": {"every": "2 steps"}})
     project = make_faulty(
         tmp_path / "p",
         params={"diary": False, "pause": 0.004},
@@ -353,19 +317,14 @@ def test_killed_in_every_place_of_a_background_save_it_ends_bit_for_bit_the_same
     assert differences(reference, project) == []
 
 
-def test_a_handover_waits_for_the_save_in_flight_and_commits_its_own_step(warm, tmp_path, made):
-    reference = made("plain", params={"diary": False})
-    project = make_faulty(tmp_path / "p", params={"pause": 0.01})
-    slow = {"at": "save.draft", "do": "pause", "seconds": 0.4, "count": 2, "times": 9, "claim": 1}
-    started = warm.start(project.job.path, **armed(slow))
-
-    def has_gone_on() -> bool:
-        notes = diaries(project, 1)
-        return bool(notes) and len(notes[0]) >= 10  # the save of step 7 is in flight
-
-    wait_until(has_gone_on, project)
-    started.kill(signal.SIGTERM)
-    assert started.wait() == 75, project.logs()
+def test_a_handover_waits_for_the_save_in_flight_and_commits_its_own_step(warm, tmp_path, whole):
+    reference = whole(make_faulty, params={"diary": False})
+    project = make_faulty(tmp_path / "p")
+    orders = [
+        {"at": "save.draft", "do": "pause", "seconds": 0.4, "count": 2, "times": 9, "claim": 1},
+        {"at": "step.done", "do": "term-group", "count": 10, "claim": 1},  # step 7 is being saved
+    ]
+    assert warm.start(project.job.path, **armed(*orders)).wait() == 75, project.logs()
     (told,) = events(project, "handed-over")
     steps = [event["step"] for event in events(project, "committed")]
     assert steps[:2] == [0, 7] and steps[-1] == told["step"] == len(diaries(project, 1)[0])
@@ -376,196 +335,50 @@ def test_a_handover_waits_for_the_save_in_flight_and_commits_its_own_step(warm, 
     assert differences(reference, project) == []
 
 
-@pytest.mark.long
-def test_an_attempt_stops_so_early_that_even_a_slow_save_is_done_before_the_limit(
-    warm, tmp_path, made
-):
-    """The limit leaves no grace: its own clock, and the saves it has measured, tell it when."""
-    stages = [{"name": "one", "data": "d", "epochs": 40}]
-    reference = made("forty", params={"diary": False}, stages=stages)
+def test_a_resumed_attempt_with_automatic_saves_knows_how_often_to_save(warm, tmp_path):
     project = make_faulty(
-        tmp_path / "p",
-        params={"diary": False, "pause": 0.02},
-        stages=stages,
-        defaults={"save": {"every": "1000 steps"}},
+        tmp_path / "p", defaults={"save": {"every": "auto"}, "log_every": "1 step"}
     )
-    lanes = json.loads(project.job.lanes.read_text())
-    project.job.lanes.write_text(json.dumps({**lanes, "limit_s": 6.0, "grace_s": 0.5}))
-    slow = {"at": "save.draft", "do": "pause", "seconds": 1.2, "times": 9, "claim": 1}
-    assert warm.start(project.job.path, **armed(slow)).wait() == 75, project.logs()
-    (ended,) = events(project, "attempt-ended")
-    assert (ended["ending"], ended["cause"]) == ("handed-over", "limit"), project.logs()
-    (told,) = events(project, "handed-over")
-    assert events(project, "committed")[-1]["step"] == told["step"] > 0
-    # Stopped at the limit, its save alone would end 1.2 s later; with a step and a save kept free
-    # it ends about a second before. In between is room for a busy machine.
-    (began,) = events(project, "attempt-started")
-    assert told["t"] - began["t"] < 6.0 + 0.9
-    project.job.lanes.write_text(json.dumps(lanes))
+    order = {"at": "step.begin", "do": "term-group", "count": 9, "claim": 1}
+    assert warm.start(project.job.path, **armed(order)).wait() == 75, project.logs()
     finish(warm, project, starts=1)
-    assert events(project, "restored")[-1]["step"] == told["step"]
-    assert differences(reference, project) == []
+    chosen, *_ = [event for event in events(project, "interval") if event["claim"] == 2]
+    assert 5.0 <= chosen["seconds"] <= 1800.0
 
 
-# -- frozen parameters -------------------------------------------------------------------------
-
-LORA = {
-    "recipe": "Adapted",
-    "params": {"wide": 384},
-    "defaults": {"save": {"every": "5 steps"}},
-}
+# -- held in memory ----------------------------------------------------------------------------
 
 
-def with_params(**more: Any) -> dict[str, Any]:
-    return {**LORA, "params": {**LORA["params"], **more}}
-
-
-def frozen_files(project: Project) -> list[Path]:
-    return sorted((project.run.checkpoints / "frozen").glob("*"))
-
-
-def folder_bytes(path: Path) -> int:
-    return sum(file.stat().st_size for file in path.iterdir())
-
-
-def test_frozen_parameters_are_stored_once_and_a_checkpoint_is_hardly_larger_than_what_learns(made):
-    project = made("lora", **LORA)
-    (shared,) = frozen_files(project)
-    names = lineage(project.run)
-    tensors = load_file(project.run.checkpoints / names[0] / "part-00000.safetensors")
-    model = {name: t for name, t in tensors.items() if name.startswith("shared.model.")}
-    assert model and not [name for name in model if ".base." in name]
-    assert [n for n in load_file(shared) if ".base." in n]
-    learning = 3 * sum(t.numel() * t.itemsize for t in model.values())
-    largest = max(folder_bytes(project.run.checkpoints / name) for name in names)
-    print(
-        f"frozen: {shared.stat().st_size} bytes once; a checkpoint {largest} bytes, "
-        f"{largest / learning:.2f} x (trained + optimizer)"
-    )
-    assert largest <= 1.2 * learning
-    assert shared.stat().st_size > 2 * learning
-
-
-@pytest.mark.parametrize(
-    "more",
-    [{}, pytest.param({"teach": True}, marks=pytest.mark.long), {"unfreeze_at": 9}],
-    ids=["frozen", "moving average", "unfrozen in the middle"],
-)
-def test_with_frozen_parameters_a_killed_run_ends_bit_for_bit_the_same(warm, tmp_path, made, more):
-    reference = made(f"lora {more}", **with_params(**more)) if more else made("lora", **LORA)
-    project = make_faulty(tmp_path / "p", **with_params(pause=0.004, **more))
-    orders = [
-        {"at": place, "do": "kill", "count": count, "claim": claim}
-        for claim, (place, count) in enumerate(
-            [("save.frozen", 1), ("save.written", 3), ("step.done", 7), ("save.renamed", 2)], 1
-        )
-    ]
-    finish(warm, project, starts=1, **armed(*orders))
-    assert len(events(project, "attempt-ended")) == 5
-    assert leftovers(project.run) == []
-    weights = load_file(project.run.stage("one").weights)
-    start = load_file(reference.run.stage("one").weights)
-    assert all(torch.equal(weights[name], start[name]) for name in weights)
-    assert differences(reference, project) == []
-
-
-def test_a_frozen_teacher_that_moves_all_the_same_is_noticed_and_stored_like_everything_else(made):
-    project = made("lora {'teach': True}", **with_params(teach=True))
-    for name in lineage(project.run):
-        assert read_manifest(project.run.checkpoints / name).frozen == ()
-    state = saved_state(project.run, lineage(project.run)[0])
-    final = load_file(project.run.stage("one").weights)
-    assert torch.equal(state["shared"]["model"]["base.2.weight"], final["base.2.weight"])
-
-
-def test_in_this_process_a_change_through_data_is_noticed_at_the_next_save(run):
-    """No version counter moves, no gradient exists: only the memory itself tells."""
-    frozen, learning = nn.Parameter(torch.ones(40_000), requires_grad=False), torch.zeros(3)
+def test_what_is_held_is_never_mixed_with_a_later_step(run):
     saver = make_saver(run)
-    saver.frozen = FrozenParameters([frozen, learning], [learning])
-    names = []
-    for step, change in enumerate([None, (39_999, 1.0000001), (7, -0.0)], 1):
-        if change is not None:
-            frozen.data[change[0]] = change[1]
-        begin(saver, step, {"w": frozen.detach(), "l": learning})
-        saved = saver.wait()
-        assert saved is not None and saved.error is None
-        names.append(str(saved.name))
-        assert torch.equal(saved_state(run, names[-1])["w"], frozen.detach())
-    told = [bool(read_manifest(run.checkpoints / name).frozen) for name in names]
-    assert told == [True, False, False]
+    for step in (1, 2, 3):
+        saver.hold(position(step), {"w": torch.full((9,), float(step)), "step": step}, facts={})
+    saved = saver.publish_held(within_s=1.0)
+    assert saved is not None and saved.error is None
+    state = saved_state(run, str(saved.name))
+    assert state["step"] == 3 and state["w"].tolist() == [3.0] * 9
 
 
-def test_two_values_that_change_places_are_noticed_too(run):
-    frozen = nn.Parameter(torch.arange(40_000.0), requires_grad=False)
-    watched = FrozenParameters([frozen], [])
-    assert watched.addresses()
-    frozen.data[[5, 8192]] = frozen.data[[8192, 5]]
-    assert not watched.addresses()
+def test_of_what_is_held_only_the_step_that_is_dropped_is_gone(run):
+    saver = make_saver(run)
+    for step, value in ((8, 1.0), (10, 2.0)):
+        saver.hold(position(step), {"w": torch.full((9,), value)}, facts={})
+    saver.drop_held(10)
+    assert saver.held_step == 8
+    saver.hold(position(8), {"w": torch.full((9,), 3.0)}, facts={})  # the same step once more
+    saved = saver.publish_held(within_s=1.0)
+    assert saved is not None and saved.name == "step-000000008.c1"
+    state = saved_state(run, saved.name)
+    assert state["w"].tolist() == [3.0] * 9
+    saver.drop_held()
+    assert saver.held_step is None
 
 
-@pytest.mark.parametrize("harm", ["flipped", "cut", "missing", "foreign"])
-def test_a_damaged_frozen_file_is_found_before_a_weight_is_used_and_the_run_is_held(
-    warm, tmp_path, harm
-):
-    project = make_faulty(tmp_path / "p", **with_params(pause=0.004))
-    stop = {"at": "step.done", "do": "term-group", "count": 7, "claim": 1}
-    assert warm.start(project.job.path, **armed(stop)).wait() == 75, project.logs()
-    (shared,) = frozen_files(project)
-    if harm == "flipped":
-        flip(shared, shared.stat().st_size // 2)
-    elif harm == "cut":
-        os.truncate(shared, shared.stat().st_size - 1)
-    elif harm == "missing":
-        shared.unlink()
-    else:
-        shared.write_bytes(os.urandom(shared.stat().st_size))
-    assert warm.start(project.job.path).wait() == 1, project.logs()
-    said = last_said(project.run)
-    assert said is not None and said.word == "hold" and "nothing verifies" in said.reason
-    assert [e["claim"] for e in events(project, "restored")] == [1]
-
-
-def test_where_a_later_checkpoint_does_not_need_the_damaged_frozen_file_the_run_goes_on(
-    warm, tmp_path, made
-):
-    """What was unfrozen stands in the checkpoint itself."""
-    reference = made("lora {'unfreeze_at': 9}", **with_params(unfreeze_at=9))
-    project = make_faulty(tmp_path / "p", **with_params(unfreeze_at=9, pause=0.004))
-    stop = {"at": "step.done", "do": "term-group", "count": 12, "claim": 1}
-    assert warm.start(project.job.path, **armed(stop)).wait() == 75, project.logs()
-    for path in frozen_files(project):
-        flip(path, path.stat().st_size // 2)
-    finish(warm, project, starts=1)
-    assert differences(reference, project) == []
-
-
-def test_frozen_files_that_no_checkpoint_needs_are_swept_and_two_stages_share_one(
-    warm, tmp_path, made
-):
-    stages = [{"name": name, "data": "d", "epochs": 3} for name in ("one", "two")]
-    project = make_faulty(tmp_path / "p", stages=stages, **LORA)
-    # Once in each stage: after 12 of 18 steps, and after 7 of the next stage's.
-    stops = [
-        {"at": "step.done", "do": "term-group", "count": count, "claim": claim}
-        for claim, count in ((1, 12), (2, 7))
-    ]
-    for _ in range(2):
-        assert warm.start(project.job.path, **armed(*stops)).wait() == 75, project.logs()
-        folder = project.run.checkpoints / "frozen"
-        (folder / ("0" * 32 + ".safetensors")).write_bytes(b"nobody's")
-        (folder / f".{'1' * 32}.1-dead.tmp").write_bytes(b"half")
-    finish(warm, project, starts=1)
-    (shared,) = frozen_files(project)
-    told = {read_manifest(project.run.checkpoints / name).frozen for name in lineage(project.run)}
-    assert {record.name for records in told for record in records} == {shared.name}
-    stages_left = {
-        read_manifest(project.run.checkpoints / name).position.stage
-        for name in lineage(project.run)
-    }
-    assert "two" in stages_left
-    started = {e["stage"] for e in events(project, "committed")}
-    assert started == {"one", "two"}
+def test_where_the_last_commit_is_as_new_as_what_is_held_that_is_the_end(run):
+    saver = make_saver(run)
+    begin(saver, 5, {"w": torch.ones(3)})
+    saved = saver.publish_held(within_s=10.0)
+    assert saved is not None and saved.name == "step-000000005.c1"
 
 
 # -- R18: again and again ----------------------------------------------------------------------
@@ -577,17 +390,12 @@ class Cycle:
     def __init__(self, run: RunFolder) -> None:
         self.run, self.saver = run, make_saver(run)
         self.model = nn.Sequential(nn.Linear(32, 64), nn.BatchNorm1d(64), nn.Linear(64, 1))
-        self.fixed = nn.Parameter(torch.randn(20_000), requires_grad=False)
-        self.model.register_parameter("fixed", self.fixed)
-        trained = [p for p in self.model.parameters() if p.requires_grad]
-        self.tracked = Tracked(self.model, torch.optim.AdamW(trained), None)
-        self.saver.frozen = FrozenParameters(self.model.parameters(), trained)
+        self.tracked = Tracked(self.model, torch.optim.AdamW(self.model.parameters()), None)
         self.saver.after = lambda _checkpoint, _saved: prune(run, claim=1, keep=2) and None
         self.at = 0
 
     def once(self) -> None:
-        loss = self.model(torch.randn(8, 32)).square().mean()
-        loss.backward()
+        self.model(torch.randn(8, 32)).square().mean().backward()
         self.tracked.optimizer.step()
         self.tracked.optimizer.zero_grad()
         self.at += 1
@@ -596,92 +404,22 @@ class Cycle:
         saved = self.saver.wait()
         assert saved is not None and saved.error is None, saved
         loaded = saved_state(self.run, str(saved.name))
-        with torch.no_grad():
-            for tensor in self.model.parameters():
-                if tensor.requires_grad:
-                    tensor.add_(1.0)
         restore(self.tracked, loaded["shared"])
         restore_random(loaded["random"])
 
 
-def measure() -> tuple[int, int, int]:
-    process = psutil.Process()
-    return process.memory_info().rss, process.num_fds(), process.num_threads()
-
-
-def cycle(times: int, *, warm_up: int) -> None:
-    with tempfile.TemporaryDirectory(
-        dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    ) as d:
-        folder = Path(d) / "exp"
-        folder.mkdir()
-        cycles = Cycle(RunFolder(folder))
-        for _ in range(warm_up):
-            cycles.once()
-        rss, fds, threads = measure()
-        for _ in range(times - warm_up):
-            cycles.once()
-        grown, fds_now, threads_now = measure()
-        left = sorted(path.name for path in cycles.run.checkpoints.iterdir())
-    print(
-        f"R18: {times} save/resume cycles: RSS {(grown - rss) / 1e6:+.1f} MB, descriptors "
-        f"{fds} -> {fds_now}, threads {threads} -> {threads_now}"
-    )
-    assert grown - rss < 5e6
-    # One per cycle would be dozens; a thread of a library that other tests imported may come or go.
-    assert abs(fds_now - fds) <= 1 and abs(threads_now - threads) <= 1, (fds_now, threads_now)
-    assert len(left) == 3, left  # two checkpoints and `frozen`
-
-
-def test_saving_and_resuming_hundreds_of_times_leaks_nothing():
-    cycle(150, warm_up=60)
-
-
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-def test_saving_and_resuming_10000_times_leaks_nothing():
-    cycle(10_000, warm_up=500)
-
-
-# -- R10: how long training stands still -------------------------------------------------------
-
-
-def stall(project: Project) -> tuple[float, float]:
-    """(the worst share that the chosen intervals allow, the share that was measured)."""
-    told = events(project, "interval")
-    committed = [event for event in events(project, "committed") if "blocked_s" in event]
-    assert told and committed, project.logs()
-    blocked = [event["blocked_s"] for event in committed]
-    last = events(project, "progress")[-1]
-    return max(blocked) / min(event["seconds"] for event in told), sum(blocked) / last["lived_s"]
-
-
-def big(folder: Path, *, epochs: int, pause: float) -> Project:
-    """A model of about 6 MB, 18 MB with its optimizer; saves when tasuki likes."""
-    return make_faulty(
-        folder,
-        params={"diary": False, "width": 1500 * 128, "pause": pause, "norm": "layer"},
-        stages=[{"name": "one", "data": "d", "epochs": epochs}],
-        defaults={"save": {"every": "auto"}},
-    )
-
-
-def test_the_chosen_interval_keeps_the_stall_of_saves_below_one_percent(warm, tmp_path):
-    project = big(tmp_path / "p", epochs=2, pause=0.0)
-    finish(warm, project, starts=1)
-    allowed, _ = stall(project)
-    size = max(event.get("bytes", 0) for event in events(project, "committed"))
-    print(f"R10: {size / 1e6:.0f} MB, interval chosen so that saves stall <= {allowed:.2%}")
-    assert allowed <= 0.01
-
-
-@pytest.mark.long
-@pytest.mark.timeout(600)
-def test_measured_over_a_minute_saves_stall_less_than_one_percent_of_the_run(warm, tmp_path):
-    project = big(tmp_path / "p", epochs=170, pause=0.05)
-    finish(warm, project, starts=1)
-    allowed, measured = stall(project)
-    num = len(events(project, "committed"))
-    print(f"R10: {num} saves: allowed {allowed:.2%}, measured {measured:.3%} of the run")
-    assert num >= 3  # the first, the last, and one that tasuki chose
-    assert allowed <= 0.01 and measured <= 0.01
+def test_saving_and_resuming_10000_times_leaks_nothing(run):
+    cycles, process = Cycle(run), psutil.Process()
+    for _ in range(500):
+        cycles.once()
+    rss, fds, threads = process.memory_info().rss, process.num_fds(), process.num_threads()
+    for _ in range(9500):
+        cycles.once()
+    grown = process.memory_info().rss - rss
+    print(f"R18: 10,000 save/resume cycles: RSS {grown / 1e6:+.1f} MB")
+    assert grown < 5e6
+    # One per cycle would be thousands; a thread of a library may come or go.
+    assert abs(process.num_fds() - fds) <= 1 and abs(process.num_threads() - threads) <= 1
+    assert len(list(run.checkpoints.iterdir())) == 2

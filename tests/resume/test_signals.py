@@ -8,13 +8,12 @@ import json
 import os
 import random
 import signal
-import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
+from tests.harness.faulty import armed, wait_until
 from tests.harness.project import differences
 from tests.harness.traced import attempts, make_traced, recomputed
 
@@ -37,10 +36,6 @@ SAVES = [
 DEFAULTS = {"save": {"every": "2 steps"}, "validate": {"every": "4 steps"}}
 
 
-def armed(*orders: dict) -> dict[str, str]:
-    return {"TASUKI_FAILPOINTS": json.dumps(orders)}
-
-
 def finish(warm, project, *, starts: int = 4, **environment) -> None:
     """To the end, without the pauses that gave a test its time."""
     for _ in range(starts):
@@ -51,29 +46,13 @@ def finish(warm, project, *, starts: int = 4, **environment) -> None:
     raise AssertionError(project.logs())
 
 
-@pytest.fixture(scope="module")
-def undisturbed(warm, tmp_path_factory):
-    """By name of what it was made with, so that each kind runs once."""
-    made = {}
-
-    def make(name: str, **more):
-        if name not in made:
-            made[name] = make_traced(tmp_path_factory.mktemp("ref") / "p", **more)
-            finish(warm, made[name])
-        return made[name]
-
-    return make
-
-
 # -- at random instants ------------------------------------------------------------------------
 
 
 def wait_for_start(project, before: int) -> None:
     """Until the supervisor has its handlers: what comes earlier kills it before it has begun."""
-    starts, until = project.job.path / "starts", time.monotonic() + 60
-    while not starts.is_dir() or len(list(starts.iterdir())) <= before:
-        assert time.monotonic() < until, project.logs()
-        time.sleep(0.001)
+    starts = project.job.path / "starts"
+    wait_until(lambda: len(list(starts.glob("*"))) > before, project)
 
 
 def steps_begun(project) -> int:
@@ -82,10 +61,7 @@ def steps_begun(project) -> int:
 
 def wait_for_steps(project, number: int) -> None:
     """Until so many were begun, over all attempts."""
-    until = time.monotonic() + 60
-    while steps_begun(project) < number and not project.run.is_complete():
-        assert time.monotonic() < until, project.logs()
-        time.sleep(0.002)
+    wait_until(lambda: steps_begun(project) >= number or project.run.is_complete(), project)
 
 
 def terminate_at_random(warm, project, chance: random.Random, *, most: int) -> int:
@@ -107,10 +83,10 @@ def terminate_at_random(warm, project, chance: random.Random, *, most: int) -> i
     return hits
 
 
-def random_terms(warm, tmp_path, undisturbed, *, workers: int, most: int, epochs: int) -> int:
+def random_terms(warm, tmp_path, whole, *, workers: int, most: int, epochs: int) -> int:
     stages = [{"name": "one", "data": "d", "epochs": epochs}]
     seldom = {"save": {"every": "100 steps"}}
-    reference = undisturbed(f"terms {epochs}", stages=stages, defaults=seldom)
+    reference = whole(make_traced, stages=stages, defaults=seldom)
     project = make_traced(
         tmp_path / "p",
         stages=stages,
@@ -129,22 +105,18 @@ def random_terms(warm, tmp_path, undisturbed, *, workers: int, most: int, epochs
     return hits
 
 
-@pytest.mark.parametrize("workers", [2, *(pytest.param(n, marks=pytest.mark.long) for n in (0, 4))])
 def test_terminated_at_random_instants_every_finished_step_is_committed_and_none_done_twice(
-    warm, tmp_path, undisturbed, workers
+    warm, tmp_path, whole
 ):
-    hits = random_terms(warm, tmp_path, undisturbed, workers=workers, most=5, epochs=40)
-    assert hits == 5
-    print(f"R2 (workers {workers}): {hits} of {hits} committed")
+    hits = random_terms(warm, tmp_path, whole, workers=2, most=4, epochs=100)
+    assert hits == 4
 
 
 @pytest.mark.long
 @pytest.mark.timeout(7200)
-def test_400_terminations_at_random_instants_commit_every_finished_step(
-    warm, tmp_path, undisturbed
-):
+def test_400_terminations_at_random_instants_commit_every_finished_step(warm, tmp_path, whole):
     hits = [
-        random_terms(warm, tmp_path / str(w), undisturbed, workers=w, most=most, epochs=900)
+        random_terms(warm, tmp_path / str(w), whole, workers=w, most=most, epochs=900)
         for w, most in ((0, 136), (2, 132), (4, 132))
     ]
     assert hits == [136, 132, 132]
@@ -155,12 +127,12 @@ def test_400_terminations_at_random_instants_commit_every_finished_step(
 
 
 def test_a_signal_to_the_group_at_any_named_place_is_a_handover_and_costs_no_step(
-    warm, tmp_path, undisturbed
+    warm, tmp_path, whole
 ):
     """One run whose every attempt is ended at another place: in start-up, a step, a save, the
     validation, and when the weights are written."""
     stages = [{"name": "one", "data": "d", "epochs": 12}]
-    reference = undisturbed("places", stages=stages, defaults=DEFAULTS)
+    reference = whole(make_traced, stages=stages, defaults=DEFAULTS)
     params = {"pause": 0.01}
     project = make_traced(tmp_path / "p", stages=stages, params=params, defaults=DEFAULTS)
     places = [*START, *STEPS, *SAVES]
@@ -174,6 +146,8 @@ def test_a_signal_to_the_group_at_any_named_place_is_a_handover_and_costs_no_ste
         assert (last.ending, last.cause) == ("handed-over", "interrupted"), (place, project.logs())
         # Before the first step it is out at once, and after it the last step is committed.
         assert (last.handed_over is None) == (place in START), (place, last)
+    # Preempted before its first step it starts over, and says so.
+    assert "Resuming from epoch 0 step 0 (sample 0) of stage one" in project.logs()
     more = {"at": "finish.weights", "do": "term-group", "claim": len(places) + 1}
     assert warm.start(project.job.path, **armed(more)).wait() == 0, project.logs()
     assert project.run.is_complete()
@@ -183,10 +157,10 @@ def test_a_signal_to_the_group_at_any_named_place_is_a_handover_and_costs_no_ste
 
 
 def test_a_signal_to_the_rank_alone_ends_it_at_its_step_and_in_start_up_counts_as_a_failure(
-    warm, tmp_path, undisturbed
+    warm, tmp_path, whole
 ):
     stages = [{"name": "one", "data": "d", "epochs": 6}]
-    reference = undisturbed("alone", stages=stages, defaults=DEFAULTS)
+    reference = whole(make_traced, stages=stages, defaults=DEFAULTS)
     project = make_traced(tmp_path / "p", stages=stages, defaults=DEFAULTS)
     places = ["step.forward", "start.prepared", "save.written", "start.restored", "loop.validate"]
     orders = [{"at": place, "do": "term", "claim": claim} for claim, place in enumerate(places, 1)]
@@ -213,14 +187,17 @@ def test_a_signal_in_the_evaluation_ends_it_at_once_and_the_next_attempt_evaluat
 # -- several ranks -----------------------------------------------------------------------------
 
 
-def rank_signals(warm, tmp_path, undisturbed, *, ranks: int) -> None:
-    stages = [{"name": "one", "data": "d", "epochs": 6}]
-    more = {"stages": stages, "ranks": ranks, "params": {"norm": "layer"}, "defaults": DEFAULTS}
-    reference = undisturbed(f"ranks {ranks}", **more)
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.long)])
+def test_a_signal_to_any_rank_stops_all_at_the_same_step(warm, tmp_path, whole, ranks):
+    """They agree on a later step than the one in which it came: 240 steps leave room for that."""
+    stages = [{"name": "one", "data": "d", "epochs": 40}]
+    defaults = {**DEFAULTS, "validate": {"every": "40 steps"}, "save": {"every": "10 steps"}}
+    more = {"stages": stages, "ranks": ranks, "params": {"norm": "layer"}, "defaults": defaults}
+    reference = whole(make_traced, **more)
     project = make_traced(tmp_path / "p", **more)
     places = ["step.begin", "step.optimizer", "save.copied", "step.done"]
     orders = [
-        {"at": places[rank % 4], "do": "term", "rank": rank, "claim": 1 + rank, "count": 2}
+        {"at": places[rank], "do": "term", "rank": rank, "claim": 1 + rank, "count": 2}
         for rank in range(ranks)
     ]
     finish(warm, project, starts=ranks + 1, **armed(*orders))
@@ -231,17 +208,12 @@ def rank_signals(warm, tmp_path, undisturbed, *, ranks: int) -> None:
     assert differences(reference, project) == []
 
 
-def test_a_signal_to_either_of_two_ranks_stops_both_at_the_same_step(warm, tmp_path, undisturbed):
-    rank_signals(warm, tmp_path, undisturbed, ranks=2)
-
-
-@pytest.mark.long
-def test_a_signal_to_any_of_four_ranks_stops_all_at_the_same_step(warm, tmp_path, undisturbed):
-    rank_signals(warm, tmp_path, undisturbed, ranks=4)
-
-
 @pytest.mark.parametrize(
-    ("rank", "place"), [(0, "worker.hello"), (1, "worker.hello"), (1, "start.prepared")]
+    ("rank", "place"),
+    [
+        (0, "worker.hello"),
+        *(pytest.param(1, p, marks=pytest.mark.long) for p in ("worker.hello", "start.prepared")),
+    ],
 )
 def test_a_rank_that_is_ended_in_start_up_is_not_waited_for_by_the_other(
     warm, tmp_path, rank, place
@@ -260,41 +232,28 @@ def test_a_rank_that_is_ended_in_start_up_is_not_waited_for_by_the_other(
 # -- many signals ------------------------------------------------------------------------------
 
 
-def rank_pids(supervisor: int) -> list[int]:
-    path = Path(f"/proc/{supervisor}/task/{supervisor}/children")
-    return [int(word) for word in path.read_text().split()]
-
-
-@pytest.mark.parametrize("target", ["group", pytest.param("rank", marks=pytest.mark.long)])
 def test_a_thousand_mixed_signals_in_a_second_are_one_notice_and_lose_nothing(
-    warm, tmp_path, undisturbed, target
+    warm, tmp_path, whole
 ):
-    stages = [{"name": "one", "data": "d", "epochs": 20}]
-    reference = undisturbed("storm", stages=stages)
+    stages = [{"name": "one", "data": "d", "epochs": 100}]
+    seldom = {"save": {"every": "100 steps"}}
+    reference = whole(make_traced, stages=stages, defaults=seldom)
     project = make_traced(
         tmp_path / "p",
         stages=stages,
         params={"pause": 0.02},
-        defaults={"loader": {"workers": 2}, "save": {"every": "10 steps"}},
+        defaults={"loader": {"workers": 2}, **seldom},
         cluster={"cpus": 3},
     )
-    chance = random.Random(target)
+    chance = random.Random("group")
     started = warm.start(project.job.path)
     wait_for_steps(project, 5)
-    pid = rank_pids(started.pid)[0]
     for _ in range(1000):
-        number = chance.choice(NOTICES)
-        if target == "group":
-            started.kill(number)
-        else:
-            try:
-                os.kill(pid, number)
-            except ProcessLookupError:
-                break
-        time.sleep(0.001)
+        started.kill(chance.choice(NOTICES))
+        time.sleep(0.001)  # spread, so that some come while the first ones are being answered
     assert started.wait() == 75, project.logs()
     (attempt,) = attempts(project)
-    assert attempt.notices == (target == "group")
+    assert attempt.notices == 1
     assert attempt.ending == "handed-over"
     finish(warm, project)
     assert recomputed(project) == []
@@ -304,13 +263,14 @@ def test_a_thousand_mixed_signals_in_a_second_are_one_notice_and_lose_nothing(
 # -- loaders that a recipe brings --------------------------------------------------------------
 
 
-@pytest.mark.parametrize("loader", ["lazy", pytest.param("eager", marks=pytest.mark.long)])
+@pytest.mark.long
 def test_workers_of_a_loader_that_the_recipe_brings_survive_a_signal_to_the_group(
-    warm, tmp_path, undisturbed, loader
+    warm, tmp_path, whole
 ):
+    """Also where they are started with the first batch, not with the pass."""
     stages = [{"name": "one", "data": "d", "epochs": 4}]
-    reference = undisturbed("foreign", stages=stages, params={"loader": "eager"})
-    project = make_traced(tmp_path / "p", stages=stages, params={"loader": loader})
+    reference = whole(make_traced, stages=stages, params={"loader": "eager"})
+    project = make_traced(tmp_path / "p", stages=stages, params={"loader": "lazy"})
     places = ["step.forward", "save.written", "step.done"]
     orders = [
         {"at": place, "do": "term-group", "claim": claim, "count": 2}
@@ -347,7 +307,7 @@ def cold_attempts(tmp_path, delays: list[float]) -> None:
 
 
 def test_a_signal_while_torch_is_imported_is_a_handover(tmp_path):
-    cold_attempts(tmp_path, [0.02, 0.5])
+    cold_attempts(tmp_path, [0.3])
 
 
 @pytest.mark.long
@@ -390,42 +350,3 @@ def test_decisions_are_the_same_when_the_wall_clock_jumps_an_hour_each_second(wa
     assert decisions(made[0]) == decisions(made[1])
     assert differences(*made) == []
     print("R14: 4 of 4 attempts decided alike")
-
-
-# -- how long it takes -------------------------------------------------------------------------
-
-
-@pytest.mark.long
-@pytest.mark.timeout(7200)
-def test_the_time_from_signal_to_exit_is_measured_over_300_tries(warm, tmp_path, undisturbed):
-    """Only the outcome is asserted; the figure is for the notes."""
-    stages = [{"name": "one", "data": "d", "epochs": 2000}]
-    project = make_traced(tmp_path / "p", stages=stages, params={"pause": 0.01})
-    chance, raw, net = random.Random(300), [], []
-    while len(raw) < 300:
-        steps = steps_begun(project)
-        started = warm.start(project.job.path)
-        wait_for_steps(project, steps + 1)
-        time.sleep(chance.uniform(0.0, 0.3))
-        at = time.monotonic()
-        started.kill(signal.SIGTERM)
-        assert started.wait() == 75, project.logs()
-        raw.append(time.monotonic() - at)
-        step_s, save_s = own_figures(project, len(raw))
-        net.append(raw[-1] - step_s - save_s)
-    assert recomputed(project) == []
-    p99 = statistics.quantiles(net, n=100)[98]
-    print(
-        f"R2: from SIGTERM to exit, 300 tries: median {statistics.median(raw) * 1e3:.0f} ms, p99 "
-        f"{statistics.quantiles(raw, n=100)[98] * 1e3:.0f} ms; beyond one step and one save p99 "
-        f"{p99 * 1e3:.0f} ms, max {max(net) * 1e3:.0f} ms"
-    )
-
-
-def own_figures(project, claim: int) -> tuple[float, float]:
-    """The attempt's own median step and its last save."""
-    path = next(project.run.events.glob(f"{claim}.*rank0.jsonl"))
-    events = [json.loads(line) for line in path.read_text().splitlines()]
-    steps = [event["step_s"] for event in events if event["kind"] == "progress"]
-    saves = [event["total_s"] for event in events if "total_s" in event]
-    return (steps[-1] or 0.0) if steps else 0.0, saves[-1] if saves else 0.0

@@ -7,24 +7,32 @@ import random
 import numpy as np
 import pytest
 import torch
+from tests.harness.project import make_project
 from torch import nn
 
 from tasuki.checkpoint.codec import first_difference
 from tasuki.checkpoint.parts import read_part, write_part
 from tasuki.errors import CheckpointError, StateNotStorable
 from tasuki.loop.state import Tracked, capture, capture_random, restore, restore_random
+from tasuki.runs.claims import list_claims
 
 
 class Odd(nn.Module):
-    """A buffer that `state_dict` leaves out, and bf16 parameters whose momentum is fp32."""
+    """Buffers that `state_dict` leaves out, that grow, and that are filled when they are needed:
+    caches of rotary embeddings do all of that."""
 
     def __init__(self):
         super().__init__()
         self.linear = nn.Linear(3, 3)
         self.register_buffer("count", torch.zeros(()), persistent=False)
+        self.register_buffer("cache", torch.zeros(1), persistent=False)
+        self.register_buffer("memory", None)
+        self.register_buffer("ones", torch.ones(1).expand(4), persistent=False)
 
     def forward(self, x):
         self.count += 1
+        self.cache = torch.cat([self.cache, self.cache[-1:] + 1])
+        self.memory = x.detach().mean().reshape(1) if self.memory is None else self.memory * 0.9
         return self.linear(x)
 
 
@@ -45,13 +53,14 @@ def through_files(tmp_path, state):
     return read_part(tmp_path, 0)
 
 
-def test_buffers_that_state_dict_leaves_out_come_back(tmp_path):
+def test_buffers_that_state_dict_leaves_out_grow_or_are_filled_later_come_back(tmp_path):
     tracked = make()
     train(tracked.model, tracked.optimizer, 3)
     saved = through_files(tmp_path, capture(tracked))
     fresh = make()
     restore(fresh, saved)
-    assert float(fresh.model.count) == 3.0
+    assert float(fresh.model.count) == 3.0 and fresh.model.cache.tolist() == [0, 1, 2, 3]
+    assert torch.equal(fresh.model.memory, tracked.model.memory)
     assert first_difference(saved, capture(fresh)) is None
 
 
@@ -115,3 +124,20 @@ def test_random_numbers_go_on_where_they_stopped(tmp_path):
     draw()
     restore_random(saved)
     assert [draw() for _ in range(3)] == expected
+
+
+OUTSIDE = '''
+class Outside(Learner):
+    """A head that the optimizer trains and the model does not own."""
+
+    def build_optimizer(self, model):
+        self.head = nn.Linear(1, 1)
+        return torch.optim.SGD([*model.parameters(), *self.head.parameters()], lr=0.01)
+'''
+
+
+def test_a_parameter_that_is_trained_but_in_no_checkpoint_is_refused_at_once(warm, tmp_path):
+    project = make_project(tmp_path / "p", recipe="Outside", code=OUTSIDE)
+    assert warm.start(project.job.path).wait() == 1
+    assert "state_dict does not hold: a resume would lose it" in project.logs()
+    assert list_claims(project.run) == [1], "a mistake is not tried again"

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import json
-import signal
-import time
 
 import pytest
 from safetensors.torch import load_file
-from tests.harness.project import differences, make_project
+from tests.harness.project import make_project
 
-from tasuki.commands.status import ledger_of
 from tasuki.runs.atomic import read_json
-from tasuki.runs.events import read_events
-from tasuki.runs.jobs import read_outcome
 from tasuki.runs.metrics import read_metrics
-from tasuki.runs.runs import RunFolder
 
 THREE = [
     {"name": "a", "data": "d", "epochs": 2},
@@ -99,69 +93,3 @@ def test_validation_and_saving_do_not_change_what_is_learnt(warm, tmp_path, thre
         for run in (plain.run, three.run)
     }
     assert loss[plain.run.path] == loss[three.run.path]
-
-
-def test_a_notice_during_evaluation_drops_it_and_the_next_attempt_repeats_it(warm, tmp_path, three):
-    project = make_project(tmp_path / "p", stages=THREE, defaults=WATCHED)
-    started = warm.start(project.job.path)
-    until = time.monotonic() + 30
-    while not any(
-        e["kind"] == "worker-started" and e["phase"] == "evaluate" for e in read_events(project.run)
-    ):
-        assert time.monotonic() < until, project.logs()
-        time.sleep(0.001)
-    started.kill(signal.SIGTERM)
-    started.wait()
-    while not project.run.is_complete():
-        assert warm.start(project.job.path).wait() in (0, 75), project.logs()
-    assert differences(three, project) == []
-    assert (
-        read_json(project.run.final_results)["metrics"]
-        == read_json(three.run.final_results)["metrics"]
-    )
-
-
-@pytest.mark.long
-def test_an_attempt_ends_on_its_own_clock_before_the_limit_and_the_next_goes_on(
-    warm, tmp_path, three
-):
-    project = make_project(tmp_path / "p", stages=THREE, defaults=WATCHED, params={"pause": 0.05})
-    lanes = read_json(project.job.lanes)
-    project.job.lanes.write_text(json.dumps({**lanes, "limit_s": 2.5}))
-    codes = []
-    while not project.run.is_complete():
-        codes.append(warm.start(project.job.path).wait())
-        assert len(codes) < 12, project.logs()
-    assert codes[:-1] == [75] * (len(codes) - 1) and len(codes) >= 2
-    first = read_outcome(project.job, 1)
-    assert first is not None and first["lanes"][0]["cause"] == "limit"
-    weights = [p.run.stage("c").weights.read_bytes() for p in (project, three)]
-    assert weights[0] == weights[1]
-
-
-def count_events(run: RunFolder) -> int:
-    """Without the parts of a start: as many say that steps are made."""
-    return sum(event["kind"] != "doing" for event in read_events(run))
-
-
-def test_the_ledger_of_a_disturbed_run_adds_up_to_the_wall_clock(warm, tmp_path):
-    project = make_project(tmp_path / "p", params={"pause": 0.02})
-    for number in (signal.SIGTERM, signal.SIGKILL, None):
-        started = warm.start(project.job.path)
-        until = time.monotonic() + 30
-        seen = count_events(project.run)
-        while count_events(project.run) < seen + 6 and not project.run.is_complete():
-            assert time.monotonic() < until, project.logs()
-            time.sleep(0.005)
-        if number is not None:
-            started.kill(number)
-        started.wait()
-    assert project.run.is_complete(), project.logs()
-    ledger = ledger_of(project.run)
-    events = read_events(project.run)
-    wall = max(e["t"] for e in events) - min(e["t"] for e in events)
-    assert sum(ledger.parts.values()) == pytest.approx(ledger.wall_s, abs=1e-6)
-    assert ledger.wall_s == pytest.approx(wall, abs=0.01)
-    assert all(seconds >= -1e-9 for seconds in ledger.parts.values()), ledger.parts
-    assert ledger.parts["step"] > 0.2 and ledger.parts["recomputed"] > 0
-    assert ledger.parts["other"] < 0.25 * ledger.wall_s, ledger.parts

@@ -7,6 +7,7 @@ acknowledges. `python -m tests.resume.storage.driver PHASE FOLDER` does one in a
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,7 +30,6 @@ from tasuki.errors import StoreError, TasukiError
 from tasuki.runs.atomic import FORMAT, make_folder, write_bytes, write_json
 from tasuki.runs.attempts import write_attempt_end, write_holder
 from tasuki.runs.claims import highest_claim, record_parent, sweep_temps, take_claim
-from tasuki.runs.control import Word, say
 from tasuki.runs.finish import finish_run
 from tasuki.runs.runs import RunFolder
 
@@ -76,7 +76,7 @@ def save(
     is_held: bool = False,
     parent: str | None = None,
 ) -> Checkpoint:
-    """One whole save, as `runtime.saver` does it; from live tensors, or from a copy of them."""
+    """One whole save, as `loop.saver` does it; from live tensors, or from a copy of them."""
     claim = highest_claim(run) if claim is None else claim
     make_room(run, claim=claim, need=5_000)
     frozen = [store_frozen(run, frozen_tensors())] if has_frozen else []
@@ -199,6 +199,21 @@ def _train_stage(run: RunFolder) -> None:
     write_bytes(run.metrics / "1.jsonl", rows)
 
 
+def make_small(path: Path) -> RunFolder:
+    """Three checkpoints of two ranks in one attempt; the two newer ones share frozen parameters."""
+    run = RunFolder(path)
+    path.mkdir(parents=True)
+    _take(run, None)
+    for step in (10, 20, 30):
+        save(run, step, world=2, has_frozen=step > 10)
+    return run
+
+
+def memory() -> Path | None:
+    """Where an fsync costs nothing, for tests that are not about it."""
+    return Path("/dev/shm") if Path("/dev/shm").is_dir() else None
+
+
 def damage_newest(run: RunFolder) -> None:
     path = run.checkpoints / "step-000000030.c3" / "part-00000.safetensors"
     data = bytearray(path.read_bytes())
@@ -236,24 +251,13 @@ def _finish(run: RunFolder, number: int) -> str:
     return "marker"
 
 
-def _word(run: RunFolder, number: int) -> str:
-    say(run, Word.HOLD, reason=f"try {number}", claim=highest_claim(run))
-    return f"try {number}"
-
-
-def _state(run: RunFolder, number: int) -> str:
-    """A file that is replaced while others read it."""
-    write_json(run.training_state, {"format": FORMAT, "state": "running", "step": 35 + number})
-    return str(35 + number)
-
-
-def live(run: RunFolder, tell: Callable[[str], object]) -> None:
+def live(run: RunFolder, tell: Callable[[str], object], *, num_saves: int = 3) -> None:
     """A short run from its first file to its marker, in two attempts; says what is durable."""
     make_folder(run.path)
     write_json(run.spec, {"format": FORMAT, "experiment": run.name, "stages": [{"name": "one"}]})
     for steps in ((5, 10, 15), (20, 25, 30)):
         claim, latest = begin_attempt(run)
-        for step in steps:
+        for step in steps[-num_saves:]:
             parent = latest.name if latest else None
             latest = save(run, step, claim=claim, parent=parent, has_frozen=step >= 25)
             tell(latest.name)
@@ -274,9 +278,25 @@ PHASES = {
     "resume": Phase(RUNNING, _resume),
     "fallback": Phase(RUNNING, _resume, damage_newest),
     "finish": Phase(RUNNING, _finish),
-    "word": Phase(OLD, _word),
-    "state": Phase(OLD, _state),
 }
+
+
+def write_into(folder: str, name: str, how: str, elsewhere: str) -> str:
+    """Begin an attempt and save, in a run one of whose folders is not its own."""
+    run = RunFolder(Path(folder) / "exp")
+    path = run.path / name
+    path.parent.mkdir(parents=True)
+    if how == "linked":
+        path.symlink_to(elsewhere)
+    else:
+        path.mkdir(exist_ok=True)
+        os.chown(path, 12345, 12345)
+    try:
+        begin_attempt(run)
+        save(run, 1)
+    except TasukiError:
+        return "refused"
+    return "written"
 
 
 if __name__ == "__main__":

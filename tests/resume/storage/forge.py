@@ -11,7 +11,6 @@ import json
 import os
 import pickle
 import shutil
-import socket
 import stat
 import struct
 import zipfile
@@ -135,20 +134,28 @@ def put(where: str, make: Callable[[Path, Path], None]) -> Evil:
     return act
 
 
-def claim(text: bytes) -> Evil:
-    return lambda run, _: _force(run.claims / "1" / "parent.json", text)
+def in_file(name: str, data: bytes | Callable[[Path], object]) -> Evil:
+    """These bytes, or whatever is made there, in the place of a file of the run."""
+
+    def act(run: RunFolder, _: Path) -> None:
+        path = run.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        path.write_bytes(data) if isinstance(data, bytes) else data(path)
+
+    return act
 
 
-def _force(path: Path, data: bytes) -> None:
+def weights(make: Callable[[Path], bytes]) -> Evil:
+    return lambda run, canary: _write(run.path / "w.pt", make(canary))
+
+
+def _write(path: Path, data: bytes) -> None:
     path.write_bytes(data)
 
 
 def to_link(path: Path, canary: Path) -> None:
     path.symlink_to(canary)
-
-
-def to_passwd(path: Path, canary: Path) -> None:
-    path.symlink_to("/etc/passwd")
 
 
 def to_hard_link(path: Path, canary: Path) -> None:
@@ -170,13 +177,6 @@ def to_pipe(path: Path, canary: Path) -> None:
 
 def to_device(path: Path, canary: Path) -> None:
     os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(1, 5))  # /dev/zero
-
-
-def to_socket(path: Path, canary: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as end:
-        here = os.open(path.parent, os.O_RDONLY)  # the path may be too long for a socket
-        end.bind(f"/proc/self/fd/{here}/{path.name}")
-        os.close(here)
 
 
 def to_folder(path: Path, canary: Path) -> None:

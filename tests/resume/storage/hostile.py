@@ -7,18 +7,17 @@ import math
 import os
 import re
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from tests.harness.audit import Guard
-from tests.resume.storage.damage import memory
+from tests.harness.project import all_of
+from tests.resume.storage.driver import memory
 
 from tasuki.clock import SystemClock
-from tasuki.commands.machine import Machine
-from tasuki.commands.plan import PlanRequest, choose_experiments, make_plan
+from tasuki.commands.plan import make_plan
 from tasuki.commands.run import RunRequest, local_jobs, open_runs, take_up
 from tasuki.errors import TasukiError
 from tasuki.spec.load import load_spec
@@ -30,75 +29,43 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,120}", re.ASCII)
 # fmt: off
 STRINGS = [
     # what a shell would do something with
-    "$(touch canary)", "`touch canary`", "; touch canary", "| touch canary", "&& touch canary",
-    "a;touch canary", "a\ntouch canary", "a\r\ntouch canary", "x\n#SBATCH --wrap='touch canary'",
-    "\ntouch canary\n", "> canary", ">> canary", "< /etc/passwd", "${IFS}touch${IFS}canary",
-    "a b", " a", "a ", "'", "\"", "'; touch canary; '", "\"; touch canary; \"", "*", "?", "[a-z]",
-    "{a,b}", "~", "~root", "!touch", "#", "a#b", "\\", "a\\", "$HOME", "${HOME}", "$((1))", "%s%n",
+    "$(touch canary)", "`touch canary`", "; touch canary", "a\ntouch canary",
+    "x\n#SBATCH --wrap='touch canary'", "> canary", "${IFS}touch${IFS}canary", "a b", " a", "'",
+    "\"; touch canary; \"", "*", "{a,b}", "~root", "#", "a\\", "$HOME", "%s%n",
     # paths
-    ".", "..", "../x", "../../../../tmp/x", "/etc/passwd", "/tmp/x", "a/b", "a/../b", "./a", "a/",
-    "//a", "\\..\\x", "..%2f..%2fx", "a\0b", ".hidden", ".jobs", ".plans", ".history", "a.tmp",
-    "~/.ssh/authorized_keys", "file:///etc/passwd", "C:\\x", "\\\\host\\share", "con", "nul",
+    ".", "..", "../../../../tmp/x", "/etc/passwd", "a/b", "a/../b", "\\..\\x", "a\0b",
+    ".hidden", ".jobs", "a.tmp", "~/.ssh/authorized_keys", "C:\\x",
     # options
-    "-rf", "--help", "-", "--", "-o/tmp/x", "--output=/tmp/x",
+    "-rf", "--help", "-", "--output=/tmp/x",
     # what a terminal would obey, and letters that are not what they look like
-    "\x1b[2J", "\x1b]0;owned\x07", "a\x08b", "\x07", "\x9b31m", "\u202egnp.exe", "a\u200bb",
-    "\ufeffa", "еxp", "ﬁ", "a\u0301", "\ud800", "💥", "ⓐ", "٣",
+    "\x1b[2J", "\x1b]0;owned\x07", "a\x08b", "\x9b31m", "\u202egnp.exe", "a\u200bb", "еxp",
+    "\ud800", "💥", "٣",
     # what a parser would do something with
-    "", "null", "true", "1e3", "0x10", "!!python/object/apply:os.system ['touch canary']", "&a",
-    "*a", "<<", "{{7*7}}", "{0.__class__}", "%(x)s", "${jndi:ldap://x}", "<script>x</script>",
+    "", "null", "1e3", "!!python/object/apply:os.system ['touch canary']", "&a", "<<", "{{7*7}}",
+    "{0.__class__}", "${jndi:ldap://x}", "<script>x</script>",
     "__import__('os').system('touch canary')", "os:system", "a" * 101, "a" * 5000, "1" * 400,
 ]
 # fmt: on
 
 
-def _experiment(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    return {"experiments": {text: {"stages": [{"name": "one", "data": "d", "epochs": 1}]}}}, {}
-
-
-def _stage(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    stages = [{"name": text, "data": "d", "epochs": 1}]
-    return {"experiments": {"exp": {"stages": stages}}}, {}
-
-
-def _config(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    return {"configs": {text: {"lr": 0.1}}}, {}
-
-
-def _project(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    return {"project": text}, {}
-
-
-def _value(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    return {"defaults": {"params": {"x": text}}}, {}
-
-
-def _key(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    return {"defaults": {"params": {text: 1}}}, {}
-
-
-def _data(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    stages = [{"name": "one", "data": text, "epochs": 1}]
-    return {"experiments": {"exp": {"stages": stages}}}, {}
-
-
-def _setting(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    return {}, {"settings": [f"params.x={text}"]}
-
-
-def _renamed(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    return {}, {"environ": {"TASUKI_NAME": text}}
-
-
-def _recipe(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    return {"recipe": text}, {}
+def _experiments(experiment: str = "exp", **stage: str) -> dict[str, Any]:
+    stages = [{"name": "one", "data": "d", "epochs": 1, **stage}]
+    return {"experiments": {experiment: {"stages": stages}}}
 
 
 PLACES: dict[str, Callable[[str], tuple[dict[str, Any], dict[str, Any]]]] = {
-    "experiment": _experiment, "stage": _stage, "config": _config, "project": _project,
-    "value": _value, "key": _key, "data": _data, "setting": _setting, "TASUKI_NAME": _renamed,
-    "recipe": _recipe,
-}  # fmt: skip
+    "experiment": lambda text: (_experiments(text), {}),
+    "stage": lambda text: (_experiments(name=text), {}),
+    "config": lambda text: ({"configs": {text: {"lr": 0.1}}}, {}),
+    "project": lambda text: ({"project": text}, {}),
+    "value": lambda text: ({"defaults": {"params": {"x": text}}}, {}),
+    "key": lambda text: ({"defaults": {"params": {text: 1}}}, {}),
+    "data": lambda text: (_experiments(data=text), {}),
+    "setting": lambda text: ({}, {"settings": [f"params.x={text}"]}),
+    "TASUKI_NAME": lambda text: ({}, {"environ": {"TASUKI_NAME": text}}),
+    "recipe": lambda text: ({"recipe": text}, {}),
+}
+"""What of a spec is the string, and how the spec is loaded."""
 
 
 def try_all(*, every: int = 1) -> dict[str, Any]:
@@ -135,30 +102,18 @@ def _cases(every: int) -> Iterator[tuple[str, str]]:
 def _go_through(folder: Path, changes: dict[str, Any], how: dict[str, Any]) -> None:
     """From the spec to the folders of runs and jobs, as `tasuki run` does before it starts one."""
     shutil.rmtree(folder / "runs", ignore_errors=True)
-    stages = [{"name": "one", "data": "d", "epochs": 1}]
     value = {
         "project": "t",
         "recipe": "recipes:Learner",
         "cluster": {"gpu": "cpu", "gpus": 1, "cpus": 1},
         "defaults": {"effective_batch": 8},
-        "experiments": {"exp": {"stages": stages}},
+        **_experiments(),
         **changes,
     }
     (folder / "tasuki.yaml").write_text(json.dumps(value))
     (folder / "recipes.py").write_text(RECIPE)
     spec = load_spec(str(folder), **{"environ": {}, **how})
-    request = RunRequest(
-        plan=PlanRequest(
-            spec=spec,
-            experiments=choose_experiments(spec, (), ()),
-            stages=(),
-            machine=Machine("cpu", 0, 1),
-            python=sys.executable,
-            environment={},
-            measure=False,
-        ),
-        clock=SystemClock(),
-    )
+    request = RunRequest(plan=all_of(spec), clock=SystemClock())
     folders = open_runs(request)
     take_up(folders, request)
     local_jobs(make_plan(request.plan), folders, request)

@@ -20,9 +20,7 @@ from tasuki.checkpoint.retention import prune
 from tasuki.checkpoint.verify import verify
 from tasuki.clock import SystemClock
 from tasuki.errors import TasukiError
-from tasuki.runs.atomic import read_json
 from tasuki.runs.claims import highest_claim, list_claims
-from tasuki.runs.control import everything_said
 from tasuki.runs.finish import finish_run
 from tasuki.runs.runs import RunFolder
 
@@ -34,8 +32,6 @@ _OLD = {  # what no phase may lose
     "ranks": _ALL,
     "held": _ALL,
     "frozen": _ALL,
-    "word": _ALL,
-    "state": _ALL,
     "prune": _NEWER,
     "finish": _NEWER,
     "resume": _NEWER[1:],
@@ -112,8 +108,6 @@ def _of_disk(run: RunFolder, outcome: Outcome) -> list[str]:
         found += _of_promise(run, outcome, vouched, latest.name if latest else None)
     if run.marker.exists():
         found += _of_marker(run)
-    if outcome.phase == "state" and read_json(run.training_state)["step"] not in (20, 35, 36):
-        found.append("the state is another")
     return found
 
 
@@ -144,12 +138,6 @@ def _of_promise(run: RunFolder, outcome: Outcome, vouched: str, latest: str | No
             return [] if names == sorted(_NEWER) else [f"pruned, but there are {names}"]
         case "finish":
             return [] if run.marker.exists() else ["acknowledged, but there is no marker"]
-        case "state":
-            step = read_json(run.training_state)["step"]
-            return [] if str(step) == vouched else [f"wrote {vouched}, but found {step}"]
-        case "word":
-            said = [entry.reason for entry in everything_said(run)]
-            return [] if vouched in said else [f"said {vouched}, but found {said}"]
     raise AssertionError(outcome.phase)
 
 

@@ -2,9 +2,8 @@
 
 What POSIX promises, and no more: an fsync of a file keeps its bytes, an fsync of a folder its
 names. Of what was not synced, each folder shows any of the states it has had since, and each file
-is empty. A real disk is kinder (ext4 keeps the order of names), so `images` cuts one for real as
-well; this one misses no missing fsync. Independent of which calls are made: names are read from
-the folder.
+is empty. A real disk is kinder (ext4 keeps the order of names); this one misses no missing fsync.
+Independent of which calls are made: names are read from the folder.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.harness.syscalls import fork_watched
-from tests.resume.storage.driver import live
+from tests.resume.storage.driver import live, memory
 from tests.resume.storage.invariants import _of_checkpoint, _of_marker
 
 from tasuki.checkpoint.lineage import find_latest
@@ -123,17 +122,19 @@ def _step(name: str) -> int:
     return int(name[5:14])
 
 
-def cut_everywhere() -> dict[str, Any]:
+def cut_everywhere(*, num_saves: int) -> dict[str, Any]:
     """Live through a run; before each of its calls, look at every state a cut could leave."""
-    memory = Path("/dev/shm")  # inode numbers are not used again there
-    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as name:
+    # inode numbers are not used again there
+    with tempfile.TemporaryDirectory(dir=memory()) as name:
         runs = Path(name) / "runs"
         runs.mkdir()
         run = RunFolder(runs / "exp")
         disk = Disk(runs.stat().st_ino)
         cuts = _Cuts(disk, Path(name) / "after")
         calls = 0
-        child = fork_watched(lambda teller: live(run, lambda t: tell(teller, t)), runs)
+        child = fork_watched(
+            lambda teller: live(run, lambda t: tell(teller, t), num_saves=num_saves), runs
+        )
         while (call := child.next()) is not None:
             calls += 1
             disk.look(runs)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.harness.syscalls import END, Call, Child, fork_watched
-from tests.resume.storage.driver import KEEP, _train_stage, begin_attempt, save
+from tests.resume.storage.driver import KEEP, _train_stage, begin_attempt, memory, save
 from tests.resume.storage.invariants import _of_checkpoint, _of_marker
 
 from tasuki.checkpoint.lineage import find_latest, lineage, list_checkpoints
@@ -365,8 +365,7 @@ class _Sleeps:
 
 def race_all(*, races: int, seed: int) -> dict[str, Any]:
     """Many races; what went wrong, with the seed that shows it again."""
-    memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
+    with tempfile.TemporaryDirectory(dir=memory()) as folder:
         track = Track(Path(folder))
         violations, stale, zombies, lost, commits = [], 0, 0, 0, 0
         try:
