@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,8 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
+from hashlib import md5
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,25 @@ WITHIN_S = 60.0
 NOT_A_PERSONS = ("PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED", "NO_COLOR", "FORCE_COLOR")
 """What test machines set and people do not."""
 
+SECRETS = (
+    *("AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN", "WANDB_API_KEY"),
+    *("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "GITHUB_TOKEN", "GH_TOKEN", "GITLAB_TOKEN"),
+    *("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "COMET_API_KEY", "NEPTUNE_API_TOKEN"),
+    *("MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN", "KAGGLE_KEY", "CLEARML_API_KEY"),
+    *("AZURE_CLIENT_SECRET", "AZURE_STORAGE_KEY", "GOOGLE_API_KEY", "GCP_PRIVATE_KEY"),
+    *("DOCKER_PASSWORD", "NPM_TOKEN", "PYPI_TOKEN", "TWINE_PASSWORD", "SLACK_TOKEN"),
+    *("SLACK_WEBHOOK", "DISCORD_TOKEN", "TELEGRAM_TOKEN", "SMTP_PASSWORD", "PGPASSWORD"),
+    *("MYSQL_PWD", "REDIS_PASSWORD", "MONGO_URI", "DATABASE_URL", "SECRET_KEY"),
+    *("SSH_PASSPHRASE", "VAULT_TOKEN", "SINGULARITY_DOCKER_PASSWORD", "MY_PRIVATE_NOTE"),
+)
+
+
+@cache
+def secrets() -> dict[str, str]:
+    """What users have in their environment and want to see nowhere: 40 of them."""
+    return {name: f"canary-{md5(name.encode()).hexdigest()[:12]}" for name in SECRETS}
+
+
 MORE_RECIPES = '''
 
 class NoLoss:
@@ -41,15 +63,6 @@ class NoData(Learner):
     def build_dataset(self, source, split):
         with open(source):
             return Noisy(16)
-
-
-class Wide(Learner):
-    """Another architecture than Learner's: other names, other shapes."""
-
-    def build_model(self):
-        model = nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 1))
-        model.add_module("head", nn.Linear(1, 1))
-        return model
 
 
 class Strange(torch.optim.SGD):
@@ -74,19 +87,30 @@ class FewRows(Learner):
         return rows.sum() + sum(p.sum() for p in model.parameters())
 
 
-class Heavy(Learner):
-    """A checkpoint of about 100 kB."""
-
-    def build_model(self):
-        return nn.Sequential(nn.Linear(6, 1200), nn.ReLU(), nn.Linear(1200, 1))
-
-
 class Talker(Learner):
     """Prints what a terminal would obey: colour, window title, clear screen, bell, backspace."""
 
     def build_dataset(self, source, split):
         print("\\033[31mred\\033[0m \\033]0;owned\\007 \\033[2J done\\a\\b", flush=True)
         return super().build_dataset(source, split)
+
+
+class Gated(Learner):
+    """Waits in its third step for as long as the file `gate` is there."""
+
+    def loss(self, model, batch):
+        while self.calls == 2 and os.path.exists("gate"):
+            time.sleep(0.01)
+        return super().loss(model, batch)
+
+
+class SlowAtFirst(Learner):
+    """Pauses in the first attempt only: there is time to end it, and the next one is quick."""
+
+    def loss(self, model, batch):
+        if os.environ["TASUKI_ATTEMPT"] != "1":
+            self.pause = 0.0
+        return super().loss(model, batch)
 
 
 class Sleeper(Learner):
@@ -207,6 +231,17 @@ class Project:
             str(path.relative_to(self.folder)): path.read_bytes().hex() if path.is_file() else "/"
             for path in sorted(self.folder.rglob("*"))
         }
+
+
+def copy_project(project: Project, folder: Path) -> Project:
+    """A project with its runs in another folder, to be changed: their specs name the new place."""
+    shutil.copytree(project.folder, folder)
+    copy = Project(folder, project.environment)
+    for path in copy.runs.glob("*/spec.json"):
+        value = json.loads(path.read_text())
+        place = {"folder": str(folder), "file": str(folder / "tasuki.yaml")}
+        path.write_text(json.dumps(value | place))
+    return copy
 
 
 def finish(process: subprocess.Popen[str], *, within_s: float = WITHIN_S) -> Said:

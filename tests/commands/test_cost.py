@@ -47,8 +47,9 @@ def test_several_nodes_cost_as_many_times_where_they_are_asked_for(tmp_path, mon
 
 
 def test_a_run_costs_what_its_attempts_held_in_status_at_its_end_and_in_its_metrics(project, here):
-    made = project(cluster__price_per_gpu_hour=100.0)
-    said = made.type("run")
+    stages = [{"name": "one", "data": "d", "steps": 1}]
+    made = project(stages=stages, cluster__price_per_gpu_hour=100.0)
+    said = here(made.folder, "run")
     assert said.code == 0, said
     (run,) = here(made.folder, "status", "--json").json()["runs"]
     events = read_events(made.run())
@@ -71,11 +72,3 @@ def test_without_a_price_nothing_is_said_of_money(here, finished):
         assert "cost" not in here(finished.folder, *words, COLUMNS="120").out
     final = json.loads(finished.run().final_metrics.read_text())
     assert final["cost"] is None
-
-
-def test_the_price_of_the_site_file_counts_where_the_spec_has_none(here, tmp_path):
-    made = make_project(tmp_path / "p", stages=STAGES)
-    site = tmp_path / "site.yaml"
-    site.write_text("cluster: {price_per_gpu_hour: 2.5}\n")
-    plan = here(made.folder, "plan", "--json", TASUKI_SITE=str(site)).json()
-    assert plan["cost"] == pytest.approx(plan["makespan_s"] / 3600 * 2.5)

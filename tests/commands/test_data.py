@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
-import click
 import h5py
 import numpy as np
 import pytest
 
 import tasuki
-from tests.commands.test_help import examples_of
 from tests.unit.data.curate.samples import make_samples, read_samples, write_flat
 
 
@@ -93,41 +89,6 @@ def corpus(tmp_path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("words", "error", "hint"),
-    [
-        (
-            ("tokenize", "a.jsonl", "-o", "t", "--bytes", "--field", "body"),
-            "`a.jsonl:1`: it has no field `body`; it has `text`",
-            "--field NAME",
-        ),
-        (
-            ("tokenize", "a.jsonl", "-o", "t", "--bytes", "--field=b", "--on-broken=skip"),
-            "there is no text in `a.jsonl`",
-            "50 broken lines were skipped, the first: a.jsonl:1: it has no field `b`; it has",
-        ),
-        (
-            ("tokenize", "b.jsonl", "-o", "t", "--bytes"),
-            "text `b.jsonl` does not exist; the nearest in",
-            "name files of text (.txt, .jsonl, .parquet)",
-        ),
-        (("check", "a.jsonl"), "`a.jsonl` is text", "`tasuki data tokenize a.jsonl -o tokens`"),
-    ],
-)
-def test_text_that_is_not_there_or_not_what_is_asked_for_is_told_what_is(
-    corpus, here, words, error, hint
-):
-    said = here(corpus, "data", *words)
-    assert said.code == 1 and error in said.err and hint in said.err, said
-
-
-def test_inspect_shows_what_a_folder_of_tokens_is_and_who_checks_it(corpus, here):
-    here(corpus, "data", "tokenize", "a.jsonl", "-o", "t", "--bytes", "--chunk", "256")
-    said = here(corpus, "inspect", "t")
-    assert said.code == 2 and "`t` is a folder of tokens" in said.err, said
-    assert "50 documents" in said.err and "`tasuki data check t`" in said.err
-
-
 def test_tokenize_tells_what_it_made_and_check_finds_it_whole_or_damaged(corpus, here):
     words = ("data", "tokenize", "a.jsonl", "-o", "t", "--bytes", "--chunk", "256")
     said = here(corpus, *words, "--dry-run")
@@ -155,29 +116,6 @@ def test_tokenize_tells_what_it_made_and_check_finds_it_whole_or_damaged(corpus,
     assert said.code == 2 and "tokens, which cannot be mended" in said.err
 
 
-def test_check_takes_tokens_and_samples_together(folder, corpus, here):
-    here(corpus, "data", "tokenize", "a.jsonl", "-o", "t", "--train", "300", "--chunk", "256")
-    said = here(folder, "data", "check", "t", "data/b.h5")
-    assert said.code == 0 and said.out.splitlines()[1] == "data/b.h5: 30 samples, clean", said
-    (corpus / "t" / "tokenizer.json").write_text("{}")
-    said = here(folder, "data", "check", "t", "data/a.h5")
-    assert said.code == 1 and "is not the one that made these tokens" in said.out, said
-
-
-def test_broken_lines_stop_or_are_skipped_counted_and_named(corpus, here):
-    with (corpus / "a.jsonl").open("a") as file:
-        file.write('{"text": \n')
-    words = ("data", "tokenize", "a.jsonl", "-o", "t", "--bytes")
-    said = here(corpus, *words)
-    assert said.code == 1 and "error: `a.jsonl:51`: it is no JSON" in said.err, said
-    assert "hint: mend it" in said.err and "Traceback" not in said.err
-    said = here(corpus, *words, "--on-broken", "skip")
-    assert said.code == 0, said
-    assert "1 broken line was skipped:\n  a.jsonl:51: it is no JSON" in said.out
-    said = here(corpus, *words)
-    assert said.code == 1 and "`t` exists already" in said.err and "--force" in said.err
-
-
 def test_data_tokenize_gives_what_json_prints(corpus, here, monkeypatch):
     monkeypatch.chdir(corpus)
     said = here(corpus, "data", "tokenize", "a.jsonl", "-o", "t", "--train", "300", "--json")
@@ -186,27 +124,3 @@ def test_data_tokenize_gives_what_json_prints(corpus, here, monkeypatch):
     assert again == said.json() and again["documents"] == 50
     with pytest.raises(tasuki.TasukiError, match="nothing says what the tokens are"):
         tasuki.data_tokenize("a.jsonl", output="s")
-
-
-def test_every_example_parses():
-    from tasuki.cli.main import cli
-
-    group = cli.get_command(click.Context(cli), "data")
-    shown = [group, *group.commands.values()]
-    examples = [words for command in shown for words in examples_of(command)]
-    assert {words[1] for words in examples} == {"merge", "split", "check", "tokenize"}
-    for _, name, *arguments in examples:
-        group.commands[name].make_context(name, list(arguments))
-
-
-def test_the_command_line_itself_imports_no_numpy(folder):
-    code = (
-        "import sys, json, tasuki\n"
-        "tasuki.data_check('data/b.h5')\n"
-        "tasuki.data_tokenize('data/c.txt', output='t', train=300)\n"
-        "print(json.dumps(sorted({'numpy', 'h5py', 'torch', 'tokenizers'} & set(sys.modules))))"
-    )
-    (folder / "data" / "c.txt").write_text("one two")
-    words = [sys.executable, "-c", code]
-    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=True, timeout=60)
-    assert json.loads(done.stdout) == []

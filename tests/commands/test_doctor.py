@@ -27,8 +27,7 @@ from tasuki.commands.doctor_job import JobReport, NodeCheck, read_signals
 from tasuki.errors import EXIT_DONE, EXIT_FAILED, SpecError, UsageError
 from tasuki.slurm.text import parse_partitions, parse_settings
 from tasuki.spec.site import load_site
-from tests.commands.person import make_project, until
-from tests.commands.test_help import modules_of
+from tests.commands.person import until
 
 PARTITION = """\
 PartitionName={name}
@@ -39,7 +38,11 @@ PartitionName={name}
    OverTimeLimit=NONE PreemptMode={mode}
    State={state} TotalCPUs=16 TotalNodes=4 SelectTypeParameters=NONE
 """
+
+
 BY_TIER = "PreemptType             = preempt/partition_prio\nKillWait                = 30 sec\n"
+
+
 JOB = JobReport(
     job="7",
     partition="p",
@@ -147,8 +150,6 @@ def test_a_site_file_of_odd_names_reads_back(tmp_path):
 
 
 # -- without Slurm --------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def folder(tmp_path, monkeypatch) -> Path:
     """The working directory, on a machine without Slurm."""
@@ -228,10 +229,3 @@ def test_a_broken_site_file_is_a_problem_and_the_spec_is_still_checked(folder, m
     assert "unknown key `experimnts`" in spec.message
     with pytest.raises(SpecError):
         load_site(environ=os.environ)
-
-
-def test_it_imports_neither_torch_nor_numpy(tmp_path):
-    project = make_project(tmp_path / "p")
-    project.environment.update({"PATH": "/nowhere", "TASUKI_SITE": ""})
-    imported = modules_of(project, "tasuki", "doctor")
-    assert "tasuki.commands.doctor" in imported and not {"torch", "numpy"} & imported

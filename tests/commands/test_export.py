@@ -15,7 +15,7 @@ from tasuki.checkpoint.export import is_exported, pack, work
 from tasuki.checkpoint.weights import read_weights
 from tasuki.errors import SpecError, UsageError, WeightsError
 from tasuki.spec.load import load_spec
-from tests.commands.person import Project, make_project
+from tests.commands.person import Project, copy_project, make_project
 
 
 def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
@@ -38,8 +38,6 @@ def write(project: Project, to: Path, **order: Any) -> dict[str, Any]:
 
 
 # -- the verb -------------------------------------------------------------------------------------
-
-
 def test_the_last_finished_stage_is_written_as_the_file_s_name_says(
     finished: Project, here, tmp_path
 ):
@@ -112,15 +110,14 @@ def test_last_takes_the_newest_checkpoint_where_there_still_is_one(finished, tmp
         write(finished, tmp_path / "n.pt", source="last", stage="small")
 
 
-def test_damaged_weights_are_not_exported(project, here, tmp_path):
-    made = project(stages=[{"name": "large", "data": "d", "steps": 1}])
-    assert here(made.folder, "run").code == 0, made.logs()
-    weights = made.run().stage("large").weights
+def test_damaged_weights_are_not_exported(finished, tmp_path):
+    copy = copy_project(finished, tmp_path / "p")
+    weights = copy.run().stage("large").weights
     data = bytearray(weights.read_bytes())
     data[-1] ^= 1
     weights.write_bytes(bytes(data))
     with pytest.raises(WeightsError, match="sha256"):
-        write(made, tmp_path / "m.pt")
+        write(copy, tmp_path / "m.pt")
     assert not (tmp_path / "m.pt").exists()
 
 
@@ -139,8 +136,6 @@ def test_tied_weights_stay_tied_and_views_take_no_more_room_than_they_need(tmp_p
 
 
 # -- the key of the spec --------------------------------------------------------------------------
-
-
 @pytest.fixture
 def exported(project, here) -> Project:
     """A run whose stage writes three further files."""
@@ -153,6 +148,9 @@ def exported(project, here) -> Project:
 
 
 def test_a_stage_writes_its_exports_and_repeats_them_after_a_kill(exported: Project, here):
+    # A file that is no export is left alone, and the log says where the weights are.
+    assert (exported.folder / "base.pt").read_text() == "of somebody else"
+    assert "base.pt is no export of tasuki and stays as it is; see " in exported.logs()
     folder = exported.run().stage("one")
     files = [folder.path / "weights.pt", exported.folder / "out" / "m.pth"]
     for file in files:
@@ -165,22 +163,13 @@ def test_a_stage_writes_its_exports_and_repeats_them_after_a_kill(exported: Proj
     assert [file.read_bytes() for file in files] == before and exported.run().is_complete()
 
 
-def test_a_file_that_is_no_export_is_left_alone_and_the_log_says_where_the_weights_are(exported):
-    assert (exported.folder / "base.pt").read_text() == "of somebody else"
-    assert "base.pt is no export of tasuki and stays as it is; see " in exported.logs()
-
-
 @pytest.mark.parametrize(
     ("written", "words", "hint"),
     [
         ("onnx", "cannot be written as `onnx`", "`safetensors`"),
-        ("pickle", "cannot be written as `pickle`", "`pt`"),
         ({"fromat": "pt"}, "unknown key `fromat`", "`format`"),
         ({"format": "pt", "to": "m.safetensors"}, "name of a safetensors file", "change one"),
-        ({"to": "train.h5"}, "does not end like a file of weights", ".safetensors"),
         ({"to": "$HOME/m.pt"}, "do not expand", "as it is"),
-        ([], "exports nothing", "`pt`"),
-        (3, "must be a format", "[safetensors, pt]"),
     ],
     ids=str,
 )

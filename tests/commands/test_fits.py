@@ -3,7 +3,6 @@ a fixed effective batch, that it is frozen with the run, and what is said where 
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import shutil
@@ -12,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 import tasuki
 from tasuki.clock import SystemClock
@@ -23,10 +21,8 @@ from tasuki.estimation.facts import stage_key
 from tasuki.runs.history import append_history
 from tasuki.spec.load import load_spec
 from tasuki.spec.resolved import stage_from_plain
-from tasuki.views.fits import show_fits
 
 pytestmark = pytest.mark.timeout(300)  # the first of them traces steps, slowly on a busy machine
-
 RECIPE = """
 import torch
 from torch import nn
@@ -79,10 +75,6 @@ class Lora:
         return {"x": torch.zeros(batch, 20480, dtype=torch.long)}
 
 
-class Flat(Lora):
-    def build_model(self):
-        table = nn.Embedding(1000, self.wide).requires_grad_(False)
-        return nn.Sequential(table, Block(self.wide))
 """
 SPEC = """
 recipe: recipes:Lora
@@ -166,47 +158,6 @@ def test_a_lora_of_1_x_16_with_checkpointing_becomes_4_x_4_without_and_is_faster
     assert any(line.startswith(f"{FITTED}: 4 × 4, no checkpointing") for line in plan["reasons"])
 
 
-def test_every_way_has_the_effective_batch_of_the_spec_and_says_why_it_lost(deaf):
-    for fit in deaf("plan", "--json").json()["fits"].values():
-        assert len(fit["alternatives"]) >= 5
-        for row in [fit["chosen"], *fit["alternatives"]]:
-            most = row["micro_batch"] * row["accumulation"] * row["gpus"]
-            assert 16 <= most < 16 + row["accumulation"] * row["gpus"]
-            assert row["reason"] and set(row) >= {"peak_bytes", "step_s", "wall_s", "fits"}
-    reasons = " ".join(row["reason"] for row in fit["alternatives"])
-    assert "does not fit: needs " in reasons and "recomputes activations" in reasons
-
-
-def test_gpus_are_chosen_while_each_is_worth_it_and_no_more_than_there_are(deaf):
-    fit = deaf("plan", "--json").json()["fits"][SPREAD]
-    assert fit["chosen"]["gpus"] == 4 and fit["auto"] == ["gradient_checkpointing", "gpus"]
-    assert {row["gpus"] for row in fit["alternatives"]} == {1, 2, 4}
-    fit = deaf("plan", "--json", "--set", "cluster.gpus=3").json()["fits"][SPREAD]
-    assert fit["chosen"]["gpus"] == 2
-
-
-def test_more_memory_never_makes_it_slower_and_less_brings_checkpointing_back(deaf, traced):
-    """The same card with 5 to 90 GB."""
-    times, policies = [], []
-    for memory in (5, 8, 12, 20, 40, 90):
-        site = traced / "site.yaml"
-        site.write_text(
-            f"gpus: {{mine: {{memory: {memory}GB, bandwidth: 1555GB/s, tflops: {{bf16: 312}}}}}}"
-        )
-        said = deaf("plan", "--json", "--set", "cluster.gpu=mine", TASUKI_SITE=str(site))
-        fit = said.json()["fits"][FITTED]
-        times.append(fit["chosen"]["step_s"])
-        policies.append(fit["chosen"]["gradient_checkpointing"])
-    assert times == sorted(times, reverse=True)
-    assert policies[0] is True and policies[-1] is False
-
-
-def test_only_what_is_open_is_fitted_unless_somebody_asks(deaf):
-    plan = deaf("plan", "--json").json()
-    assert set(plan["fits"]) == {FITTED, SPREAD}
-    assert deaf("plan", "--json", "--experiment", "by_hand").json()["fits"] == {}
-
-
 def test_the_choice_is_frozen_and_outlives_what_history_says_later(begin, traced):
     first, run = begin()
     assert first["chosen"]["gradient_checkpointing"] is False
@@ -247,17 +198,6 @@ def test_auto_is_no_change_of_a_run_that_was_begun_and_another_value_is(begin):
     begin("gradient_checkpointing=false")
 
 
-def test_a_guess_is_made_again_while_nothing_was_learnt(begin, traced, tmp_path):
-    """`submit` before anybody has traced a step."""
-    (tmp_path / "runs").mkdir()
-    first, run = begin()
-    assert first["source"] == "not known" and first["chosen"]["gradient_checkpointing"] is False
-    shutil.copytree(traced / "runs" / ".probes", tmp_path / "runs" / ".probes")
-    again, _ = begin()
-    assert again["source"] == "predicted"
-    assert frozen(run)["fitted"]["train"]["source"] == "predicted"
-
-
 def test_where_nobody_may_be_asked_it_falls_back_in_words(deaf, tmp_path):
     words = ("--no-measure", "--json", "--set", f"runs={tmp_path}")
     plan = deaf("plan", *words).json()
@@ -272,46 +212,6 @@ def test_on_a_cpu_there_is_nothing_to_fit_to_and_this_is_said(deaf):
     chosen = plan["fits"][SPREAD]["chosen"]
     assert (chosen["gradient_checkpointing"], chosen["gpus"]) == (False, 1)
     assert any("there is no card to fit to" in text for text in plan["warnings"])
-
-
-@pytest.mark.long
-def test_a_model_without_blocks_is_fitted_without_checkpointing(traced, here):
-    words = (
-        "--experiment",
-        "fitted",
-        "--set",
-        "recipe=recipes:Flat",
-        "--set",
-        "effective_batch=512",
-    )
-    plan = here(traced, "plan", "--json", *words).json()
-    fit = plan["fits"][FITTED]
-    assert fit["chosen"]["gradient_checkpointing"] is False and fit["chosen"]["fits"]
-    assert any("checkpointing is left out" in text for text in plan["warnings"])
-    assert any("no repeated blocks" in text for text in plan["warnings"])
-
-
-def test_estimate_takes_the_same_choice_and_shows_what_lost(deaf):
-    words = ("--json", "--experiment", "by_hand", "fitted")
-    found = deaf("estimate", "--alternatives", *words).json()
-    assert set(found["fits"]) == {BY_HAND, FITTED}
-    rows = {row["experiment"]: row for row in found["stages"]}
-    fit = found["fits"][FITTED]["chosen"]
-    assert rows["fitted"]["accumulation"] == fit["accumulation"]
-    two = deaf("estimate", "--json", "--experiment", "fitted", "--gpu", "t4", "h200").json()
-    small, large = two["fits"][f"{FITTED} on t4"], two["fits"][f"{FITTED} on h200"]
-    assert small["chosen"]["micro_batch"] < large["chosen"]["micro_batch"]
-
-
-@pytest.mark.parametrize("width", [40, 80, 140])
-def test_the_table_fits_the_window_and_marks_what_was_chosen(deaf, width):
-    fits = deaf("plan", "--fits", "--json").json()["fits"]
-    out = io.StringIO()
-    show_fits(fits, Console(file=out, width=width, force_terminal=True, color_system=None))
-    told = out.getvalue()
-    assert max(map(len, told.splitlines())) <= width
-    assert "→" in told and "4 × 4" in told
-    assert "as fast (predicted)" in " ".join(told.split())
 
 
 def test_a_run_on_cpus_is_done_with_what_was_frozen_for_it(project, here):

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
-import random
 import re
-from functools import cache
 from typing import Any
 
 import pytest
@@ -15,18 +13,17 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from tasuki.planning.packing.values import Item
 from tasuki.planning.values import Plan
 from tasuki.testing import FakeClock
 from tasuki.views.chart import chart_of, place_in_cells, ticks
 from tasuki.views.gantt import show_gantt
 from tasuki.views.live import LiveView
 from tasuki.views.plan import show_plan
-from tasuki.views.plan_facts import facts_of, gpus_in_words
-from tests.commands.plans import five, five_items, job, many_lanes, packed, piece, plan
-from tests.commands.test_looks import screen, shown
+from tasuki.views.plan_facts import facts_of
+from tests.commands.plans import five, five_items, job, many_lanes, piece, plan
+from tests.commands.test_layout import screen, shown
 
-WIDTHS = [40, 60, 80, 120, 200]
+WIDTHS = [40, 80, 200]
 
 
 def draw(values: dict[str, Any], width: int = 80) -> list[str]:
@@ -39,31 +36,7 @@ def rows_of(lines: list[str]) -> list[str]:
     return [line for line in lines if line.startswith("GPU ")]
 
 
-@cache
-def wide_plan() -> dict[str, Any]:
-    return packed(random_items(3, 14, 8), gpus=8, deadline_s=None)
-
-
-def random_items(seed: int, chains: int, gpus: int) -> list[Item]:
-    draws, items = random.Random(seed), []
-    for number in range(chains):
-        after: tuple[Any, ...] = ()
-        for stage in range(draws.choice([1, 2, 4])):
-            item = Item(
-                experiment=f"exp{number:02d}",
-                stage=f"stage{stage}",
-                gpus=min(draws.choice([1, 1, 2, 4]), gpus),
-                seconds=60.0 * draws.randint(1, 150),
-                after=after,
-            )
-            items.append(item)
-            after = (item.id,)
-    return items
-
-
 # -- the layout of cells ---------------------------------------------------------------------------
-
-
 @st.composite
 def spans_in_order(draw_one):
     cuts = draw_one(st.lists(st.floats(0, 1000), min_size=2, max_size=60))
@@ -102,8 +75,6 @@ def test_where_there_are_more_bars_than_cells_the_shortest_are_left_out_and_coun
 
 
 # -- what is drawn ---------------------------------------------------------------------------------
-
-
 def test_every_gpu_has_a_row_on_which_bars_are_as_long_as_their_pieces_take():
     values = plan(
         job(
@@ -128,15 +99,6 @@ def test_a_piece_of_several_gpus_stands_in_the_row_of_each():
     assert rows[0].endswith("·") and rows[2].endswith("·") and not rows[1].endswith("·")
 
 
-def test_evaluations_are_shaded_idle_time_is_dotted_and_both_are_explained():
-    lines = draw(five(limit_s=None), 100)
-    text = "\n".join(lines)
-    rows = rows_of(lines)
-    assert len(rows) == 4 and all("░" in row and "━" in row for row in rows)
-    assert sum(row.endswith("·") for row in rows) == 3  # one ends last
-    assert "━ training   ░ evaluation   · idle" in text
-
-
 def test_a_bar_too_short_for_its_name_has_a_letter_that_the_legend_explains():
     lines = draw(five(), 40)
     legend = dict(
@@ -159,18 +121,6 @@ def test_limits_and_the_deadline_are_marked_where_they_are_and_told_where_they_a
     assert "limit 1d (off the chart)" in far and "│" not in far and "┇" not in far
 
 
-def test_jobs_stand_where_they_begin_and_say_how_much_of_their_time_is_useful():
-    first = job(((0,), [piece("a")]), ((1,), [piece("b")]), useful=0.875, limit_s=900.0)
-    second = job(
-        ((0,), [piece("c")]), name="p-1a2b3c-02", after=(first.name,), limit_s=900.0, useful=None
-    )
-    lines = draw(plan(first, second), 67)
-    assert "job 01: 2 GPUs, limit 15m, useful time 88%" in lines
-    assert "job 02: 1 GPU, limit 15m, useful time unknown" in lines
-    *_, last = rows_of(lines)
-    assert last.index("┣c") == 6 + 24  # after 10 of 25 minutes, of 60 cells
-
-
 def test_what_nobody_knows_the_length_of_is_drawn_as_such_up_to_what_comes_next():
     unknown = piece("u", "long", expected_s=None, source="unknown", start_s=0.0)
     after = piece("v", "next", "evaluate", expected_s=600.0, start_s=1800.0)
@@ -189,17 +139,11 @@ def test_where_no_time_is_known_at_all_there_is_no_picture_and_it_says_so():
     assert draw(values) == ["no picture: of none of these it is known how long it takes"]
 
 
-def test_hundreds_of_lanes_are_cut_and_counted():
-    lines = draw(many_lanes(92))
-    assert len(rows_of(lines)) == 32 and "… and 60 more lanes" in lines
-
-
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("which", ["five", "wide", "lanes", "jobs"])
+@pytest.mark.parametrize("which", ["five", "lanes", "jobs"])
 def test_no_line_is_wider_than_the_window(width, which):
     values = {
         "five": lambda: five(deadline_s=10800.0),
-        "wide": wide_plan,
         "lanes": lambda: many_lanes(300),
         "jobs": lambda: plan(
             job(((0,), [piece("名前" * 9, "段階")]), ((10,), [piece("b" * 90)])),
@@ -209,9 +153,11 @@ def test_no_line_is_wider_than_the_window(width, which):
     lines = draw(values, width)
     assert max(cell_len(line) for line in lines) <= width
     assert {line.split()[1] for line in rows_of(lines)} >= {"0"}
+    if which == "lanes":
+        assert len(rows_of(lines)) == 32 and "… and 268 more lanes" in lines
 
 
-@pytest.mark.parametrize("width", [40, 80, 120])
+@pytest.mark.parametrize("width", [40, 120])
 def test_a_packed_plan_shows_its_table_by_job_and_lane_its_gantt_and_what_to_expect(width):
     console = screen(width)
     show_plan(five(), python="python", runs="runs", console=console)
@@ -237,11 +183,9 @@ def test_a_packed_plan_shows_its_table_by_job_and_lane_its_gantt_and_what_to_exp
     ("more", "told"),
     [
         ({"optimal": False, "gap": 0.0123, "lower_bound_s": 3600.0}, "at most 1.2% too long"),
-        ({"optimal": False, "gap": 1e-5, "lower_bound_s": 3600.0}, "at most 0.1% too long"),
         ({}, "how far from the best is unknown"),
         ({"makespan_s_p10": 3000.0, "makespan_s_p90": 4200.0}, "(p10–p90: 50m – 1h10m)"),
         ({"deadline_s": 3500.0}, "missed by 1m40s"),
-        ({"deadline_s": 4000.0, "makespan_s_p90": 4200.0}, "missed by 3m20s at p90"),
         ({"deadline_s": 9000.0, "makespan_s": None}, "whether it is met is unknown"),
         ({"cost": 12.5}, "12.50"),
         ({"gpu_hours": None}, "unknown"),
@@ -254,18 +198,7 @@ def test_what_is_told_of_a_plan_as_a_whole_never_makes_a_number_of_what_is_unkno
     assert not any(words.split()[0] in ("0", "0s", "0.00", "0%") for words in facts.values())
 
 
-def test_a_plan_without_lanes_side_by_side_looks_as_it_did_and_tells_its_deadline():
-    console = screen(80)
-    values = plan(job(((0,), [piece()])), makespan_s=600.0, deadline_s=900.0)
-    show_plan(values, python="python", runs="runs", console=console)
-    text = "\n".join(shown(console))
-    assert "known from" in text and "GPU 0" not in text
-    assert "deadline 15m, met with 5m to spare" in text
-
-
 # -- terminals -------------------------------------------------------------------------------------
-
-
 def test_without_utf8_everything_is_ascii_and_says_the_same():
     raw = io.BytesIO()
     file = io.TextIOWrapper(raw, encoding="ascii")
@@ -290,13 +223,6 @@ def test_colour_is_only_added_and_only_where_it_is_wanted(no_color):
     assert re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines() == draw(five())
 
 
-def test_names_that_a_terminal_would_obey_are_shown_as_text():
-    values = plan(job(((0,), [piece("\x1b[2Jx\a", "s\nt")]), ((1,), [piece("[red]b[/]")])))
-    lines = draw(values)
-    assert "\x1b" not in "".join(lines) and "\a" not in "".join(lines)
-    assert len(rows_of(lines)) == 2 and "[red]b[/]" in "\n".join(lines)
-
-
 def test_a_run_shows_the_gantt_of_a_packed_plan_when_it_starts():
     console = screen(80)
     values = {k: v for k, v in five().items() if k != "format"}
@@ -307,9 +233,3 @@ def test_a_run_shows_the_gantt_of_a_packed_plan_when_it_starts():
     assert lines[0].startswith("plan p-1a2b3c: 1 job, about 2h27m")
     assert [line[:6] for line in lines if line.startswith("slot ")] == ["slot 0", "slot 1"]
     assert not any("known from" in line for line in lines)
-
-
-def test_numbers_of_gpus_are_told_as_ranges():
-    assert [gpus_in_words(g) for g in ((0,), (0, 1, 2), (0, 2), (4, 5, 1))] == [
-        *("0", "0-2", "0,2", "1,4-5")
-    ]

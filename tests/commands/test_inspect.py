@@ -90,7 +90,13 @@ def test_the_proposal_is_a_spec(tmp_path, found):
     assert {stage.data for stage in experiment.stages} == {"data/matrices.h5"}
 
 
-@pytest.mark.parametrize("width", [40, 80, 120])
+def shown_in(found: dict, width: int) -> str:
+    written = io.StringIO()
+    show_inspection(found, console=Console(file=written, width=width))
+    return written.getvalue()
+
+
+@pytest.mark.parametrize("width", [40, 120])
 def test_what_is_shown_fits_the_window_and_has_a_bar_per_size(found, width):
     shown = shown_in(found, width)
     before, _, proposal = shown.partition("to paste into a spec:")
@@ -101,12 +107,6 @@ def test_what_is_shown_fits_the_window_and_has_a_bar_per_size(found, width):
     assert bars == sorted(bars, reverse=True)
     assert (bars[0] > bars[3]) == (width > 40), "a bar where there is room for one"
     assert proposal.strip("\n") == found["proposal"]["yaml"].strip("\n"), "never wrapped"
-
-
-def shown_in(found: dict, width: int) -> str:
-    written = io.StringIO()
-    show_inspection(found, console=Console(file=written, width=width))
-    return written.getvalue()
 
 
 def test_many_sizes_are_shown_in_ranges_and_proposed_in_ranges(tmp_path):
@@ -125,18 +125,6 @@ def test_many_sizes_are_shown_in_ranges_and_proposed_in_ranges(tmp_path):
     assert told["proposal"]["buckets"] == told["padding"]["auto"]["uppers"]
 
 
-def test_samples_in_groups_are_counted_with_their_own_bytes(tmp_path):
-    with h5py.File(tmp_path / "g.h5", "w") as file:
-        file["n"] = np.array([3, 5, 3])
-        for i, rows in enumerate((3, 5, 4)):
-            file[f"samples/{i}/x"] = np.zeros((rows, 2), "f4")
-    told = tasuki.inspect(tmp_path / "g.h5")
-    assert [(b["size"], b["samples"], b["bytes"]) for b in told["buckets"]] == [
-        (3, 2, 7 * 8),
-        (5, 1, 5 * 8),
-    ]
-
-
 def test_samples_without_a_size_are_told_and_the_rest_is_shown(here, tmp_path):
     with h5py.File(tmp_path / "zero.h5", "w") as file:
         file["n"] = np.array([4, 0, 4, -2, 7])
@@ -147,50 +135,12 @@ def test_samples_without_a_size_are_told_and_the_rest_is_shown(here, tmp_path):
     assert "`tasuki data check zero.h5 --fix`" in said.out
 
 
-def test_samples_that_are_not_where_the_file_says_are_told(tmp_path):
-    with h5py.File(tmp_path / "lost.h5", "w") as file:
-        file["n"] = np.array([2, 2, 3, 3])
-        for name in ("x", "y"):
-            file[name] = np.zeros((10, 2), "f4")
-            file[f"{name}_offsets"] = np.array([0, 2, 1, 4, 99])
-    told = tasuki.inspect(tmp_path / "lost.h5")
-    assert told["bytes"] == 2 * (2 + 3) * 8
-    [note] = told["notes"]
-    assert note.startswith("2 samples of ") and "tasuki data check" in note
-
-
-def test_check_prints_findings_and_fails_only_if_there_are_any(here, tmp_path):
-    values = np.random.default_rng(0).normal(size=(4, 3))
-    for name in ("good.h5", "bad.h5"):
-        with h5py.File(tmp_path / name, "w") as file:
-            file["n"] = np.array([3, 3, 5, 5])
-            file["x"] = values
-    with h5py.File(tmp_path / "bad.h5", "r+") as file:
-        file["x"][1, 2] = np.inf
-        file["x"][3] = file["x"][2]
-    said = here(tmp_path, "inspect", "good.h5", "--check", "--json")
-    assert said.code == 0 and said.json()["check"]["clean"], said
-    said = here(tmp_path, "inspect", "bad.h5", "--check")
-    assert said.code == 1 and "4 samples" in said.out, said
-    assert "sample 1: 1 of 3 numbers in `x`" in said.out
-    assert "sample 3: the same as sample 2 of `bad.h5`" in said.out
-
-
-def test_a_file_that_is_named_twice_counts_once(mix, found):
-    folder, _ = mix
-    told = tasuki.inspect(folder / "data", folder / "data" / "*.h5", folder / "data/matrices.h5")
-    assert told["samples"] == found["samples"] and len(told["files"]) == 1
-
-
 def write_bad_files(folder: Path) -> None:
     (folder / "empty.h5").touch()
-    (folder / "text.h5").write_text("not HDF5 " * 100)
-    (folder / "folder").mkdir()
     for name, values in {
         "no_n.h5": {"x": np.zeros((2, 2))},
         "f4.h5": {"n": np.array([3, 3]), "x": np.zeros((2, 2), "f4")},
         "f8.h5": {"n": np.array([3, 3]), "x": np.zeros((2, 2), "f8")},
-        "zeros.h5": {"n": np.array([0, 0])},
     }.items():
         with h5py.File(folder / name, "w") as file:
             for key, value in values.items():
@@ -198,14 +148,10 @@ def write_bad_files(folder: Path) -> None:
 
 
 BAD = {
-    "empty.h5": ("`empty.h5` is an empty file", ""),
-    "text.h5": ("`text.h5` cannot be opened as an HDF5 file", ""),
+    "empty.h5": ("`empty.h5` is an empty file", "hint:"),
     "no_n.h5": ("`no_n.h5` has no `n` (it has `x`)", "create_dataset"),
     "f4.h5 f8.h5": ("`x` is float32 (2 per sample) in `f4.h5`, but float64", "same types"),
-    "zeros.h5": ("no sample of `zeros.h5` has a size of at least 1", ""),
     "f5.h5": ("data `f5.h5` do not exist; the nearest in", "mend the path"),
-    "folder": ("folder `folder` has no HDF5 file", ""),
-    "*.hdf5": ("no file matches `*.hdf5`", ""),
     "f4.h5 --set lr=1": ("`--set` chooses in a spec, but data are named", "name a spec"),
     "f4.h5 tasuki.yaml": ("`tasuki.yaml` is a spec: it cannot be looked at together", ""),
     "": ("there is no ./tasuki.yaml, and no data are named", "tasuki inspect data/small.h5"),
@@ -230,17 +176,6 @@ def test_without_h5py_the_extra_is_named(here, tmp_path):
     said = here(tmp_path, "inspect", "f4.h5", PYTHONPATH=str(tmp_path / "stub"))
     assert said.code == 1 and "h5py is not installed" in said.err
     assert 'pip install "tasuki[hdf5]"' in said.err
-
-
-def test_the_bytes_of_samples_are_right_across_the_blocks_they_are_read_in(tmp_path):
-    sizes = np.random.default_rng(2).integers(1, 50, 600_000)
-    with h5py.File(tmp_path / "long.h5", "w") as file:
-        file["n"] = sizes
-        file["e_offsets"] = np.concatenate([[0], np.cumsum(sizes * 3)])
-        file.create_dataset("e", (sizes.sum() * 3,), "u1", chunks=(1 << 20,))
-    told = tasuki.inspect(tmp_path / "long.h5")
-    assert told["notes"] == []
-    assert all(one["bytes"] == one["samples"] * one["size"] * 3 for one in told["buckets"])
 
 
 CAPPED = """
@@ -426,18 +361,3 @@ def test_a_terminal_moves_from_the_first_second_on_while_the_child_is_silent():
     assert "starting  0s" in said and "importing  1m1s" in said, said
     assert "tracing a step of small  1m1s" in said
     assert "reading sizes  ██████░░░░░░░░░░░░░░ 30%  30 of 100  1m1s" in said
-
-
-def test_progress_is_told_only_when_it_takes_a_while():
-    clock, written = FakeClock(), io.StringIO()
-    with Waiting(clock=clock, console=Console(file=written, width=80)) as waiting:
-        waiting(Progress("importing", 0, None))
-        clock.sleep(60.0)
-        waiting(Progress("reading sizes", 1, 100))
-        clock.sleep(1.9)
-        waiting(Progress("reading sizes", 2, 100))
-        assert written.getvalue() == ""
-        clock.sleep(0.2)
-        waiting(Progress("reading sizes", 30, 100))
-        waiting(Progress("reading sizes", 31, 100))
-    assert written.getvalue() == "reading sizes  ██████░░░░░░░░░░░░░░ 30%  30 of 100\n"

@@ -117,6 +117,7 @@ def test_a_sound_stage_is_interrupted_four_times_is_equal_and_leaves_nothing(ver
     assert names - {"recipes.py", "tasuki.yaml"} == {"runs", "runs/.verify"}
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_lost_counter_is_told_with_step_entry_cause_and_the_kept_runs(verify, tmp_path):
     write_recipe(tmp_path, "Counter")

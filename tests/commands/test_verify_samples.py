@@ -142,7 +142,7 @@ def test_samples_drawn_by_the_recipe_are_the_same_again_and_its_own_loader_hides
     assert check_samples(made.run)["two"]["status"] == status
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_a_custom_loop_that_was_interrupted_is_verified(warm, tmp_path, ranks):
     # Two ranks stop at a later step than the one of the signal: 60 epochs leave room for it.
     script = FLAT if ranks == 1 else RANKS.replace("epochs=5", "epochs=60")

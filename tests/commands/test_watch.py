@@ -1,97 +1,34 @@
-"""`tasuki watch` in a real terminal: what it shows, its keys, its end; elsewhere one snapshot."""
+"""`tasuki watch`: what a terminal shows, its keys and its end; what is known from look to look."""
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-import pty
 import re
-import select
 import shutil
 import signal
-import subprocess
 import sys
-import termios
-import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 
 import tasuki
-from tasuki.commands.watch import Watch
-from tasuki.runs.runs import RunFolder
+import tasuki.commands.watch as watching
+from tasuki.commands.queued import Known, RunsJob
+from tasuki.commands.status import describe_run
+from tasuki.commands.watch import Watch, Watched
+from tasuki.runs.jobs import job_folder
+from tasuki.slurm.text import QueuedJob
 from tasuki.testing import FakeClock
 from tasuki.views.watch import Window, draw_help, draw_list, draw_page
-from tests.commands.person import Project, finish, until
-from tests.commands.test_escapes import hostile_run
-from tests.commands.test_terminal import COLOUR, command_line, terminal  # noqa: F401
+from tests.commands.person import finish, until
+from tests.commands.terminals import COLOUR, Pty, command_line
+from tests.harness.written import WrittenRun
 
 SLOW = {"pause": 0.1}
+
+
 LONG = [{"name": "one", "data": "d", "epochs": 50}, {"name": "two", "data": "d", "epochs": 1}]
-
-
-class Pty:
-    """A command on a terminal whose every byte is kept."""
-
-    def __init__(self, folder: Path, environment: dict[str, str], *words: str) -> None:
-        self._ours, theirs = pty.openpty()
-        self.before = termios.tcgetattr(theirs)
-        self._theirs = theirs
-        self.process = subprocess.Popen(
-            words,
-            cwd=folder,
-            env=environment,
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-            start_new_session=True,
-            # So that Ctrl-C is a signal there; no thread of this process is in the way.
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509
-        )
-        self.data = b""
-
-    def read_until(self, is_there: Callable[[str], object]) -> str:
-        end = time.monotonic() + 60
-        while not is_there(self.text):
-            assert time.monotonic() < end and self.process.poll() is None, self.text
-            self._read(0.1)
-        return self.text
-
-    def _read(self, seconds: float) -> None:
-        if select.select([self._ours], [], [], seconds)[0]:
-            with suppress(OSError):
-                self.data += os.read(self._ours, 65536)
-
-    @property
-    def text(self) -> str:
-        return self.data.decode(errors="replace")
-
-    def type(self, keys: bytes) -> None:
-        os.write(self._ours, keys)
-
-    def end(self) -> int:
-        """All that it said until then: a terminal gives some kilobytes at a time."""
-        end = time.monotonic() + 60
-        while (code := self.process.poll()) is None:
-            assert time.monotonic() < end, self.text
-            self._read(0.1)
-        size = -1
-        while size < len(self.data):
-            size = len(self.data)
-            self._read(0.1)
-        return code
-
-    def modes(self) -> list:
-        return termios.tcgetattr(self._theirs)
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        os.close(self._ours)
-        os.close(self._theirs)
 
 
 @pytest.fixture
@@ -111,9 +48,7 @@ def watched(finished) -> Iterator[Callable[..., Pty]]:
 
 
 # -- live -------------------------------------------------------------------------------------
-
-
-def test_a_running_run_is_shown_live_and_q_puts_the_terminal_back(project, terminal):  # noqa: F811
+def test_a_running_run_is_shown_live_and_q_puts_the_terminal_back(project, terminal):
     made = project(params=SLOW, stages=LONG)
     process = made.start("run", TASUKI_STATS_EVERY_S="1")
     until(lambda: made.step() >= 1, made.logs)
@@ -141,7 +76,9 @@ def test_a_running_run_is_shown_live_and_q_puts_the_terminal_back(project, termi
     assert finish(process).code == 75
 
 
-def test_several_runs_are_a_list_in_which_keys_choose_one(finished, tmp_path, terminal):  # noqa: F811
+def test_several_runs_are_a_list_in_which_keys_choose_one_in_any_window(
+    finished, tmp_path, terminal
+):
     shutil.copytree(finished.runs / "exp", tmp_path / "runs" / "exp")
     shutil.copytree(finished.runs / "exp", tmp_path / "runs" / "other")
     terminal.open(command_line("watch"), folder=tmp_path, columns=80)
@@ -157,7 +94,9 @@ def test_several_runs_are_a_list_in_which_keys_choose_one(finished, tmp_path, te
     terminal.press("Up")
     until(lambda: "exp  complete" in terminal.screen(), terminal.screen)
     terminal.press("Escape")
+    terminal.resize(columns=40, lines=8)
     until(lambda: "2 runs" in terminal.screen(), terminal.screen)
+    until(lambda: max(map(len, terminal.screen().splitlines())) <= 40, terminal.screen)
     shutil.rmtree(tmp_path / "runs" / "other")  # while it is watched
     until(lambda: "exp  complete" in terminal.screen(), terminal.screen)
     terminal.press("Escape")
@@ -165,38 +104,15 @@ def test_several_runs_are_a_list_in_which_keys_choose_one(finished, tmp_path, te
     assert "Traceback" not in terminal.screen()
 
 
-def test_a_window_that_changes_its_size_is_drawn_anew(finished, terminal):  # noqa: F811
-    terminal.open(command_line("watch", "exp"), folder=finished.folder, columns=100)
-    until(lambda: "100% 18 steps" in terminal.screen(), terminal.screen)
-    terminal._tmux("resize-window", "-x", "40", "-y", "8")
-    until(lambda: max(map(len, terminal.screen().splitlines())) <= 40, terminal.screen)
-    until(lambda: "exp  complete" in terminal.screen().splitlines()[0], terminal.screen)
-    terminal.press("C-c")
-    until(lambda: "code=0" in terminal.screen(), terminal.screen)
-
-
-def test_a_hostile_run_does_nothing_to_the_terminal(tmp_path, terminal):  # noqa: F811
-    text = "\x1b]2;owned\x07\x1b[2J\x1b[?1049l\x9b31m\rgone"
-    hostile_run(tmp_path / "runs", "evil", text)
-    terminal.open(command_line("watch", "evil"), folder=tmp_path, columns=80)
-    until(lambda: "evil  held" in terminal.screen(), terminal.screen)
-    assert "marked" in terminal.screen()
-    assert "owned" not in terminal._tmux("display-message", "-p", "#{pane_title}")
-    terminal.press("q")
-    until(lambda: "code=0" in terminal.screen(), terminal.screen)
-
-
 # -- its end ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("way", ["q", "escape", "ctrl-c", "SIGINT", "SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize("way", ["q", "ctrl-c", "SIGTERM", "SIGHUP"])
 def test_however_it_ends_the_terminal_is_as_it_was(watched, way):
     shown = watched("exp")
     shown.read_until(lambda text: "complete" in text)
     assert "\x1b[?1049h" in shown.text and "\x1b[?25l" in shown.text
     match way:
-        case "q" | "escape" | "ctrl-c":
-            shown.type({"q": b"q", "escape": b"\x1b", "ctrl-c": b"\x03"}[way])
+        case "q" | "ctrl-c":
+            shown.type({"q": b"q", "ctrl-c": b"\x03"}[way])
         case _:
             shown.process.send_signal(getattr(signal, way))
     assert shown.end() == 0
@@ -231,19 +147,11 @@ def test_an_error_of_ours_puts_the_terminal_back_too(finished):
 
 
 # -- where nobody watches ---------------------------------------------------------------------
-
-
 def test_without_a_terminal_it_shows_everything_once_and_ends(finished, here):
     said = here(finished.folder, "watch")
     assert said.code == 0 and "\x1b" not in said.out, said
     assert re.search(r"small +█+ 100% 18 steps +loss", said.out) and "last events" in said.out
     assert "exp  complete" in here(finished.folder, "watch", "exp", "--once").out
-
-
-def test_once_and_a_dumb_terminal_show_it_once(watched):
-    for shown in (watched("exp", "--once"), watched("exp", TERM="dumb")):
-        assert shown.end() == 0
-        assert "complete" in shown.text and "\x1b[?1049h" not in shown.text
 
 
 def test_the_function_gives_what_json_prints(finished, here):
@@ -254,6 +162,9 @@ def test_the_function_gives_what_json_prints(finished, here):
 
 
 def test_no_colour_where_none_is_wanted_and_ascii_where_there_is_nothing_else(watched):
+    dumb = watched("exp", TERM="dumb")
+    assert dumb.end() == 0  # shown once
+    assert "complete" in dumb.text and "\x1b[?1049h" not in dumb.text
     plain = watched("exp", NO_COLOR="1")
     plain.read_until(lambda text: "complete" in text)
     assert not COLOUR.search(plain.text)
@@ -268,18 +179,7 @@ def test_an_empty_folder_and_a_name_that_is_not_there(tmp_path, here):
     assert said.code == 2 and "no run `nobody`" in said.err
 
 
-@pytest.mark.parametrize("gone", ["events", "claims", "metrics", "stages", "training_state.json"])
-def test_a_run_that_is_half_deleted_is_still_shown(finished, tmp_path, here, gone):
-    shutil.copytree(finished.runs, tmp_path / "runs")
-    path = tmp_path / "runs" / "exp" / gone
-    shutil.rmtree(path) if path.is_dir() else path.unlink()
-    said = here(tmp_path, "watch")
-    assert said.code == 0 and "exp  complete" in said.out, said
-
-
 # -- what is drawn fits -----------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("is_ascii", [False, True])
 def test_whatever_the_window_nothing_is_wider_or_longer_than_it(finished, is_ascii):
     (run,) = tasuki.watch(runs=finished.runs)["runs"]
@@ -298,32 +198,16 @@ def test_whatever_the_window_nothing_is_wider_or_longer_than_it(finished, is_asc
                 assert len(lines) <= max(height, 3), (width, height)
                 assert all(line.cell_len <= width for line in lines), (width, height)
                 assert not is_ascii or all(line.plain.isascii() for line in lines)
-
-
-def test_a_selected_run_is_in_sight_however_many_there_are(finished):
-    (run,) = tasuki.watch(runs=finished.runs)["runs"]
     runs = [{**run, "experiment": f"run{number}"} for number in range(1000)]
     for selected in (0, 500, 999):
         lines = draw_list(runs, Window(width=80, height=10), selected=selected)
-        assert any(line.plain.startswith(f"run{selected} ") for line in lines)
+        assert any(line.plain.startswith(f"run{selected} ") for line in lines), "in sight"
 
 
 # -- it reads little --------------------------------------------------------------------------
-
-
 def test_finished_runs_are_looked_at_once_and_others_only_when_something_happened(
     finished, tmp_path
 ):
-    shutil.copytree(finished.runs, tmp_path / "runs")
-    clock = FakeClock()
-    watch = Watch([RunFolder(tmp_path / "runs" / "exp")], tmp_path / "runs", clock=clock)
-    assert watch.look() is True
-    shutil.rmtree(tmp_path / "runs" / "exp" / "events")  # nobody looks there any more
-    clock.sleep(60)
-    assert watch.look() is False and watch.watched[0].value["events"]
-
-
-def test_a_run_in_a_list_is_seen_when_it_comes(finished, tmp_path):
     clock = FakeClock()
     watch = Watch([], tmp_path / "runs", clock=clock)
     assert watch.look() is False and watch.watched == []
@@ -331,40 +215,9 @@ def test_a_run_in_a_list_is_seen_when_it_comes(finished, tmp_path):
     clock.sleep(6)
     assert watch.look() is True
     assert [one.value["state"] for one in watch.watched] == ["complete"]
-
-
-def test_a_run_that_cannot_be_read_ends_no_watching_of_the_others(finished, tmp_path, here):
-    shutil.copytree(finished.runs, tmp_path / "runs")
-    for name in ("bad", "worse"):
-        shutil.copytree(finished.runs / "exp", tmp_path / "runs" / name)
-    (tmp_path / "runs" / "bad" / "spec.json").write_text('{"format": 99, "stages": []}')
-    shutil.rmtree(tmp_path / "runs" / "worse" / "events")
-    (tmp_path / "runs" / "worse" / "events").touch()
-    (tmp_path / "runs" / "worse" / "metrics" / "7.jsonl").mkdir()
-    (tmp_path / "runs" / "worse" / "training_complete.marker").unlink()
-    said = here(tmp_path, "watch", "--json")
-    assert said.code == 0, said
-    states = {run["experiment"]: run["state"] for run in said.json()["runs"]}
-    assert states["exp"] == "complete" and set(states) == {"exp", "bad", "worse"}
-    bad = next(run for run in said.json()["runs"] if run["experiment"] == "bad")
-    assert bad["state"] is None and "format 99" in bad["reason"]
-    assert "cannot be read" in here(tmp_path, "watch").out
-
-
-def test_watching_imports_neither_torch_nor_numpy(finished: Project):
-    code = (
-        "import sys; sys.argv = ['tasuki', 'watch']\n"
-        "from tasuki.cli.main import run; run()\n"
-        "print({'torch', 'numpy'} & {*sys.modules}, file=sys.stderr)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=finished.folder,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stderr == "set()\n"
+    shutil.rmtree(tmp_path / "runs" / "exp" / "events")  # nobody looks there any more
+    clock.sleep(60)
+    assert watch.look() is False and watch.watched[0].value["events"]
 
 
 def test_a_loss_that_falls_by_more_than_a_power_of_ten_is_drawn_by_logarithm():
@@ -373,3 +226,159 @@ def test_a_loss_that_falls_by_more_than_a_power_of_ten_is_drawn_by_logarithm():
     assert sparkline([1000.0, 100.0, 10.0, 1.0], 4, is_ascii=False) == "█▆▃▁"
     assert sparkline([8.0, 4.0, 2.0, 1.0], 4, is_ascii=False) == "█▄▂▁", "within a power of ten"
     assert sparkline([100.0, 1.0, 0.0], 3, is_ascii=False) == "█▁▁", "0 has no logarithm"
+
+
+WINDOW = Window(width=100, height=24)
+
+
+QUEUED = QueuedJob(
+    number="7",
+    state="PENDING",
+    reason="Priority",
+    partition="p",
+    starts=None,
+    ends=None,
+    comment="",
+)
+
+
+# -- what it knows of a run from one look to the next -----------------------------------------
+
+
+@pytest.fixture
+def described(monkeypatch, clock) -> list[str]:
+    """Names of the runs that were looked at more closely, each of which takes a second."""
+    names: list[str] = []
+    describe = watching.describe_run
+
+    def count(run, **more):
+        names.append(run.name)
+        clock.sleep(1.0)
+        return describe(run, **more)
+
+    monkeypatch.setattr(watching, "describe_run", count)
+    return names
+
+
+def queued(written: WrittenRun, **more: object) -> Known:
+    """The run waits in a queue, as Slurm says."""
+    job = RunsJob(folder=job_folder(written.run.path.parent, "j"), queued=replace(QUEUED, **more))
+    return Known(by_run={written.run.name: (job,)}, at=written.clock.wall())
+
+
+def test_a_run_that_waits_in_a_queue_is_described_again_only_when_something_changed(
+    written, clock, described
+):
+    written.begin(job="j", is_alive=False)
+    written.end(cause="preempted")
+    known = queued(written)
+    one = Watched(written.run, clock)
+    for _ in range(9):
+        one.look(known)
+        assert one.value["state"] == "waiting" and "Priority" in one.value["reason"]
+        clock.sleep(6.0)
+    assert len(described) == 1
+    one.look(queued(written))
+    assert len(described) == 1, "Slurm said the same once more"
+    clock.sleep(120.0)
+    one.look(queued(written, reason="Resources"))
+    assert len(described) == 2 and "Resources" in one.value["reason"]
+
+
+def test_many_runs_that_change_at_once_keep_keys_waiting_no_longer_than_new_ones(
+    tmp_path, clock, described, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    runs = [WrittenRun(tmp_path / "runs", clock, f"run{n}") for n in range(4)]
+    watch = Watch([], tmp_path / "runs", clock=clock)
+    for _ in runs:
+        watch.look()
+    assert watch.is_settled and len(watch.watched) == 4
+    for run in runs:
+        run.begin(is_alive=False)
+        run.end()
+    clock.sleep(200.0)
+    described.clear()
+    for count in range(1, 5):
+        watch.look()
+        assert len(described) == count
+    assert sorted(described) == [run.run.name for run in runs]
+    assert {one.value["state"] for one in watch.watched} == {"handed-over"}
+
+
+def page_of(one: Watched) -> str:
+    losses = one.losses()
+    return "\n".join(line.plain for line in draw_page(one.value, WINDOW, losses=losses))
+
+
+def test_a_stage_that_is_evaluated_is_no_start(written, clock):
+    written.begin(job="j")
+    written.tell("worker-started", stage="train", phase="train")
+    clock.sleep(9.0)
+    written.tell("worker-started", stage="train", phase="evaluate")
+    clock.sleep(1.0)
+    one = Watched(written.run, clock)
+    one.look(None)
+    assert one.value["doing"] == ["evaluating train", 1]
+    page = page_of(one)
+    assert "evaluating train, for 1s" in page and "starting" not in page
+    status = describe_run(written.run, now=clock.wall())
+    assert status["reason"] == "evaluating train, for 1s"
+    written.tell("worker-ended", ending="done")
+    one.look(None)
+    assert one.value["doing"] is None
+    assert describe_run(written.run, now=clock.wall())["reason"] == ""
+
+
+def test_what_is_told_while_a_run_is_described_is_on_the_same_page(written, clock, monkeypatch):
+    written.begin(job="j")
+    written.tell("worker-started", stage="train", phase="train")
+    describe = watching.describe_run
+
+    def step_meanwhile(run, **more):
+        clock.sleep(1.0)
+        facts = {"stage": "train", "step": 121, "total_steps": 320, "loss": 0.5}
+        written.tell("progress", who="rank0", **facts)
+        return describe(run, **more)
+
+    monkeypatch.setattr(watching, "describe_run", step_meanwhile)
+    one = Watched(written.run, clock)
+    one.look(None)
+    assert one.value["doing"] is None and one.value["step"] == 121
+    assert "121/320" in page_of(one) and "starting" not in page_of(one)
+
+
+def test_step_and_loss_are_at_least_those_of_the_curve_beside_them(written, clock):
+    written.begin(job="j")
+    written.tell("worker-started", stage="train", phase="train")
+    told = {"stage": "train", "step": 1, "total_steps": 960, "loss": None}
+    written.tell("progress", who="rank0", **told)
+    one = Watched(written.run, clock)
+    one.look(None)
+    for step in range(1, 481):
+        written.log(step, loss=1 / step)
+    assert "50% 480/960" in page_of(one) and "loss 0.002083" in page_of(one)
+    clock.sleep(60.0)
+    written.tell("progress", who="rank0", **{**told, "step": 490, "loss": 0.002})
+    one.look(None)
+    assert one.value["step"] == 490 and one.value["loss"] == 0.002
+
+
+@pytest.mark.parametrize("few_bytes", [0, None])
+def test_neither_validations_nor_earlier_attempts_are_taken_for_the_step_and_loss_of_now(
+    written, clock, monkeypatch, few_bytes
+):
+    if few_bytes is not None:  # the end of a long file alone is read
+        monkeypatch.setattr(watching, "_FEW_BYTES", few_bytes)
+    written.begin(job="j")
+    for step in range(1, 481):
+        written.log(step, loss=1 / step)
+    written.log(480, split="val", loss=777.0)
+    written.end()
+    written.begin(job="j")
+    written.tell("worker-started", stage="train", phase="train")
+    written.tell("progress", who="rank0", stage="train", step=400, total_steps=960, loss=0.5)
+    one = Watched(written.run, clock)
+    one.look(None)
+    assert 777.0 not in one.losses()
+    assert "400/960" in page_of(one) and one.value["loss"] == 0.5

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import shutil
 import signal
-import subprocess
-import sys
-import time
 
 import pytest
 
 from tests.commands.dashboard.boards import board_on
-from tests.commands.dashboard.made_up import TOKEN, Told, served
-from tests.commands.dashboard.spoilt import IMAGE, PAYLOADS, SCRIPT
-from tests.commands.person import finish, kill_leftovers, person_environment, until
+from tests.commands.dashboard.damaged_runs import IMAGE, PAYLOADS, SCRIPT
+from tests.commands.dashboard.fake_source import TOKEN, FakeSource, served
+from tests.commands.person import finish, until
 
 
 def test_a_run_shows_its_curves_marks_attempts_times_and_plan(board, look):
     page = look(board.at("exp"))
     page.drawn()
     page.wait(".mark")
+    # The key leaves the address at once, and a reload works without it.
+    assert "token" not in page.page.url
+    page.page.reload()
+    page.drawn()
+    page.wait(".mark")
+    assert all(url.startswith(f"http://127.0.0.1:{board.port}/") for url in page.asked)
+    assert sum("token" in url for url in page.asked) == 1
     assert page.text("h1") == "exp" and "complete" in page.text(".title .state")
     marks = page.page.locator(".plot.first .mark")
     assert marks.count() == 1
@@ -32,16 +36,7 @@ def test_a_run_shows_its_curves_marks_attempts_times_and_plan(board, look):
     assert names[0] == "loss" and "lr" in names
 
 
-def test_the_key_leaves_the_address_at_once_and_a_reload_works(board, look):
-    page = look(board.at("exp"))
-    page.drawn()
-    assert "token" not in page.page.url
-    page.page.reload()
-    page.drawn()
-    assert all(url.startswith(f"http://127.0.0.1:{board.port}/") for url in page.asked)
-    assert sum("token" in url for url in page.asked) == 1
-
-
+@pytest.mark.long
 def test_while_a_run_trains_its_curve_grows_and_an_interruption_is_marked(project, look, tmp_path):
     made = project(params={"pause": 0.05}, stages=[{"name": "one", "data": "d", "epochs": 60}])
     training = made.start("run")
@@ -73,6 +68,7 @@ def test_while_a_run_trains_its_curve_grows_and_an_interruption_is_marked(projec
         page.close()
 
 
+@pytest.mark.long
 def test_the_list_alone_is_live_too_and_follows_runs_that_come_change_and_go(runs, look, tmp_path):
     shown = tmp_path / "runs"
     shown.mkdir()
@@ -90,33 +86,8 @@ def test_the_list_alone_is_live_too_and_follows_runs_that_come_change_and_go(run
 
 
 @pytest.mark.long
-@pytest.mark.timeout(400)
-def test_the_preemption_and_the_limits_of_a_real_demo_are_marked_while_it_runs(look, tmp_path):
-    demo = subprocess.Popen(
-        [sys.executable, "-m", "tasuki", "demo", str(tmp_path / "demo")],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env=person_environment(),
-    )
-    runs = tmp_path / "demo" / "runs"
-    try:
-        until((runs / "progressive" / "spec.json").exists)
-        with board_on(runs, folder=tmp_path) as board:
-            page = look(board.at("progressive"))
-            page.drawn()
-            page.page.wait_for_selector(".plot.first .mark.preempted", timeout=180_000)
-            page.page.wait_for_selector(".title .state.complete", timeout=180_000)
-            assert page.page.evaluate("performance.getEntriesByName('ready').length") == 1
-            assert page.count(".attempt") >= 3
-            page.close()
-    finally:
-        demo.kill()
-        demo.wait()
-        kill_leftovers(tmp_path)
-
-
 def test_of_a_thousand_runs_only_those_that_are_seen_are_on_the_page(look):
-    with served(Told(1000)) as port:
+    with served(FakeSource(1000)) as port:
         page = look(f"http://127.0.0.1:{port}/?token={TOKEN}#/")
         page.until("() => document.querySelector('#count').textContent.includes('1000 running')")
         assert 5 < page.count(".row") < 40
@@ -149,6 +120,7 @@ def test_hostile_names_numbers_and_lines_are_shown_as_text_and_never_obeyed(boar
     assert page.count("#main script, #main img, #main iframe, #list script, #list img") == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["half", "strange", "newer-events", "newer"])
 def test_a_run_that_is_damaged_or_strange_shows_what_is_left_of_it(board, look, name):
     page = look(board.at(name))
@@ -167,6 +139,7 @@ def test_a_run_that_is_damaged_or_strange_shows_what_is_left_of_it(board, look, 
         page.until("() => document.querySelector('#part').innerText.includes('newer tasuki')")
 
 
+@pytest.mark.long
 def test_runs_are_laid_over_each_other_and_told_side_by_side(board, look):
     page = look(board.at("exp"))
     page.drawn()
@@ -181,6 +154,7 @@ def test_runs_are_laid_over_each_other_and_told_side_by_side(board, look):
     page.until("() => document.querySelectorAll('.plot.first .mark').length === 1")
 
 
+@pytest.mark.long
 def test_a_curve_is_zoomed_by_dragging_seen_whole_again_and_drawn_by_time_and_logarithm(
     board, look
 ):
@@ -206,6 +180,7 @@ def test_a_curve_is_zoomed_by_dragging_seen_whole_again_and_drawn_by_time_and_lo
         )
 
 
+@pytest.mark.long
 def test_everything_can_be_done_with_the_keyboard(board, look):
     page = look(board.at())
     page.wait(".row")
@@ -236,8 +211,11 @@ def test_everything_can_be_done_with_the_keyboard(board, look):
     page.wait("#help", state="hidden")
     page.press("x", "t")
     page.wait("html[data-theme=dark]")
+    page.page.reload()
+    page.wait("html[data-theme=dark]")  # it is kept
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_letters_stand_out_and_everything_has_a_name_in_each_part(board, look, scheme):
     page = look(board.at("exp", others=("twin",)), color_scheme=scheme)
@@ -252,15 +230,6 @@ def test_letters_stand_out_and_everything_has_a_name_in_each_part(board, look, s
 
 
 @pytest.mark.long
-def test_the_theme_is_switched_by_hand_and_kept(board, look):
-    page = look(board.at("exp"), color_scheme="light")
-    page.drawn()
-    page.page.click("#theme")
-    page.wait("html[data-theme=dark]")
-    page.page.reload()
-    page.wait("html[data-theme=dark]")
-
-
 def test_on_a_phone_list_and_run_follow_each_other_and_nothing_is_wider_than_it(board, look):
     page = look(board.at(), width=390, height=780)
     page.wait(".row")
@@ -276,18 +245,7 @@ def test_on_a_phone_list_and_run_follow_each_other_and_nothing_is_wider_than_it(
     page.wait("#list", state="visible")
 
 
-def test_a_run_s_page_ends_where_it_ends_however_far_it_is_scrolled(board, look):
-    page = look(board.at("exp"), height=600)
-    page.wait(".ledger")
-    page.page.mouse.move(900, 300)
-    page.until("() => document.querySelector('#main').scrollHeight > innerHeight")
-    for _ in range(3):  # the part scrolls to its end first, then what is around it
-        page.page.mouse.wheel(0, 9000)
-        page.page.wait_for_timeout(60)
-    script = "[document.documentElement.scrollHeight - innerHeight, scrollY]"
-    assert page.page.evaluate(script) == [0, 0]
-
-
+@pytest.mark.long
 def test_curves_follow_the_width_of_the_window(board, look):
     page = look(board.at("exp"))
     page.drawn()
@@ -301,6 +259,7 @@ def test_curves_follow_the_width_of_the_window(board, look):
         assert not page.is_too_wide()
 
 
+@pytest.mark.long
 def test_a_log_is_followed_while_it_grows(runs, look, tmp_path):
     log = next(p for p in sorted((runs / "twin" / "logs").iterdir()) if p.name.endswith(".2.log"))
     with board_on(runs, folder=tmp_path) as board:
@@ -318,24 +277,14 @@ def test_a_log_is_followed_while_it_grows(runs, look, tmp_path):
 
 
 @pytest.mark.long
-def test_a_page_whose_board_ends_says_so(runs, look, tmp_path):
+def test_ctrl_c_ends_the_board_though_pages_look_and_the_page_says_so(runs, look, tmp_path):
     with board_on(runs, folder=tmp_path) as board:
         page = look(board.at("exp"))
         page.until("() => document.querySelector('#live').className === 'live'")
+        board.process.send_signal(signal.SIGINT)
+        assert board.process.wait(timeout=60) == 0
+    assert board.process.stderr is not None and "Traceback" not in board.process.stderr.read()
     page.until("() => document.querySelector('#live').className === 'away'")
     assert "not connected" in page.text("#live")
     page.close()
     page.trouble.clear()  # the browser tells of the connections that it lost
-
-
-def test_ctrl_c_ends_the_board_at_once_though_pages_look(runs, look, tmp_path):
-    with board_on(runs, folder=tmp_path) as board:
-        page = look(board.at("exp"))
-        page.until("() => document.querySelector('#live').className === 'live'")
-        began = time.monotonic()
-        board.process.send_signal(signal.SIGINT)
-        assert board.process.wait(timeout=10) == 0
-        assert time.monotonic() - began < 5
-    assert board.process.stderr is not None and "Traceback" not in board.process.stderr.read()
-    page.close()
-    page.trouble.clear()

@@ -8,20 +8,30 @@ import json
 import re
 import shutil
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
 import tasuki
+from tasuki.commands.board import RunsSource
 from tasuki.commands.report import gather_report
+from tasuki.commands.told_spec import read_told_spec
 from tasuki.runs.atomic import read_json, write_json
+from tasuki.runs.control import Word, say
 from tasuki.runs.runs import RunFolder
+from tasuki.spec.frozen import frozen_value
+from tasuki.spec.load import load_command, load_spec
 from tasuki.views.marks import marked, without_paths
 from tasuki.views.report import render
 from tasuki.views.report.scale import Scale, scale_of
-from tests.commands.dashboard.boards import CANARIES
-from tests.commands.dashboard.spoilt import IMAGE, SCRIPT
+from tasuki.views.told_spec import spec_lines
+from tests.commands.dashboard.damaged_runs import IMAGE, SCRIPT
+from tests.commands.person import secrets
+from tests.harness.written import WrittenRun
 
 NOW = 1_800_000_000.0
+
+
 EMPTY = {"meta", "br", "hr", "img", "link", "input"}
 
 
@@ -85,40 +95,14 @@ def test_a_report_needs_nothing_from_elsewhere_runs_nothing_and_names_no_path(to
         assert not any(name.startswith("on") for name in attributes)
     assert set(re.findall(r"\w+://[^\s\"'<)]+", text)) == {"http://www.w3.org/2000/svg"}
     assert str(runs.parent) not in text
-    assert not [name for name, secret in CANARIES.items() if secret in text + json.dumps(told)]
+    assert not [name for name, secret in secrets().items() if secret in text + json.dumps(told)]
 
 
-def test_a_lone_surrogate_does_not_stop_a_page():
-    assert marked("\ud800\ufffe") == "��"
-
-
-def test_paths_of_this_machine_are_shortened():
+def test_paths_of_this_machine_are_shortened_and_half_characters_replaced():
+    assert marked("\ud800\ufffe") == "\ufffd\ufffd"
     text = "/home/ann/p/runs/exp1 was begun with `/data/x/spec.yaml`; see ~/a/b or http://x/y/z"
     assert without_paths(text) == "…/exp1 was begun with `…/spec.yaml`; see …/b or http://x/y/z"
     assert without_paths("3/4 of exp/stage and/or 1 / 2") == "3/4 of exp/stage and/or 1 / 2"
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_has_enough_contrast_with_the_page_in_light_and_dark(told, scheme):
-    light, _, dark = render(told, "html").partition("prefers-color-scheme: dark")
-    colours = dict(
-        re.findall(r"--(page|text|soft|mark): (#\w{6})", dark if scheme == "dark" else light)
-    )
-    assert all(contrast(colours[name], colours["page"]) >= 4.5 for name in ("text", "soft", "mark"))
-
-
-def contrast(front: str, back: str) -> float:
-    """As WCAG 2 counts it."""
-
-    def light(colour: str) -> float:
-        parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-        red, green, blue = (
-            p / 12.92 if p <= 0.03928 else ((p + 0.055) / 1.055) ** 2.4 for p in parts
-        )
-        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-    low, high = sorted((light(front), light(back)))
-    return (high + 0.05) / (low + 0.05)
 
 
 def test_every_curve_and_every_table_has_words_for_who_does_not_see_them(told):
@@ -145,27 +129,6 @@ def test_markdown_has_tables_that_are_whole(told):
     lines = [line for line in text.splitlines() if line.startswith("|")]
     assert len(lines) > 12 and all(line.endswith("|") for line in lines)
     assert "## Attempts" in text and re.search(r"^1\. .*interrupted", text, re.MULTILINE)
-
-
-def test_runs_of_one_name_in_different_folders_each_have_a_column():
-    from tasuki.views.report.text import difference_rows, environment_rows, ledger_rows
-
-    def run(name: str, seconds: float) -> dict:
-        return {
-            "experiment": name,
-            "wall_s": seconds,
-            "ledger": {"parts": {"step": seconds}},
-            "environment": {"torch": str(seconds)},
-            "spec": {"cluster": {}, "all": {}, "stages": [{"name": "one", "lr": seconds}]},
-        }
-
-    runs = [run("exp", 1.5), run("other", 2.5), run("exp", 3.5)]
-    names = ["exp (1)", "other", "exp (2)"]
-    assert [list(row)[1:] for row in ledger_rows(runs)] == [names] * 2
-    (row,) = environment_rows(runs)
-    assert row == {"": "torch", "exp (1)": "1.5", "other": "2.5", "exp (2)": "3.5"}
-    (row,) = difference_rows(runs)
-    assert row == {"": "one lr", "exp (1)": "1.5", "other": "2.5", "exp (2)": "3.5"}
 
 
 def test_a_spreadsheet_takes_no_name_for_a_formula(told):
@@ -213,9 +176,6 @@ def test_the_verb_writes_where_it_is_told_and_replaces_nothing_else(here, runs, 
     assert missing.code == 2 and "did you mean `exp`?" in missing.err
     nothing = here(tmp_path, "report", "--runs", str(tmp_path))
     assert nothing.code == 2 and "there are no runs" in nothing.err
-
-
-def test_the_python_function_returns_the_values_and_writes_by_the_ending(runs, tmp_path):
     found = tasuki.report("exp", "twin", runs=runs, to=tmp_path / "r.csv")
     assert [run["experiment"] for run in found["runs"]] == ["exp", "twin"]
     assert (tmp_path / "r.csv").read_text().startswith("run,")
@@ -223,10 +183,10 @@ def test_the_python_function_returns_the_values_and_writes_by_the_ending(runs, t
         tasuki.report("exp", runs=runs, to=tmp_path / "r.pdf")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1200, 390])
+@pytest.mark.long
+@pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (390, "dark")])
 def test_a_browser_shows_it_from_a_file_at_any_width_without_trouble(
-    told, look, tmp_path, scheme, width
+    told, look, tmp_path, width, scheme
 ):
     file = tmp_path / "report.html"
     file.write_text(render(told, "html"), "utf-8")
@@ -262,32 +222,6 @@ def test_axes_have_round_numbers_within_them_whatever_the_values(values):
     assert Scale(0, 10).at(5) == 0.5
 
 
-def test_runs_of_other_days_are_drawn_from_their_own_beginnings(runs, tmp_path):
-    from tasuki.views.report.times import gantt_of
-
-    def piece(run: str, begin: float) -> dict[str, object]:
-        return {
-            "experiment": run,
-            "stage": "s",
-            "kind": "train",
-            "attempt": 1,
-            "is_running": False,
-            "began_at": begin,
-            "ended_at": begin + 60,
-            "ending": "done",
-            "cause": None,
-        }
-
-    def drawn(later: float) -> bool:
-        actual = [piece("a", 0.0), piece("b", later)]
-        timeline = {"planned": [], "planned_from": None, "actual": actual, "deadline_at": None}
-        found = gantt_of(timeline, ["a", "b"], now=1e6)
-        assert found is not None and found.svg.count('<rect class="actual') == 2
-        return found.is_apart
-
-    assert not drawn(30.0) and drawn(86400.0)
-
-
 def test_of_a_run_that_goes_on_stages_are_trained_in_work_or_ahead(runs, tmp_path):
     run = RunFolder(tmp_path / "runs" / "exp")
     shutil.copytree(runs / "exp", run.path)
@@ -301,3 +235,114 @@ def test_of_a_run_that_goes_on_stages_are_trained_in_work_or_ahead(runs, tmp_pat
     write_json(run.training_state, {**read_json(run.training_state), "stage": "small"})
     told = gather_report(run.path.parent, [run], now=NOW)["runs"][0]
     assert [one["state"] for one in told["results"]] == [told["state"], "ahead"]
+
+
+def report_of(written: WrittenRun, form: str = "html") -> str:
+    run = written.run
+    report = gather_report(run.path.parent, [run], now=written.clock.wall())
+    return render(report, form)
+
+
+@pytest.mark.parametrize("form", ["html", "md"])
+def test_only_columns_of_tasuki_are_durations_and_shares_whatever_results_are_called(written, form):
+    written.begin()
+    results = {"latency_s": "NaN", "samples_per_s": 1024.5, "goodput": "NaN", "wall_s": 75.25}
+    written.finish(metrics=results)
+    text = report_of(written, form)
+    assert "1024" in text and "17m" not in text and "NaN" in text
+    assert "75.25" in text and "1m15" not in text
+
+
+@pytest.mark.parametrize("form", ["html", "md"])
+def test_settings_that_differ_between_runs_are_listed_and_no_others(written, form):
+    runs = written.run.path.parent
+    other = WrittenRun(runs, written.clock, "other", settings=["lr=0.25", "cluster.gpus=2"])
+    for run in (written, other):
+        run.begin()
+    report = gather_report(runs, [written.run, other.run], now=written.clock.wall())
+    text = render(report, form)
+    assert "Differing settings" in text and "train lr" in text and "0.25" in text
+    assert "cluster gpus" in text and "train command" not in text
+    assert "Differing settings" not in report_of(written, form)
+
+
+SAID = "HTTPError: 401 for GET https://me:hunter2@host/x?api_key=sk-hunter2"
+
+
+def crash(written: WrittenRun) -> None:
+    """An attempt that ended with an address in its error, and a person's word after it."""
+    written.begin(job="j")
+    written.tell("warning", text=SAID)
+    written.tell("worker-started", stage="train", phase="train")
+    written.end(ending="failed", cause="none", message=SAID)
+    say(written.run, Word.FAIL, reason=SAID, hint=SAID, claim=1)
+
+
+@pytest.mark.parametrize("form", ["html", "md"])
+def test_a_page_to_mail_holds_no_secret_that_an_error_told(written, form):
+    crash(written)
+    text = report_of(written, form)
+    assert "HTTPError: 401" in text and "hunter2" not in text
+
+
+def test_nor_does_the_board_in_its_list_its_stories_and_its_events(written):
+    crash(written)
+    source = RunsSource(runs=written.run.path.parent, clock=written.clock)
+    told = [source.summary("exp"), source.detail("exp"), source.events("exp", most=9)]
+    for one in map(json.dumps, told):
+        assert "HTTPError: 401" in one and "hunter2" not in one
+
+
+COMMAND = ["python", "train.py"]
+
+
+@pytest.fixture
+def freeze(tmp_path, monkeypatch):
+    """A run's folder with its frozen spec, and nothing else."""
+    monkeypatch.chdir(tmp_path)
+
+    def make(*settings: str, source: str | None = None, name: str = "exp") -> RunFolder:
+        if source is None:
+            spec = load_command(COMMAND, settings=settings, environ={})
+        else:
+            Path("tasuki.yaml").write_text(source)
+            spec = load_spec("tasuki.yaml", settings=settings, environ={})
+        run = RunFolder(tmp_path / "runs" / name)
+        run.path.mkdir(parents=True)
+        value = frozen_value(spec.experiments[0], spec, code="")
+        run.spec.write_text(json.dumps({"format": 1, **value}))
+        return run
+
+    return make
+
+
+def test_of_one_s_own_loop_only_what_was_given_is_told(freeze):
+    told = read_told_spec(freeze())
+    assert told["stages"] == [{"name": "train", "command": COMMAND}]
+    assert told["cluster"] == {} and "cluster" not in spec_lines(told)
+    told = read_told_spec(freeze("save.every=10m", "seed=7", "cluster.time_limit=8h", name="other"))
+    (stage,) = told["stages"]
+    assert stage["save"]["every"] == "600 seconds" and stage["seed"] == 7
+    assert told["cluster"] == {"time_limit": "8h"}
+
+
+def test_of_a_recipe_the_defaults_are_told_for_they_are_used(freeze):
+    source = json.dumps({"recipe": "recipes:A", "experiments": {"exp": {"data": "d"}}})
+    told = read_told_spec(freeze(source=source))
+    assert told["stages"][0]["effective_batch"] == 8 and told["cluster"]["grace"] == "1m"
+
+
+@pytest.mark.parametrize(("device", "is_told"), [("cpu", False), ("cuda", True)])
+def test_a_report_tells_gpu_hours_of_runs_on_gpus_alone(freeze, device, is_told):
+    run = freeze()
+    run.frozen.write_text(json.dumps({"format": 1, "device": device}))
+    report = gather_report(run.path.parent, [run], now=0.0)
+    assert ("GPU-hours" in render(report, "html")) is is_told
+    assert ("gpu_hours" in render(report, "md")) is is_told
+    assert "gpu_hours" in render(report, "csv"), "scripts count on the columns"
+
+
+def test_a_report_is_asked_for_in_one_form_at_a_time(freeze, here, tmp_path):
+    freeze()
+    said = here(tmp_path, "report", "--md", "--csv", "-o", "r.md")
+    assert said.code == 2 and "two files" in said.err and not (tmp_path / "r.md").exists()

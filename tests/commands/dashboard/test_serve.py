@@ -8,24 +8,23 @@ import json
 import re
 import shutil
 import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from tasuki.clock import SystemClock
 from tasuki.commands.board import RunsSource
-from tasuki.runs.events import EventLog
 from tasuki.runs.metrics import MetricLog
 from tasuki.runs.runs import RunFolder
-from tasuki.testing import FakeClock
 from tasuki.views.board.files import page_files
 from tasuki.views.board.serve import open_listener
 from tasuki.views.board.stream import MOST_STREAMS, Looked, Stream
 from tasuki.views.board.summaries import Summaries
 from tests.commands.dashboard.boards import board_on
-from tests.commands.dashboard.made_up import TOKEN, Told, served
+from tests.commands.dashboard.fake_source import TOKEN, FakeSource, served
 from tests.commands.person import until
 
 KEY = (
@@ -42,51 +41,30 @@ def open_stream(port: int, *, small_buffer: bool = False) -> socket.socket:
     return wire
 
 
-def test_the_address_and_the_tunnel_are_printed_and_the_key_is_new_each_time(runs, tmp_path):
-    tokens = set()
-    for _ in range(2):
-        with board_on(runs, folder=tmp_path) as board:
-            assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?token=[\w-]{43}", board.url)
-            host = socket.gethostname()
-            assert re.search(
-                rf"ssh -N -L {board.port}:127\.0\.0\.1:{board.port} \S+@{host}", board.said
-            )
-            tokens.add(board.token)
-    assert len(tokens) == 2
+def test_the_address_and_the_tunnel_are_printed_and_it_listens_on_this_machine_alone(board):
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?token=[\w-]{43}", board.url)
+    host = socket.gethostname()
+    assert re.search(rf"ssh -N -L {board.port}:127\.0\.0\.1:{board.port} \S+@{host}", board.said)
+    connections = psutil.Process(board.process.pid).net_connections()
+    assert [c.laddr.ip for c in connections if c.status == "LISTEN"] == ["127.0.0.1"]
 
 
-def test_it_listens_on_this_machine_alone(board):
-    import psutil
-
-    listening = [
-        c for c in psutil.Process(board.process.pid).net_connections() if c.status == "LISTEN"
-    ]
-    assert [c.laddr.ip for c in listening] == ["127.0.0.1"]
-
-
-def test_a_port_that_is_taken_is_told_and_without_one_the_next_is_used(here, runs, tmp_path):
+def test_a_port_that_is_taken_is_told_and_without_one_the_next_is_used_with_a_new_key(
+    here, board, runs, tmp_path
+):
     with open_listener(None) as taken:
         port = taken.getsockname()[1]
         said = here(tmp_path, "board", "--runs", str(runs), "--port", str(port))
         assert said.code == 2 and said.out == ""
         assert f"error: port {port} is taken on this machine" in said.err and "--port" in said.err
-        with board_on(runs, folder=tmp_path) as board:
-            assert board.port != port
+        with board_on(runs, folder=tmp_path) as other:
+            assert other.port != port and other.token != board.token
 
 
 def test_without_its_packages_the_board_names_the_extra(here, runs, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     said = here(tmp_path, "board", "--runs", str(runs))
     assert said.code == 2 and 'pip install "tasuki[board]"' in said.err
-
-
-def test_the_board_and_the_report_import_no_torch_and_no_numpy(runs, tmp_path):
-    script = (
-        "import sys, tasuki.cli.main, tasuki.views.board.app, tasuki.commands.board;"
-        "import tasuki.commands.report, tasuki.views.report.page;"
-        "sys.exit(bool({'torch', 'numpy', 'safetensors'} & set(sys.modules)))"
-    )
-    assert subprocess.run([sys.executable, "-c", script], check=False, timeout=60).returncode == 0
 
 
 def test_what_was_vendored_is_what_its_readme_says_and_nothing_comes_from_elsewhere():
@@ -108,7 +86,7 @@ def test_what_was_vendored_is_what_its_readme_says_and_nothing_comes_from_elsewh
 
 
 def test_pages_that_look_have_an_end_to_their_number_and_going_makes_room():
-    with served(Told()) as port:
+    with served(FakeSource()) as port:
         wires = [open_stream(port) for _ in range(MOST_STREAMS)]
         for wire in wires:
             assert b"200 OK" in wire.recv(4096)
@@ -129,8 +107,8 @@ def test_pages_that_look_have_an_end_to_their_number_and_going_makes_room():
 def test_whoever_holds_the_line_without_asking_is_sent_away_and_the_owner_is_answered(monkeypatch):
     from tasuki.views.board import connections
 
-    monkeypatch.setattr(connections, "_ASK_WITHIN_S", 1.0)
-    with served(Told()) as port, contextlib.ExitStack() as all_of_them:
+    monkeypatch.setattr(connections, "_ASK_WITHIN_S", 2.0)
+    with served(FakeSource()) as port, contextlib.ExitStack() as all_of_them:
         silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(150)]
         for wire in silent:
             all_of_them.callback(wire.close)
@@ -141,21 +119,22 @@ def test_whoever_holds_the_line_without_asking_is_sent_away_and_the_owner_is_ans
         with open_stream(port) as owner:
             assert b"200 OK" in owner.recv(4096)
         for wire in [refused, *silent]:
-            wire.settimeout(10)
+            wire.settimeout(60)
             with contextlib.suppress(ConnectionError):
                 while wire.recv(4096):
                     pass
 
 
 def test_a_page_that_does_not_read_is_dropped_and_others_go_on():
-    with served(Told(20, padding=200_000), patience_s=0.5) as port:
+    """Three times 4 MB take the board at least 2 s: by then its patience of 1 s is over."""
+    with served(FakeSource(20, padding=200_000), patience_s=1.0) as port:
         slow, good = open_stream(port, small_buffer=True), open_stream(port)
         got = 0
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while got < 12_000_000 and time.monotonic() < end:
             got += len(good.recv(1 << 20))
         assert got >= 12_000_000
-        slow.settimeout(10)
+        slow.settimeout(60)
         left = 0
         with contextlib.suppress(ConnectionError):
             while piece := slow.recv(1 << 20):
@@ -169,11 +148,10 @@ def test_nobody_reads_runs_while_nobody_looks(monkeypatch):
 
     monkeypatch.setattr(summaries, "_LOOKED_AT_S", 0.2)
     monkeypatch.setattr(summaries, "_LEAST_REST_S", 0.02)
-    source = Told(3)
+    source = FakeSource(3)
     looked = Summaries(source)
     looked.start()
     until(lambda: looked.since(-1).is_whole)
-    time.sleep(0.3)
     until(lambda: _rests(source))
     before = source.asked
     looked.since(-1)
@@ -181,14 +159,14 @@ def test_nobody_reads_runs_while_nobody_looks(monkeypatch):
     looked.stop()
 
 
-def _rests(source: Told) -> bool:
+def _rests(source: FakeSource) -> bool:
     before = source.asked
     time.sleep(0.15)
     return source.asked == before
 
 
 def test_a_list_that_is_known_is_told_by_its_changes_alone():
-    source = Told(1000)
+    source = FakeSource(1000)
     looked = Summaries(source)
     looked._pass()
     first = looked.since(-1)
@@ -202,7 +180,7 @@ def test_a_list_that_is_known_is_told_by_its_changes_alone():
 
 
 def test_an_end_is_told_though_no_step_came_with_it_and_numbers_taken_back_are_asked_for_anew():
-    source = Told()
+    source = FakeSource()
     looked = [Looked("run-0000", 5.0)]
     stream = Stream(source=source, summaries=Summaries(source), number=-1, looked=looked)
     stream.news()
@@ -235,7 +213,7 @@ def test_numbers_that_no_machine_can_hold_hide_neither_their_run_nor_the_others(
 def test_a_run_that_nobody_foresaw_is_a_line_with_words_and_the_list_goes_on(monkeypatch):
     from tasuki.views.board import summaries
 
-    class Strange(Told):
+    class Strange(FakeSource):
         def summary(self, name: str) -> dict[str, Any]:
             if name == "run-0001":
                 raise RuntimeError("deep inside")
@@ -287,28 +265,6 @@ def test_a_validation_that_follows_the_training_of_its_step_is_told_live_and_onl
     assert told(late) == [("val", [41])]
 
 
-def test_machine_figures_are_told_live_also_after_a_clock_was_set_back(tmp_path):
-    run, clock = RunFolder(tmp_path / "exp"), FakeClock()
-    run.path.mkdir()
-    run.spec.write_text('{"format": 1, "experiment": "exp", "stages": [{"name": "one"}]}')
-    events = EventLog(run, claim=1, node=0, who="machine", clock=clock)
-    source = RunsSource(tmp_path, clock)
-    looked = [Looked("exp", 0.0)]
-    stream = Stream(source=source, summaries=Summaries(source), number=-1, looked=looked)
-
-    def told() -> list[float]:
-        words = [line for line in stream.news().split(b"\n") if b'"machine"' in line]
-        figures = [one for line in words for one in json.loads(line[6:])["machine"]]
-        return [value for one in figures for value in one["values"]]
-
-    for percent in range(1, 8):
-        clock.sleep(30.0)
-        if percent == 3:
-            clock.jump_wall(-3600.0)
-        events.add("machine", cpu_percent=float(percent))
-        assert told() == [float(percent)] and told() == []
-
-
 def test_a_run_that_is_deleted_leaves_the_list_and_a_folder_that_is_away_takes_none(runs, tmp_path):
     copy = tmp_path / "runs"
     shutil.copytree(runs / "exp", copy / "exp")
@@ -341,21 +297,6 @@ def test_looking_closer_brings_only_what_lies_between(board):
     [loss] = [o for o in whole["series"] if (o["key"], o["split"]) == ("loss", "train")]
     [near] = [o for o in part["series"] if (o["key"], o["split"]) == ("loss", "train")]
     assert near["steps"] == [step for step in loss["steps"] if 20 <= step <= 40] != []
-
-
-def test_who_asked_for_the_rest_of_a_run_takes_nothing_from_its_curves(runs, tmp_path):
-
-    copy = tmp_path / "runs"
-    shutil.copytree(runs / "exp", copy / "exp")
-    source = RunsSource(copy, SystemClock())
-    source.curves("exp", points=100)
-    figure = {"t": 2e9, "claim": 2, "who": "machine", "kind": "machine", "cpu_percent": 77.0}
-    with (copy / "exp" / "events" / "2.0.more.jsonl").open("a") as file:
-        file.write(json.dumps(figure) + "\n")
-    source.detail("exp")
-    source.events("exp", most=5)
-    machine = {one["key"]: one["values"] for one in source.curves("exp", points=100)["machine"]}
-    assert machine["cpu_percent"][-1] == 77.0
 
 
 def test_a_long_log_comes_in_pieces_that_join_without_a_gap(runs, tmp_path):

@@ -22,11 +22,11 @@ PAYLOADS = [
 """50 lines that somebody, somewhere, would obey."""
 
 
-def spoil_runs(runs: Path) -> None:
-    for name, spoil in SPOILT.items():
+def damage_runs(runs: Path) -> None:
+    for name, damage in DAMAGES.items():
         if not (runs / name).exists():
             shutil.copytree(runs / "exp", runs / name)
-            spoil(runs / name)
+            damage(runs / name)
 
 
 def _add(path: Path, *lines: object) -> None:
@@ -98,7 +98,7 @@ def _hostile(run: Path) -> None:
     evaluation.write_text(json.dumps({**value, "metrics": {IMAGE: 1.0, "loss": 0.5}}))
 
 
-SPOILT: dict[str, Callable[[Path], None]] = {
+DAMAGES: dict[str, Callable[[Path], None]] = {
     "twin": _twin,
     "half": _half,
     "newer": _newer,

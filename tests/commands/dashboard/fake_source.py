@@ -14,7 +14,7 @@ from tests.commands.person import until
 TOKEN = "the-key"
 
 
-class Told:
+class FakeSource:
     """A source of runs that are made up: as many, and as talkative, as a test needs."""
 
     def __init__(self, num: int = 1, *, padding: int = 0) -> None:
@@ -52,7 +52,7 @@ class Told:
 
 
 @contextlib.contextmanager
-def served(source: Told, *, patience_s: float = 10.0) -> Iterator[int]:
+def served(source: FakeSource, *, patience_s: float = 10.0) -> Iterator[int]:
     app = build_app(source, title="t", token=TOKEN, patience_s=patience_s)
     listener = open_listener(None)
     server = make_server(app)
@@ -63,5 +63,5 @@ def served(source: Told, *, patience_s: float = 10.0) -> Iterator[int]:
         yield listener.getsockname()[1]
     finally:
         server.should_exit = True
-        thread.join(timeout=10)
+        thread.join(timeout=60)
         listener.close()

@@ -1,13 +1,10 @@
-"""Curves: every number of a run once, thinned without losing a peak, whatever lines hold."""
+"""What pages draw: curves of every number of a run, and plan against reality."""
 
 from __future__ import annotations
 
 import json
 import math
 import random
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +14,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tasuki.commands.curves import CurveReader, read_curves
+from tasuki.commands.timeline import read_timeline
+from tasuki.runs.attempts import write_attempt_end, write_holder
+from tasuki.runs.claims import take_claim
 from tasuki.runs.events import EventLog
+from tasuki.runs.jobs import job_folder, plan_path
 from tasuki.runs.metrics import MetricLog, read_metrics
 from tasuki.runs.runs import RunFolder
 from tasuki.runs.series import Series
@@ -50,36 +51,6 @@ def only(curves: dict[str, Any], key: str = "loss", split: str = "train") -> dic
     return found
 
 
-def test_what_an_attempt_wrote_beyond_the_step_where_the_next_went_on_is_void(
-    run: RunFolder, clock: FakeClock
-) -> None:
-    rows(MetricLog(run, claim=1, clock=clock), range(1, 11), loss=1.0)
-    second = MetricLog(run, claim=2, clock=clock)
-    second.resume(stage="one", step=6)
-    rows(second, range(7, 9), loss=2.0)
-    found = only(read_curves(run))
-    assert found["steps"] == list(range(1, 9))
-    assert found["values"] == [1.0] * 6 + [2.0] * 2
-
-
-def test_a_run_that_went_back_to_another_way_shows_the_rows_of_that_way_alone(
-    run: RunFolder, clock: FakeClock
-) -> None:
-    first = MetricLog(run, claim=1, clock=clock)
-    rows(first, range(6), loss=1.0)
-    rows(first, range(3), stage="two", loss=1.0)
-    reader = CurveReader(run)
-    reader.look()
-    second = MetricLog(run, claim=2, clock=clock)
-    second.resume(stage="one", step=-1)
-    rows(second, range(0, 9, 2), loss=2.0)
-    reader.look()
-    for found in (only(read_curves(run)), only(reader.read())):
-        assert found["steps"] == [row["step"] for row in read_metrics(run)] == [0, 2, 4, 6, 8]
-        assert found["values"] == [2.0] * 5
-    assert reader.voided == 1, "a page that looks begins anew"
-
-
 def test_steps_of_later_stages_follow_those_of_earlier_ones(
     run: RunFolder, clock: FakeClock
 ) -> None:
@@ -90,18 +61,6 @@ def test_steps_of_later_stages_follow_those_of_earlier_ones(
     assert only(read_curves(run))["steps"] == [1, 2, 3, 4, 5, 6, 7]  # as far as anybody knows
     events.add("committed", stage="two", step=0, checkpoint="step-000000010.c1.s2")
     assert only(read_curves(run))["steps"] == [1, 2, 3, 4, 11, 12, 13]
-
-
-def test_thinning_keeps_the_highest_and_the_lowest_value(run: RunFolder, clock: FakeClock) -> None:
-    log = MetricLog(run, claim=1, clock=clock)
-    for step in range(1, 5001):
-        value = {3333: 99.0, 1234: -99.0}.get(step, 1.0)
-        log.add({"stage": "one", "step": step, "split": "train", "loss": value})
-    found = only(read_curves(run, points=100))
-    assert len(found["steps"]) <= 100
-    assert (found["steps"][0], found["steps"][-1]) == (1, 5000)
-    assert (max(found["values"]), min(found["values"])) == (99.0, -99.0)
-    assert found["steps"][found["values"].index(99.0)] == 3333
 
 
 def test_what_is_no_finite_number_is_a_gap_and_counted(run: RunFolder, clock: FakeClock) -> None:
@@ -202,11 +161,6 @@ def test_machine_figures_have_units_and_a_gap_between_attempts(
     assert machine["cpu_percent"]["values"] == [50.0, 50.0, None, 50.0, 50.0]
 
 
-def test_a_run_of_which_only_the_folder_is_left_has_no_curves(tmp_path: Path) -> None:
-    curves = read_curves(RunFolder(tmp_path))
-    assert curves["series"] == curves["marks"] == curves["machine"] == []
-
-
 @st.composite
 def attempts(draw: st.DrawFn) -> list[list[tuple[str, int, bool]]]:
     """As trainings write them: (stage, step, goes on from there), with roll-backs inside."""
@@ -288,25 +242,128 @@ def test_thinned_series_are_short_and_keep_their_extremes(
         assert (min(kept), max(kept)) == (min(known), max(known))
 
 
-def test_reading_a_hundred_thousand_lines_takes_seconds_and_a_look_after_it_nothing(
-    run: RunFolder,
+def piece(experiment: str, stage: str, **more: Any) -> dict[str, Any]:
+    base = {"experiment": experiment, "stage": stage, "kind": "train"}
+    return {**base, "start_s": None, "expected_s": None, **more}
+
+
+@pytest.fixture
+def planned_runs(tmp_path: Path, clock: FakeClock) -> Path:
+    """Two runs in one packed job: `a` was preempted and came back, `b` is as planned."""
+    planned_runs = tmp_path / "runs"
+    lanes = [
+        {
+            "gpus": [0],
+            "stages": [
+                piece("a", "one", start_s=0.0, expected_s=60.0),
+                piece("a", "one", kind="evaluate", expected_s=5.0),
+                piece("other", "one"),
+            ],
+        },
+        {"gpus": [1], "stages": [piece("b", "one", start_s=10.0)]},
+    ]
+    plan = {"format": 1, "jobs": [{"name": "p-01", "start_s": 0.0, "lanes": lanes}]}
+    write(plan_path(planned_runs, "p"), {**plan, "deadline_s": 600.0})
+    job = job_folder(planned_runs, "p-01")
+    items = [{"gpus": [n], "items": [{"id": n, "run": name}]} for n, name in enumerate("ab")]
+    write(job.lanes, {"format": 1, "lanes": items})
+    for name in "ab":
+        run = make_run(planned_runs / name, ("one",))
+        EventLog(run, claim=0, node=0, who="run-p-01", clock=clock).add("submitted", job="p-01")
+    work(
+        RunFolder(planned_runs / "a"),
+        clock,
+        start=1,
+        item=0,
+        ending="handed-over",
+        cause="preempted",
+    )
+    work(RunFolder(planned_runs / "a"), clock, start=2, item=0, ending="done", cause="none")
+    work(RunFolder(planned_runs / "b"), clock, start=1, item=1, ending="done", cause="none")
+    return planned_runs
+
+
+def write(path: Path, value: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value))
+
+
+def work(
+    run: RunFolder, clock: FakeClock, *, start: int, item: int, ending: str, cause: str
 ) -> None:
-    run.metrics.mkdir()
-    line = '{"t": 1.5, "attempt": 1, "stage": "one", "step": %d, "split": "train", "loss": 0.5}\n'
-    with (run.metrics / "1.jsonl").open("w") as file:
-        file.writelines(line % step for step in range(100_000))
-    reader = CurveReader(run)
-    began = time.process_time()
-    reader.look()
-    assert time.process_time() - began < 5
-    began = time.process_time()
-    for _ in range(100):
-        reader.look()
-    assert time.process_time() - began < 0.5
+    claim = take_claim(run)
+    write_holder(run, claim, job="p-01", start=start, at=clock.wall())
+    job = job_folder(run.path.parent, "p-01")
+    write(job.claim(start, item), {"format": 1, "run": run.name, "claim": claim})
+    log = EventLog(run, claim=claim, node=0, who="supervisor", clock=clock)
+    log.add("attempt-started", job="p-01", start=start)
+    log.add("worker-started", phase="train", stage="one")
+    clock.sleep(30)
+    log.add("worker-ended", phase="train", stage="one", ending=ending, cause=cause)
+    log.add("attempt-ended", ending=ending, cause=cause)
+    write_attempt_end(run, claim, {"ending": ending, "cause": cause, "at": clock.wall()})
 
 
-def test_who_reads_stories_curves_and_timelines_imports_neither_torch_nor_numpy() -> None:
-    told = "print({'torch', 'numpy'} & {*sys.modules})"
-    code = f"import sys; from tasuki.commands import why, curves, timeline; {told}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "set()\n"
+def read(planned_runs: Path, *names: str, now: float = 1_800_000_000.0) -> dict[str, Any]:
+    return read_timeline(planned_runs, [RunFolder(planned_runs / name) for name in names], now=now)
+
+
+def test_pieces_begin_where_the_plan_says_else_when_their_lane_is_free(planned_runs: Path) -> None:
+    told = read(planned_runs, "a", "b")
+    spans = [(p["experiment"], p["kind"], p["begins_s"], p["ends_s"]) for p in told["planned"]]
+    assert spans == [
+        ("a", "train", 0.0, 60.0),
+        ("a", "evaluate", 60.0, 65.0),
+        ("b", "train", 10.0, None),
+    ]
+    assert told["planned"][2]["gpus"] == [1] and told["planned"][2]["lane"] == 1
+    assert told["planned_from"] == 1_700_000_000.0
+    assert told["deadline_at"] == 1_700_000_600.0
+
+
+def test_every_phase_of_every_attempt_is_told_with_its_lane_and_end(planned_runs: Path) -> None:
+    told = read(planned_runs, "a", "b")["actual"]
+    brief = [(a["experiment"], a["attempt"], a["lane"], a["ending"], a["cause"]) for a in told]
+    assert brief == [
+        ("a", 1, 0, "handed-over", "preempted"),
+        ("a", 2, 0, "done", "none"),
+        ("b", 1, 1, "done", "none"),
+    ]
+    assert all(one["ended_at"] - one["began_at"] == 30 for one in told)
+    assert not any(one["is_running"] for one in told)
+
+
+def test_a_phase_that_nobody_saw_the_end_of_runs_while_its_holder_lives(
+    planned_runs: Path, clock: FakeClock
+) -> None:
+    run = RunFolder(planned_runs / "a")
+    claim = take_claim(run)
+    write_holder(run, claim, job="p-01", start=3, at=clock.wall())
+    log = EventLog(run, claim=claim, node=0, who="supervisor", clock=clock)
+    log.add("attempt-started")
+    log.add("worker-started", phase="train", stage="one")
+    clock.sleep(7)
+    log.add("notice", cause="limit")
+    last = read(planned_runs, "a", now=clock.wall())["actual"][-1]
+    assert last["is_running"] and last["ended_at"] is None
+    (run.claims / str(claim) / "holder.json").unlink()  # nobody is there any more
+    last = read(planned_runs, "a", now=clock.wall())["actual"][-1]
+    assert not last["is_running"] and last["ended_at"] - last["began_at"] == 7
+
+
+@pytest.mark.parametrize("gone", [".plans", ".jobs", "a/events", "a/spec.json", "a/claims"])
+def test_what_is_gone_hides_nothing_else(planned_runs: Path, gone: str) -> None:
+    path = planned_runs / gone
+    path.rename(planned_runs.parent / "away")
+    told = read(planned_runs, "a", "b")
+    assert [one["experiment"] for one in told["actual"]].count("b") == 1
+
+
+def test_a_plan_that_holds_nonsense_plans_nothing_and_only_the_chosen_runs_are_told(
+    planned_runs: Path,
+) -> None:
+    told = read(planned_runs, "b")
+    assert {one["experiment"] for one in [*told["planned"], *told["actual"]]} == {"b"}
+    for value in ({"format": 1, "jobs": 7}, {"format": 9}, {"jobs": [{"lanes": [{"stages": 1}]}]}):
+        write(plan_path(planned_runs, "p"), value)
+        assert read(planned_runs, "a")["planned"] == []

@@ -1,7 +1,8 @@
-"""`tasuki new --from-slurm` and `--from-script`: a script that exists already becomes a project."""
+"""`tasuki new`: an empty project, or one from a Slurm script, a Python script or YAML files."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -75,19 +76,13 @@ def test_what_a_script_asked_for_is_what_the_spec_asks_for(tmp_path):
     ("lines", "cluster"),
     [
         ("#SBATCH -t 90\n", {"time_limit_s": 90 * 60}),
-        ("#SBATCH --time=10:30\n", {"time_limit_s": 630}),
         ("#SBATCH -t 1-02:03:04\n", {"time_limit_s": 93784}),
-        ("#SBATCH -t UNLIMITED\n", {"time_limit_s": None}),
         ("#SBATCH -t soon\n", {"time_limit_s": None}),
         ("#SBATCH -G 8 -N 2\n", {"gpus": 4, "nodes": 2}),
-        ("#SBATCH -N 1-4\n", {"nodes": 1}),
-        ("#SBATCH --gpus=v100:2\n", {"gpus": 2}),
         ("#SBATCH --gpus-per-task=1 --ntasks=4\n", {"gpus": 4}),
-        ("#SBATCH --gres=gpu\n", {"gpus": 1}),
         ("#SBATCH --gres=craynetwork:1\n", {"gpus": 1}),
         ("#SBATCH -c4\n", {"cpus": 4}),
         ("#SBATCH --cpus-per-gpu=6 --gpus-per-node=2\n", {"cpus": 12}),
-        ("#SBATCH --mem=64000\n", {"memory_bytes": 64000 * 2**20}),
         ("#SBATCH --mem-per-cpu=2G -c 8\n", {"memory_bytes": 16 * 2**30}),
         ("#SBATCH --mem-per-gpu=60G --gres=gpu:2\n", {"memory_bytes": 120 * 2**30}),
         ("#SBATCH --mem=0\n", {"memory_bytes": None}),
@@ -109,17 +104,13 @@ def test_an_option_below_the_first_command_counts_for_nothing_as_in_sbatch(tmp_p
     ("body", "why"),
     [
         ("for x in 1 2; do python t.py $x; done\n", "loops"),
-        ("if true; then\n python t.py\nfi\n", "loops, conditions"),
-        ("python a.py\npython b.py\n", "several commands"),
         ("cd /data\npython t.py\n", "several commands"),
         ("python t.py --data $DATA\n", "needs a shell"),
-        ("python t.py | tee log\n", "needs a shell"),
         ("srun -n 4 python t.py\n", "srun has options"),
         ("LR=3 python t.py\n", "sets a variable"),
         ("module load x\n", "no command"),
         ("python t.py\nmodule unload x\n", "comes after"),
         ("cat <<END\nx\nEND\npython t.py\n", "texts of its own"),
-        ("", "no command"),
     ],
 )
 def test_what_takes_a_shell_is_left_to_one(tmp_path, body, why):
@@ -181,4 +172,127 @@ def test_what_is_no_script_is_refused(here, tmp_path, words, why):
     (tmp_path / "notes.txt").write_text("hello")
     said = here(tmp_path, "new", "made", *words)
     assert said.code == 2 and why in said.err and "hint:" in said.err, said
+    assert not (tmp_path / "made").exists()
+
+
+def test_new_says_what_it_would_write_and_writes_it_only_when_asked(here, tmp_path):
+    dry = here(tmp_path, "new", "my project", "--dry-run", "--json")
+    assert dry.code == 0 and list(tmp_path.iterdir()) == []
+    made = here(tmp_path, "new", "my project", "--json")
+    assert made.json() == dry.json()
+    assert "project: my-project" in (tmp_path / "my project" / "tasuki.yaml").read_text()
+    assert here(tmp_path / "my project", "plan", "--no-measure").code == 0
+
+
+FILES = {
+    "exp1.yaml": "learning_rate: 3.0e-4\ntrain_bs: 2\ngrad_accum: 4\nlora_r: 8\n",
+    "exp2_stage1.yaml": "learning_rate: 0.01\nnum_train_epochs: 1\noutput_dir: out/one\n",
+    "exp2_stage2.yml": "init_checkpoint: out/one\nmax_steps: 5\nreport_to: wandb\n",
+}
+
+
+@pytest.fixture
+def theirs(tmp_path) -> Path:
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    for name, text in FILES.items():
+        (folder / name).write_text(text)
+    return folder
+
+
+def words(theirs: Path) -> list[str]:
+    return ["--from-yaml", *(f"{theirs.name}/{name}" for name in FILES)]
+
+
+def test_the_project_is_written_told_key_by_key_and_can_be_planned(here, tmp_path, theirs):
+    said = here(tmp_path, "new", "made", *words(theirs))
+    assert said.code == 0, said
+    names = ["exp1.yaml", "exp2_stage1.yaml", "exp2_stage2.yaml", "recipe.py", ".gitignore"]
+    assert said.out.splitlines() == [f"made/{name}" for name in ["tasuki.yaml", *names]]
+    for told in (
+        "train_bs: 2 → effective_batch: 8 (exp1.yaml:2)",
+        "init_checkpoint: out/one → init_from: previous (exp2_stage2.yml:1)",
+        "lora_r: 8 (exp1.yaml:4)",
+        "report_to: wandb – write `sinks: [tensorboard]`",
+        "note: `seed` is not in any file: tasuki's default is 0",
+    ):
+        assert told in said.err, said
+    plan = here(tmp_path / "made", "plan", "--no-measure", "--json")
+    assert plan.code == 0, plan
+    pieces = [p for job in plan.json()["jobs"] for lane in job["lanes"] for p in lane["stages"]]
+    assert [(p["experiment"], p["stage"], p["effective_batch"]) for p in pieces] == [
+        ("exp1", "exp1", 8),
+        ("exp2", "exp2_stage1", 8),
+        ("exp2", "exp2_stage2", 8),
+    ]
+
+
+def test_a_dry_run_and_the_function_tell_the_same_and_write_nothing(
+    here, tmp_path, theirs, monkeypatch
+):
+    before = sorted(tmp_path.rglob("*"))
+    dry = here(tmp_path, "new", "made", *words(theirs), "--dry-run", "--json")
+    assert dry.code == 0 and sorted(tmp_path.rglob("*")) == before
+    made = here(tmp_path, "new", "made", *words(theirs), "--json")
+    assert made.json() == dry.json()
+    monkeypatch.chdir(tmp_path)
+    shutil.rmtree(tmp_path / "made")
+    assert tasuki.new("made", from_yaml=[f"theirs/{name}" for name in FILES]) == dry.json()
+    (first,) = (key for key in made.json()["keys"] if key["key"] == "grad_accum")
+    assert first == {
+        "file": "theirs/exp1.yaml",
+        "line": 3,
+        "key": "grad_accum",
+        "value": 4,
+        "fate": "translated",
+        "words": "effective_batch: 8",
+    }
+
+
+def test_a_recipe_that_is_there_stays_and_nothing_else_is_overwritten(here, tmp_path, theirs):
+    made = tmp_path / "made"
+    made.mkdir()
+    (made / "recipe.py").write_text("mine")
+    said = here(tmp_path, "new", "made", *words(theirs))
+    assert said.code == 0 and "recipe.py" not in said.out, said
+    assert (made / "recipe.py").read_text() == "mine"
+    before = {path: path.read_bytes() for path in made.iterdir()}
+    again = here(tmp_path, "new", "made", *words(theirs))
+    assert again.code == 2 and "made has tasuki.yaml and exp1.yaml" in again.err, again
+    own = here(tmp_path, "new", "theirs", *words(theirs))
+    assert own.code == 2 and "theirs has exp1.yaml" in own.err, own
+    assert {path: path.read_bytes() for path in made.iterdir()} == before
+    assert {p.name: p.read_text() for p in theirs.iterdir()} == FILES
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("bad.yaml", b"a: [1, 2\n", "bad.yaml:1:4: this is not YAML"),
+        ("bad.yaml", b"\xff\xfe\x00", "the file is not UTF-8"),
+        ("bad.yaml", b"a: !!python/object:os.system x\n", "is not understood"),
+        ("$(touch owned).yaml", b"seed: 1\n", "cannot be a name"),
+    ],
+)
+def test_a_file_that_cannot_be_is_refused_in_words_and_nothing_is_written(
+    here, tmp_path, theirs, name, content, told
+):
+    (theirs / name).write_bytes(content)
+    said = here(tmp_path, "new", "made", "--from-yaml", "theirs/exp1.yaml", f"theirs/{name}")
+    assert said.code == 2 and told in said.err and "hint:" in said.err, said
+    assert "Traceback" not in said.err and not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--from-yaml",), "`--from-yaml` needs at least one name"),
+        (("--from-yaml", "theirs/none.yaml"), "there is no file theirs/none.yaml"),
+        (("--from-yaml", "theirs"), "there is no file theirs"),
+        (("--from-yaml", "theirs/exp1.yaml", "theirs/exp1.yaml"), "a file is named twice"),
+    ],
+)
+def test_files_that_are_not_there_are_named(here, tmp_path, theirs, words, told):
+    said = here(tmp_path, "new", "made", *words)
+    assert said.code == 2 and told in said.err, said
     assert not (tmp_path / "made").exists()

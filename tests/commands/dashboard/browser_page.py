@@ -1,4 +1,4 @@
-"""A person who looks at a page: what is there, what can be read, what went wrong."""
+"""A page in a real browser: what is there, what can be read, what went wrong."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-WITHIN_MS = 20_000
+WITHIN_MS = 60_000
 
 _FOLDER = Path(__file__).parent
 CONTRASTS = (_FOLDER / "contrasts.js").read_text()
@@ -15,7 +15,7 @@ NAMELESS = (_FOLDER / "nameless.js").read_text()
 
 
 @dataclass
-class Looking:
+class BrowserPage:
     page: Any
     context: Any
     trouble: list[str] = field(default_factory=list)
@@ -24,17 +24,17 @@ class Looking:
     """Every address that the page asked for."""
 
     @classmethod
-    def open(cls, browser: Any, url: str, *, width: int, height: int, **more: Any) -> Looking:
+    def open(cls, browser: Any, url: str, *, width: int, height: int, **more: Any) -> BrowserPage:
         context = browser.new_context(viewport={"width": width, "height": height}, **more)
         context.set_default_timeout(WITHIN_MS)
         page = context.new_page()
-        looking = cls(page, context)
-        page.on("console", looking._hear)
-        page.on("pageerror", lambda error: looking.trouble.append(str(error)))
-        page.on("request", lambda request: looking.asked.append(request.url))
-        page.on("dialog", lambda dialog: looking.trouble.append(f"dialog {dialog.message}"))
+        made = cls(page, context)
+        page.on("console", made._hear)
+        page.on("pageerror", lambda error: made.trouble.append(str(error)))
+        page.on("request", lambda request: made.asked.append(request.url))
+        page.on("dialog", lambda dialog: made.trouble.append(f"dialog {dialog.message}"))
         page.goto(url)
-        return looking
+        return made
 
     def _hear(self, message: Any) -> None:
         if message.type in ("error", "warning"):
