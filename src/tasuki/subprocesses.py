@@ -45,6 +45,7 @@ _STACK_TIMEOUT_S = 1.0
 _MAX_STDERR_LINES = 1000
 _MAX_FRAMES = 3
 _STACK_HEAD = b"(most recent call first):"  # as faulthandler writes it
+_STACK_ENDS = (b'  File "<string>", line 1 in <module>', b"  ...")  # `_CHILD`, or too many frames
 _CHILD = "import sys; from tasuki.subprocesses import _serve; _serve(int(sys.argv[1]))"
 
 Result = TypeVar("Result")
@@ -266,10 +267,8 @@ class _Child:
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(STACKS)
         deadline = time.monotonic() + _STACK_TIMEOUT_S
-        while time.monotonic() < deadline:
-            # The head comes first: the stack is complete when nothing follows for a moment.
-            if not self._read(_POLL_S / 4) and self._count_stacks() > before:
-                break
+        while time.monotonic() < deadline and not self._has_whole_stack(before):
+            self._read(_POLL_S / 4)
         text = b"\n".join(self._stderr_lines).decode(errors="replace")
         newest = text.rpartition(_STACK_HEAD.decode())[2]
         frames = re.findall(r'^  File "(.+)", line (\d+) in (.+)$', newest, re.MULTILINE)
@@ -279,6 +278,13 @@ class _Child:
             if is_users(file) and not file.startswith("<")
         ]
         return f"in {', from '.join(users[:_MAX_FRAMES])}" if users else ""
+
+    def _has_whole_stack(self, num_before: int) -> bool:
+        # It comes line by line, on a busy machine with pauses; the child's first frame is last.
+        last = list(self._stderr_lines)[-2:]
+        return self._count_stacks() > num_before and any(
+            line.startswith(_STACK_ENDS) for line in last
+        )
 
     def _count_stacks(self) -> int:
         return sum(_STACK_HEAD in line for line in self._stderr_lines)

@@ -27,18 +27,17 @@ HARMLESS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", SECRET)
-def test_a_value_is_hidden_whatever_it_is_when_its_name_says_that_it_is_a_secret(name):
-    assert is_secret(name)
+def test_a_value_is_hidden_whatever_it_is_when_its_name_says_that_it_is_a_secret():
+    assert [name for name in SECRET if not is_secret(name)] == []
     for value in ("s3", ["s3"], {"a": "s3"}, [["s3"]], 53):
-        assert hide({name: value}) == {name: HIDDEN}
-    assert hide({name: False}) == {name: False} and hide({name: None}) == {name: None}
+        assert hide({"token": value}) == {"token": HIDDEN}
+    assert hide({"token": False, "key": None}) == {"token": False, "key": None}
 
 
-@pytest.mark.parametrize("name", HARMLESS)
-def test_names_that_training_uses_every_day_are_shown(name):
-    value = {name: ["a", 3, {"b": "c"}]}
-    assert not is_secret(name) and hide(value) == value
+def test_names_that_training_uses_every_day_are_shown():
+    assert [name for name in HARMLESS if is_secret(name)] == []
+    value = {"tokens": ["a", 3, {"b": "c"}]}
+    assert hide(value) == value
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tasuki import subprocesses
 from tasuki.errors import EXIT_FAILED, EXIT_USAGE, UsageError
 from tasuki.subprocesses import Progress, SubprocessError, SubprocessTimeoutError, run
 
@@ -71,15 +72,13 @@ def _is_alive(pid: int) -> bool:
 
 
 def _wait_for_end(pid: int) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while _is_alive(pid):
         assert time.monotonic() < deadline, f"process {pid} stays"
         time.sleep(0.01)
 
 
-def test_arguments_and_result_arrive_with_their_types(
-    tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_arguments_and_result_arrive_with_their_types(tmp_path, environment, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     from targets import Point
 
@@ -89,22 +88,19 @@ def test_arguments_and_result_arrive_with_their_types(
     assert math.isnan(back[1].x) and back[1].where == Path("a")
 
 
-def test_many_megabytes_arrive_complete(run_body: RunBody) -> None:
+def test_many_megabytes_arrive_complete(run_body):
     numbers = list(range(1_000_000))
     assert run_body("return argument * 2", numbers, result=list[int]) == numbers * 2
 
 
-def test_a_result_of_another_type_is_an_error_of_the_caller(run_body: RunBody) -> None:
+def test_wrong_types_and_numbers_of_values_are_errors(run_body):
     with pytest.raises(ValueError, match="Expected `int`, got `str`"):
         run_body("return 'three'", result=int)
-
-
-def test_too_many_arguments_are_an_error(environment: dict[str, str]) -> None:
     with pytest.raises(SubprocessError, match="TypeError: too many positional arguments"):
-        run("targets:mirror", 1, 2, 3, result=int, environment=environment)
+        run_body("return 3", 1, 2, 3, result=int)
 
 
-def test_progress_is_reported_and_its_end_never_left_out(run_body: RunBody) -> None:
+def test_progress_is_reported_and_its_end_never_left_out(run_body):
     reported: list[Progress] = []
     body = """
     for done in range(1, 1001):
@@ -117,9 +113,7 @@ def test_progress_is_reported_and_its_end_never_left_out(run_body: RunBody) -> N
     assert len(reported) < 100  # a message for each would cost more than the work
 
 
-def test_what_the_child_prints_reaches_neither_result_nor_terminal(
-    run_body: RunBody, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_the_child_prints_reaches_neither_result_nor_terminal(run_body, capfd):
     body = """
     print("a line of the user", flush=True)
     os.system("echo a line of a shell")
@@ -131,7 +125,7 @@ def test_what_the_child_prints_reaches_neither_result_nor_terminal(
     assert capfd.readouterr() == ("", "")
 
 
-def test_an_error_of_tasuki_keeps_its_class_hint_and_exit_code(run_body: RunBody) -> None:
+def test_an_error_of_tasuki_keeps_its_class_hint_and_exit_code(run_body):
     with pytest.raises(UsageError, match="'größe' is\nwrong") as caught:
         run_body("raise UsageError(\"'größe' is\\nwrong\", hint='write 3')")
     assert (caught.value.hint, caught.value.exit_code) == ("write 3", EXIT_USAGE)
@@ -148,15 +142,13 @@ def test_an_error_of_tasuki_keeps_its_class_hint_and_exit_code(run_body: RunBody
         ("os.write(2, b'no licence\\n'); os.abort()", "ended without a result.*: no licence"),
     ],
 )
-def test_a_failing_child_is_an_error_with_the_users_line(
-    run_body: RunBody, body: str, message: str
-) -> None:
+def test_a_failing_child_is_an_error_with_the_users_line(run_body, body, message):
     with pytest.raises(SubprocessError, match=message) as caught:
         run_body(body)
     assert caught.value.exit_code == EXIT_FAILED
 
 
-def test_a_killed_child_may_have_had_too_little_memory(run_body: RunBody) -> None:
+def test_a_killed_child_may_have_had_too_little_memory(run_body):
     # In the middle of a message: its length is there, the rest is not.
     body = """
     os.write(int(sys.argv[1]), (100).to_bytes(8, "big") + b"half")
@@ -167,16 +159,14 @@ def test_a_killed_child_may_have_had_too_little_memory(run_body: RunBody) -> Non
     assert "memory" in caught.value.hint
 
 
-def test_a_module_or_interpreter_that_is_not_there_is_an_error(
-    environment: dict[str, str],
-) -> None:
+def test_a_module_or_interpreter_that_is_not_there_is_an_error(environment):
     with pytest.raises(SubprocessError, match="No module named 'no_such_module'"):
         run("no_such_module:f", result=int, environment=environment)
     with pytest.raises(SubprocessError, match="cannot start '/no/python': No such file"):
         run("no_such_module:f", result=int, environment=environment, python="/no/python")
 
 
-def test_threads_of_the_users_code_do_not_keep_the_result_waiting(run_body: RunBody) -> None:
+def test_threads_of_the_users_code_do_not_keep_the_result_waiting(run_body):
     body = """
     threading.Thread(target=time.sleep, args=(600,)).start()
     return 5
@@ -184,12 +174,14 @@ def test_threads_of_the_users_code_do_not_keep_the_result_waiting(run_body: RunB
     assert run_body(body) == 5
 
 
-def test_a_child_that_hangs_is_killed(run_body: RunBody) -> None:
+def test_a_child_that_hangs_is_killed(run_body):
     with pytest.raises(SubprocessTimeoutError, match=r"targets:work took longer than 0\.5 s: '"):
         run_body("time.sleep(600)", timeout_s=0.5)
 
 
-def test_ctrl_c_reports_where_the_users_code_is(run_body: RunBody) -> None:
+def test_ctrl_c_reports_where_the_users_code_is(run_body, monkeypatch):
+    monkeypatch.setattr(subprocesses, "_STACK_TIMEOUT_S", 60.0)
+
     def interrupt(progress: Progress) -> None:
         if progress.what == "reading":
             raise KeyboardInterrupt
@@ -198,11 +190,13 @@ def test_ctrl_c_reports_where_the_users_code_is(run_body: RunBody) -> None:
     progress(Progress("reading"))
     time.sleep(600)
     """
-    with pytest.raises(KeyboardInterrupt, match=r"'reading' for 0 s, in work \(targets.py:\d+\)$"):
+    with pytest.raises(
+        KeyboardInterrupt, match=r"'reading' for \d+ s, in work \(targets.py:\d+\)$"
+    ):
         run_body(body, progress=interrupt)
 
 
-def test_a_callback_that_raises_ends_the_child(run_body: RunBody) -> None:
+def test_a_callback_that_raises_ends_the_child(run_body):
     pids = []
 
     def stop(progress: Progress) -> None:
@@ -219,7 +213,7 @@ def test_a_callback_that_raises_ends_the_child(run_body: RunBody) -> None:
     assert not _is_alive(pids[0])
 
 
-def test_a_fork_of_the_child_neither_stays_nor_hides_its_end(run_body: RunBody) -> None:
+def test_a_fork_of_the_child_neither_stays_nor_hides_its_end(run_body):
     fork = "fork = os.fork()\nif fork == 0: time.sleep(600)\n"
     _wait_for_end(run_body(f"{fork}return fork"))
     with pytest.raises(SubprocessError, match="ended without a result") as caught:
@@ -227,9 +221,7 @@ def test_a_fork_of_the_child_neither_stays_nor_hides_its_end(run_body: RunBody) 
     assert "os._exit" in caught.value.hint
 
 
-def test_the_child_and_its_forks_end_with_the_caller(
-    tmp_path: Path, environment: dict[str, str]
-) -> None:
+def test_the_child_and_its_forks_end_with_the_caller(tmp_path, environment):
     (tmp_path / "targets.py").write_text(
         _HEAD + "def work(progress):\n"
         "    fork = os.fork()\n"

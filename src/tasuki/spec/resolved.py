@@ -319,6 +319,8 @@ def stage_leaves(stage: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
             continue
         elif key == "log_every":
             yield key, Every(**value).label()
+        elif key == "params":
+            yield from _leaves(value, "params.", with_empty=True)
         elif key in ("save", "validate") and value is not None:
             yield from _leaves({**value, "every": Every(**value["every"]).label()}, f"{key}.")
         elif key == "evaluate" and value is not None:
@@ -328,9 +330,12 @@ def stage_leaves(stage: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
             yield from _leaves({_WRITTEN.get(key, key): value})
 
 
-def _leaves(plain: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
+def _leaves(
+    plain: Mapping[str, Any], prefix: str = "", *, with_empty: bool = False
+) -> Iterator[tuple[str, object]]:
+    """`with_empty`: a recipe may tell a parameter that is `{}` from one that is not there."""
     for key, value in plain.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{key}.")
+        if isinstance(value, Mapping) and (value or not with_empty):
+            yield from _leaves(value, f"{prefix}{key}.", with_empty=with_empty)
         else:
             yield prefix + key, value

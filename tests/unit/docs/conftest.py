@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.commands.conftest import finished, here, warm_python
+from tests.commands.conftest import here, warm_python
 from tests.slurm.conftest import cluster
 
-__all__ = ["cluster", "finished", "here", "warm_python"]
+__all__ = ["cluster", "here", "warm_python"]

@@ -11,12 +11,23 @@ from pathlib import Path
 
 import pytest
 from tools.docs.pages import DOCS, ROOT, Page
+from tools.docs.shapes import read_recorded, shape_of, unknown
 
 from tests.commands.person import kill_leftovers
 from tests.unit.docs.following import Person, commands_of, follow, missing_from
 
 START = Page(DOCS / "start.md")
 INSTALL = "pip install ."
+JSON = (
+    ("status",),
+    ("plan", "--no-measure"),
+    ("history",),
+    ("logs", "sine"),
+    ("checkpoint", "show", "sine"),
+    ("checkpoint", "verify", "sine"),
+    ("checkpoint", "prune", "sine", "--dry-run"),
+)
+"""What can be asked of a finished run, quickly."""
 
 
 def test_there_are_at_most_ten_commands_and_each_is_typed_by_a_test():
@@ -28,8 +39,10 @@ def test_there_are_at_most_ten_commands_and_each_is_typed_by_a_test():
     assert all(block.not_run is None for block in START.blocks)
 
 
-def test_the_commands_of_the_start_page_do_what_it_shows(tmp_path, warm_python):
-    """With workers that have torch imported already: nothing else differs from a person's."""
+@pytest.mark.timeout(1200)  # each command has its own limit
+def test_the_commands_of_the_start_page_do_what_it_shows(tmp_path, warm_python, here):
+    """With workers that have torch imported already: nothing else differs from a person's. What
+    the run's JSON holds is what the reference tells."""
     home = tmp_path / "home"
     home.mkdir()
     sets = {"TASUKI_SET": f"cluster.python={warm_python};cluster.cpus=1"}
@@ -40,6 +53,11 @@ def test_the_commands_of_the_start_page_do_what_it_shows(tmp_path, warm_python):
                 follow(typed, person)
         assert person.folder == tmp_path / "first"
         assert list(home.glob("*")) == [], "something was left in HOME"
+        for words in JSON:
+            said = here(person.folder, *words, "--json")
+            assert said.code == 0, said
+            name = " ".join(word for word in words if word != "sine" and not word.startswith("-"))
+            assert unknown(shape_of(said.json()), read_recorded()[name]) == [], name
     finally:
         kill_leftovers(tmp_path)
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+import random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from tasuki.estimation.allocator import MIB, Allocator, Block, Pool, simulate
+from tasuki.estimation.allocator import MIB, Allocator, simulate
 
 Events = list[tuple[int, int]]
 
@@ -48,10 +46,6 @@ def test_from_10_mib_on_a_tensor_has_its_own_segment_in_steps_of_2_mib():
     assert taken(10.5, 10.5) == 24
 
 
-def test_nothing_is_taken_for_an_empty_tensor():
-    assert simulate([(1, 0), (-1, 0)]).reserved_peak == 0
-
-
 def test_what_is_left_of_a_large_block_is_used_if_it_is_more_than_1_mib():
     reused = in_mib((1, 30), (-1, 0), (2, 28), (3, 2))
     assert simulate(reused).reserved_peak == 30 * MIB
@@ -61,38 +55,11 @@ def test_what_is_left_of_a_large_block_is_used_if_it_is_more_than_1_mib():
     assert found.allocated == round(31.01 * MIB / 512 + 0.5) * 512
 
 
-def test_the_smallest_block_that_is_large_enough_is_taken():
-    cached = [(1, 40), (2, 30), (3, 50), (-1, 0), (-2, 0), (-3, 0)]
-    assert simulate(in_mib(*cached, (4, 30), (5, 40), (6, 50))).reserved_peak == 120 * MIB
-    assert simulate(in_mib(*cached, (4, 31), (5, 40), (6, 30))).reserved_peak == 120 * MIB
-
-
-def test_free_neighbours_become_one_block():
-    thirds = [(1, 30), (-1, 0), (2, 10), (3, 10), (4, 10)]
-    assert simulate(in_mib(*thirds, (-2, 0), (-4, 0), (-3, 0), (5, 30))).reserved_peak == 30 * MIB
-    assert simulate(in_mib(*thirds, (-2, 0), (-4, 0), (5, 20))).reserved_peak == 50 * MIB
-
-
-def test_small_and_large_tensors_never_share():
-    assert simulate(in_mib((1, 20), (-1, 0), (2, 1))).reserved_peak == 22 * MIB
-    assert simulate(in_mib((1, 0.5), (-1, 0), (2, 1.5))).reserved_peak == 22 * MIB
-
-
 def test_a_full_card_gets_back_whole_cached_segments_and_is_asked_again():
     events = in_mib((1, 30), (2, 20), (-1, 0), (3, 40))
     found = simulate(events, capacity=60 * MIB)
     assert found.fits and (found.retries, found.reserved) == (1, 60 * MIB)
     assert simulate(events).reserved_peak == 90 * MIB
-
-
-@pytest.mark.parametrize("first", [2, 3])
-def test_a_segment_with_one_tensor_in_it_stays_and_the_card_is_full(first):
-    """Whether it lies at the beginning of the segment or at its end."""
-    events = in_mib((1, 30), (-1, 0), (2, 15), (3, 15), (-first, 0), (4, 40))
-    found = simulate(events, capacity=60 * MIB)
-    assert found.refused == 40 * MIB and not found.fits
-    assert (found.reserved, found.retries) == (30 * MIB, 1)
-    assert simulate(events, capacity=70 * MIB).fits
 
 
 def test_growing_segments_take_pages_of_2_and_20_mib_and_waste_no_rest():
@@ -134,81 +101,33 @@ def test_a_full_card_gets_back_whole_pages_of_a_growing_segment():
 # What always holds
 
 
-@st.composite
-def traces(draw: Any) -> Events:
-    sizes = st.one_of(st.integers(0, 4096), st.integers(0, 3 * MIB), st.integers(0, 48 * MIB))
+def draw_trace(chance: random.Random) -> Events:
+    """Up to 40 tensors of all sizes, freed in any order; nine live at once, or fewer."""
     events: Events = []
     live: list[int] = []
-    for number in range(1, draw(st.integers(1, 40)) + 1):
-        events.append((number, draw(sizes)))
+    for number in range(1, chance.randint(1, 40) + 1):
+        most = chance.choice([4096, 3 * MIB, 20 * MIB, 100 * MIB])
+        events.append((number, chance.randint(0, most)))
         live.append(number)
-        while live and draw(st.booleans()):
-            events.append((-live.pop(draw(st.integers(0, len(live) - 1))), 0))
+        while len(live) > chance.randint(0, 9):
+            events.append((-live.pop(chance.randrange(len(live))), 0))
     return events
 
 
-def blocks_of(pool: Pool) -> list[Block]:
-    """All blocks of a pool, found from the free ones; those in use come from the allocator."""
-    return list(pool.at.values())
-
-
-def check(allocator: Allocator) -> None:
-    card = allocator.card
-    assert allocator.live <= allocator.allocated <= card.reserved <= card.peak
-    for pool in (allocator.small, allocator.large):
-        used = [block for block, owner, _ in allocator.used.values() if owner is pool]
-        free = blocks_of(pool)
-        together = sorted([*used, *free], key=lambda block: block.address)
-        for left, right in pairwise(together):
-            assert left.address + left.size <= right.address, "blocks overlap"
-        for block in together:
-            after = block.after
-            assert after is None or after.before is block
-            assert after is None or after.address == block.address + block.size
-            is_pair_free = after is not None and not (block.is_used or after.is_used)
-            assert not is_pair_free or not after.is_mapped, "free neighbours are one block"
-        assert sorted((block.size, block.address) for block in free) == pool.free
-    everything = [block for block, *_ in allocator.used.values()]
-    everything += blocks_of(allocator.small) + blocks_of(allocator.large)
-    assert sum(block.size for block in everything) == card.reserved
-
-
-@given(traces(), st.booleans())
-@settings(deadline=None, max_examples=50)
-def test_live_is_within_allocated_within_reserved_and_no_two_blocks_overlap(events, grows):
-    allocator = Allocator(grows=grows)
-    for number, size in events:
-        allocator.allocate(number, size) if number > 0 else allocator.free(-number)
-        check(allocator)
-    for number in list(allocator.used):
-        allocator.free(number)
-    check(allocator)
-    assert allocator.live == allocator.allocated == 0
-    assert allocator.card.reserved == allocator.card.peak, "what is cached stays"
-    assert all(block.before is None for block in allocator.large.at.values())
-    allocator.small.release()
-    allocator.large.release()
-    assert allocator.card.reserved == 0
-
-
-@given(traces(), st.integers(1, 200), st.booleans())
-@settings(deadline=None, max_examples=50)
-def test_a_card_is_never_taken_beyond_its_capacity(events, capacity, grows):
-    found = simulate(events, capacity=capacity * MIB, grows=grows)
-    assert found.reserved_peak <= capacity * MIB
-    endless = simulate(events, grows=grows)
-    if endless.reserved_peak <= capacity * MIB:
-        assert found == endless, "a card that is large enough changes nothing"
-    if not found.fits:
-        assert endless.reserved_peak > capacity * MIB
-
-
-@given(traces(), st.none() | st.integers(40, 250), st.booleans())
-@settings(deadline=None, max_examples=50)
-def test_it_does_what_a_plain_reading_of_the_rules_does(events, capacity, grows):
-    bound = None if capacity is None else capacity * MIB
-    found = simulate(events, capacity=bound, grows=grows)
-    assert (found.reserved_peak, found.reserved, found.fits) == Plain(bound, grows).run(events)
+@pytest.mark.parametrize("grows", [False, True])
+def test_it_does_what_a_plain_reading_of_the_rules_does(grows):
+    num_full = 0
+    for seed in range(400):
+        chance = random.Random(seed)
+        events = draw_trace(chance)
+        needed = simulate(events, grows=grows).reserved_peak
+        capacity = chance.choice([None, max(1, needed - chance.randint(1, 20 * MIB))])
+        found = simulate(events, capacity=capacity, grows=grows)
+        plain = Plain(capacity, grows).run(events)
+        assert (found.reserved_peak, found.reserved, found.fits) == plain, seed
+        assert found.live_peak <= found.allocated_peak <= found.reserved_peak, seed
+        num_full += found.retries > 0 and found.fits
+    assert num_full > 20, "of these a card gets cached memory back"
 
 
 class Plain:

@@ -14,54 +14,36 @@ CARDS = [gpu for gpu in TABLE.values() if not gpu.is_cpu]
 @pytest.mark.parametrize(
     ("spelling", "name"),
     [
-        ("a100-40gb", "a100-40gb"),
         ("A100-PCIE-40GB", "a100-40gb"),
-        ("a100_40g", "a100-40gb"),
         ("NVIDIA A100-SXM4-40GB", "a100-40gb"),
         ("NVIDIA A100-SXM4-80GB", "a100-sxm-80gb"),
         ("NVIDIA A100 80GB PCIe", "a100-pcie-80gb"),
         ("h100_sxm", "h100-sxm"),
-        ("H100SXM5", "h100-sxm"),
-        ("h100nvl", "h100-nvl"),
         ("NVIDIA H100 80GB HBM3", "h100-sxm"),
-        ("NVIDIA H100 PCIe", "h100-pcie"),
         ("NVIDIA H100 NVL", "h100-nvl"),
-        ("NVIDIA H200", "h200"),
-        ("NVIDIA B200", "b200"),
         ("NVIDIA GH200 480GB", "gh200"),
         ("Tesla V100-SXM2-32GB", "v100-32gb"),
-        ("Tesla P100-PCIE-16GB", "p100"),
         ("Tesla T4", "t4"),
         ("NVIDIA GeForce RTX 2080 Ti", "rtx-2080-ti"),
-        ("2080ti", "rtx-2080-ti"),
-        ("rtx3090", "rtx-3090"),
         ("3090", "rtx-3090"),
-        ("NVIDIA GeForce RTX 5090", "rtx-5090"),
         ("a6000", "rtx-a6000"),
         ("NVIDIA RTX A6000", "rtx-a6000"),
         ("NVIDIA RTX 6000 Ada Generation", "rtx-6000-ada"),
-        ("rtx6000ada", "rtx-6000-ada"),
         ("L40S", "l40s"),
-        ("l40", "l40"),
-        ("NVIDIA L4", "l4"),
         ("NVIDIA A10G", "a10g"),
-        ("a10", "a10"),
-        ("cpu", "cpu"),
-        *((name, name) for name in TABLE),
     ],
 )
 def test_a_card_is_found_by_any_usual_spelling(spelling, name):
-    found = find_gpu(spelling)
-    assert (found.gpu.name, found.note) == (name, "")
+    for written in (spelling, name):
+        found = find_gpu(written)
+        assert (found.gpu.name, found.note) == (name, "")
 
 
 @pytest.mark.parametrize(
     ("spelling", "name", "others"),
     [
         ("a100", "a100-40gb", "a100-pcie-80gb, a100-sxm-80gb"),
-        ("A100-80GB", "a100-pcie-80gb", "a100-sxm-80gb"),
         ("a100 sxm", "a100-40gb", "a100-sxm-80gb"),
-        ("v100", "v100-16gb", "v100-32gb"),
         ("NVIDIA H100", "h100-pcie", "h100-sxm, h100-nvl"),
     ],
 )
@@ -78,13 +60,8 @@ def test_a_name_that_fits_several_means_the_smallest_and_this_is_said(spelling, 
         ("NVIDIA GeForce RTX 3080 Laptop GPU", "rtx-3080"),
         ("Quadro RTX 6000", "rtx-6000-ada"),
         ("a100_3g.20gb", "a100-40gb"),
-        ("v100s", "v100-32gb"),
-        ("a1000", "a100-40gb"),
-        ("h100x", "h100-sxm"),
         ("h10", "did you mean h100-pcie, h100-sxm, h100-nvl"),
         ("mi300x", "known: p100"),
-        ("gpu", "cpu"),
-        ("", "known: p100"),
     ],
 )
 def test_another_card_is_refused_with_the_nearest_names_and_what_to_write(spelling, near):
@@ -93,17 +70,17 @@ def test_another_card_is_refused_with_the_nearest_names_and_what_to_write(spelli
     assert near in caught.value.hint and "site file" in caught.value.hint
 
 
-@pytest.mark.parametrize("gpu", CARDS, ids=lambda gpu: gpu.name)
-def test_every_card_makes_sense(gpu):
-    assert 0.9 < gpu.memory_bytes / gpu.advertised_bytes < 1.0, "the driver keeps a few percent"
-    assert 2.5e11 < gpu.bandwidth < 1e13
-    assert set(gpu.tflops) == set(PRECISIONS)
-    fp32, tf32, fp16, bf16 = (gpu.tflops[name] for name in PRECISIONS)
-    assert fp32 <= (tf32 or fp32) < fp16, "the shorter the quicker"
-    assert bf16 in (None, fp16)
-    assert (tf32 is None) == (bf16 is None), "both came with the same generation"
-    # A value with a digit too many or too few, or one with sparsity, falls out of line.
-    assert 20 < fp16 * 1e12 / gpu.bandwidth < 430
+def test_every_card_makes_sense():
+    for gpu in CARDS:
+        assert 0.9 < gpu.memory_bytes / gpu.advertised_bytes < 1.0, "the driver keeps a few percent"
+        assert 2.5e11 < gpu.bandwidth < 1e13
+        assert set(gpu.tflops) == set(PRECISIONS)
+        fp32, tf32, fp16, bf16 = (gpu.tflops[name] for name in PRECISIONS)
+        assert fp32 <= (tf32 or fp32) < fp16, "the shorter the quicker"
+        assert bf16 in (None, fp16)
+        assert (tf32 is None) == (bf16 is None), "both came with the same generation"
+        # A value with a digit too many or too few, or one with sparsity, falls out of line.
+        assert 20 < fp16 * 1e12 / gpu.bandwidth < 430, gpu.name
 
 
 def test_variants_of_a_card_differ_as_they_are_sold():

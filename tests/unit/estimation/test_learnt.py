@@ -59,5 +59,5 @@ def test_without_both_there_is_no_margin():
 
 
 @pytest.mark.parametrize("bare", ["0.2", -1.0, float("nan"), 1e30])
-def test_a_prediction_that_cannot_be_teaches_nothing(bare: Any):
+def test_a_prediction_that_cannot_be_teaches_nothing(bare):
     assert learn_calibration([predicted(1, bare)], gpu="a100-40gb").runs == 0

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tasuki.estimation.gpus import TABLE, find_gpu
 from tasuki.estimation.probes import read_probe
@@ -96,10 +94,3 @@ def test_more_runs_narrow_it_further_unless_they_lie_apart():
     assert (apart.factor, apart.error) == (2.0, 0.5)
     one_wild = calibrate([(1.0, 1.8)] * 19 + [(1.0, 20.0)])
     assert one_wild.error < 0.15, "a run beside somebody else's job does not count"
-
-
-@given(st.floats(0.2, 5), st.integers(1, 40), st.floats(0.01, 100))
-def test_a_learnt_factor_predicts_what_it_learnt_from(factor, runs, bare):
-    learnt = calibrate([(bare, bare * factor)] * runs)
-    assert learnt.factor == pytest.approx(factor)
-    assert LEAST_ERROR <= learnt.error < START_ERROR

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tasuki.loop.spoken import Spoken
 
 
-def test_the_log_has_a_loss_at_once_then_seldom_and_the_last_one() -> None:
+def test_the_log_has_a_loss_at_once_then_seldom_and_the_last_one():
     said: list[str] = []
     spoken = Spoken(said.append, total_steps=5000, now=0.0)
     for step in range(1, 5001):
@@ -19,7 +19,7 @@ def test_the_log_has_a_loss_at_once_then_seldom_and_the_last_one() -> None:
     assert len(said) == 1 + 6 + 7 + 1
 
 
-def test_without_a_loss_the_log_has_what_there_is_and_nothing_of_nothing() -> None:
+def test_without_a_loss_the_log_has_what_there_is_and_nothing_of_nothing():
     said: list[str] = []
     spoken = Spoken(said.append, total_steps=9, now=0.0)
     spoken.tell({"step": 1, "epoch": 0}, {}, now=1.0)

@@ -69,7 +69,7 @@ watch.hold_on()
 signal.set_wakeup_fd(-1)
 watch.start()
 os.kill(os.getpid(), signal.SIGUSR1)
-print(seen.wait(50))
+print(seen.wait(60))
 """
     assert run(code) == "True"
 
@@ -88,10 +88,12 @@ print("goes on")
     assert run(code) == "left interrupted"
 
 
-def test_what_a_forked_child_is_sent_is_no_notice_for_us():
+def test_what_a_forked_child_is_sent_is_no_notice_for_us_and_a_full_pipe_loses_none():
     code = """
+import fcntl
 pipe = SignalPipe()
-pipe.install()
+pipe.install(signal.SIGCHLD)
+fcntl.fcntl(pipe.reader, fcntl.F_SETPIPE_SZ, 4096)
 pid = os.fork()
 if pid == 0:
     for number in NOTICES:
@@ -100,8 +102,13 @@ if pid == 0:
 os.waitpid(pid, 0)
 pipe.drain()
 print(pipe.has_notice)
+for _ in range(5000):
+    os.kill(os.getpid(), signal.SIGCHLD)
+os.kill(os.getpid(), signal.SIGHUP)
+pipe.drain()
+print(pipe.has_notice)
 """
-    assert run(code) == "False"
+    assert run(code).split() == ["False", "True"]
 
 
 def test_signals_that_were_held_back_are_heard_and_held_back_again_at_the_end():
@@ -119,19 +126,6 @@ for number in NOTICES:
 print("alive")
 """
     assert run(code).split() == ["True", "alive"]
-
-
-def test_more_signals_than_a_pipe_holds_are_one_notice():
-    code = """
-pipe = SignalPipe()
-pipe.install(signal.SIGCHLD)
-for _ in range(70_000):
-    os.kill(os.getpid(), signal.SIGCHLD)
-os.kill(os.getpid(), signal.SIGHUP)
-pipe.drain()
-print(pipe.has_notice)
-"""
-    assert run(code) == "True"
 
 
 # -- with a clock that stands still ------------------------------------------------------------
@@ -180,17 +174,6 @@ def line():
     made = Line()
     yield made
     made.close()
-
-
-def test_a_step_that_fits_the_notice_is_waited_for(line):
-    line.say("notice", cause="preempted", remaining_s=30.0)
-    line.pass_s(20.0)
-    assert line.watch.notice is Cause.PREEMPTED and line.published == []
-
-
-def test_a_step_that_cannot_end_in_time_is_not_waited_for(line):
-    line.say("notice", cause="preempted", remaining_s=2.0)
-    assert line.published == [2.0]
 
 
 def test_a_step_that_is_overdue_is_waited_for_until_the_last_moment(line):
@@ -305,7 +288,7 @@ def test_every_word_of_the_loop_says_how_long_it_may_be_silent(line):
     ]
 
 
-def test_who_is_leaving_at_a_notice_does_not_let_the_loop_complete_its_run_meanwhile() -> None:
+def test_who_is_leaving_at_a_notice_does_not_let_the_loop_complete_its_run_meanwhile():
     code = """
 import time
 watch, leaving = Watch(None, SystemClock()), threading.Event()

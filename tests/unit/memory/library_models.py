@@ -88,66 +88,6 @@ class Bert(Gpt2):
         return model(**batch).loss
 
 
-class T5(Gpt2):
-    def build_model(self) -> nn.Module:
-        from transformers import T5Config, T5ForConditionalGeneration
-
-        return T5ForConditionalGeneration(
-            T5Config(
-                vocab_size=96,
-                d_model=self.width,
-                d_kv=8,
-                d_ff=64,
-                num_layers=2,
-                num_heads=4,
-                use_cache=False,
-                decoder_start_token_id=0,
-            )
-        )
-
-
-class Mixtral(Gpt2):
-    def build_model(self) -> nn.Module:
-        from transformers import MixtralConfig, MixtralForCausalLM
-
-        return MixtralForCausalLM(
-            MixtralConfig(
-                vocab_size=96,
-                hidden_size=self.width,
-                intermediate_size=48,
-                num_hidden_layers=2,
-                num_attention_heads=4,
-                num_key_value_heads=2,
-                num_local_experts=4,
-                use_cache=False,
-            )
-        )
-
-
-class Vit(Gpt2):
-    def build_model(self) -> nn.Module:
-        from transformers import ViTConfig, ViTForImageClassification
-
-        return ViTForImageClassification(
-            ViTConfig(
-                hidden_size=self.width,
-                num_hidden_layers=2,
-                num_attention_heads=2,
-                intermediate_size=64,
-                image_size=16,
-                patch_size=4,
-                num_labels=3,
-            )
-        )
-
-    def batch(self, batch: int, size: int = 16) -> Any:
-        labels = torch.zeros(batch, dtype=torch.int64)
-        return {"pixel_values": torch.zeros(batch, 3, 16, 16), "labels": labels}
-
-    def loss(self, model: Any, batch: Any) -> Any:
-        return model(**batch).loss
-
-
 class Lora(Gpt2):
     """peft's adapters on a frozen base."""
 
@@ -160,22 +100,14 @@ class Lora(Gpt2):
         return get_peft_model(super().build_model(), config)  # type: ignore[arg-type]
 
 
-class LlamaLora(Llama):
-    def build_model(self) -> nn.Module:
-        from peft import LoraConfig, get_peft_model
-
-        config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"])
-        return get_peft_model(super().build_model(), config)  # type: ignore[arg-type]
-
-
 # -- bitsandbytes ---------------------------------------------------------------------------------
 
 
 class FourBit(Mlp):
-    """Frozen layers of 4 bits with trained ones beside them, as in QLoRA."""
+    """Frozen layers of 4 bits, their scales of 8, with trained ones next to them: QLoRA."""
 
     class Block(nn.Module):
-        def __init__(self, width: int, *, is_nested: bool) -> None:
+        def __init__(self, width: int) -> None:
             super().__init__()
             import bitsandbytes as bnb
 
@@ -184,7 +116,7 @@ class FourBit(Mlp):
                 width,
                 compute_dtype=torch.bfloat16,
                 quant_type="nf4",
-                compress_statistics=is_nested,
+                compress_statistics=True,
             )
             self.base.requires_grad_(False)
             self.down = nn.Linear(width, 4, bias=False)
@@ -193,12 +125,8 @@ class FourBit(Mlp):
         def forward(self, x: Any) -> Any:
             return functional.gelu(self.base(x) + self.up(self.down(x)))
 
-    def __init__(self, width: int = 64, *, is_nested: bool = False) -> None:
-        super().__init__(width)
-        self.is_nested = is_nested
-
     def build_model(self) -> nn.Module:
-        blocks = [self.Block(self.width, is_nested=self.is_nested) for _ in range(3)]
+        blocks = [self.Block(self.width) for _ in range(3)]
         return nn.Sequential(*blocks, nn.Linear(self.width, 5)).to("cpu")
 
 
@@ -248,29 +176,6 @@ class Gat(Gcn):
         first = GATConv(self.width, self.width // 4, heads=4, dropout=0.1)
         second = GATConv(self.width, self.width, heads=1)
         return nn.ModuleList([first, second, nn.Linear(self.width, 5)])
-
-
-class Vgae(Pyg):
-    class Encoder(nn.Module):
-        def __init__(self, width: int) -> None:
-            super().__init__()
-            from torch_geometric.nn import GCNConv
-
-            self.conv = GCNConv(width, width)
-            self.mean, self.log_std = GCNConv(width, 8), GCNConv(width, 8)
-
-        def forward(self, x: Any, edges: Any) -> Any:
-            x = self.conv(x, edges).relu()
-            return self.mean(x, edges), self.log_std(x, edges)
-
-    def build_model(self) -> nn.Module:
-        from torch_geometric.nn import VGAE
-
-        return VGAE(self.Encoder(self.width))
-
-    def loss(self, model: Any, batch: Any) -> Any:
-        z = model.encode(batch.x, batch.edge_index)
-        return model.recon_loss(z, batch.edge_index) + model.kl_loss() / batch.num_nodes
 
 
 class Gin(Gcn):

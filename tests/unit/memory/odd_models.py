@@ -20,15 +20,6 @@ class Tied(Mlp):
         return model
 
 
-class Einsum(Mlp):
-    def loss(self, model: nn.Module, batch: Any) -> Any:
-        x, y = batch
-        rows = model[:2](x).view(len(x), 4, -1)
-        scores = torch.einsum("bid,bjd->bij", rows, rows).softmax(-1)
-        mixed = torch.einsum("bij,bjd->bid", scores, rows).flatten(1)
-        return functional.cross_entropy(model[2:](mixed), y)
-
-
 class Contrastive(Mlp):
     """Every sample against every other: quadratic in the batch."""
 
@@ -78,12 +69,8 @@ class OwnFunction(Mlp):
 
 
 class Recurrent(Mlp):
-    def __init__(self, width: int = 24, *, kind: Any = nn.LSTM) -> None:
-        super().__init__(width)
-        self.kind = kind
-
     def build_model(self) -> nn.Module:
-        recurrent = self.kind(self.width, self.width, 2, batch_first=True)
+        recurrent = nn.LSTM(self.width, self.width, 2, batch_first=True)
         return nn.ModuleList([recurrent, nn.Linear(self.width, 5)])
 
     def batch(self, batch: int, size: int = 6) -> Any:
@@ -162,30 +149,6 @@ class Experts(Mlp):
         return functional.cross_entropy(model["last"](out), y)
 
 
-class DenseExperts(Experts):
-    """The same with a capacity of its own, as many libraries do: no size depends on the data."""
-
-    def loss(self, model: Any, batch: Any) -> Any:
-        x, y = batch
-        weights, chosen = model["route"](x).softmax(-1).topk(2)
-        one_hot = functional.one_hot(chosen, 4).to(x.dtype) * weights[..., None]
-        outs = torch.stack([expert(x) for expert in model["experts"]], 1)
-        return functional.cross_entropy(
-            model["last"](torch.einsum("bke,bed->bd", one_hot, outs)), y
-        )
-
-
-class Caching(Mlp):
-    """Keeps a tensor of the last batch on itself: it is there when the next one comes."""
-
-    def loss(self, model: nn.Module, batch: Any) -> Any:
-        x, y = batch
-        hidden = model[:2](x)
-        self.last_hidden = hidden.detach().clone()
-        model.last_seen = hidden.detach() * 2  # type: ignore[assignment]
-        return functional.cross_entropy(model[2:](hidden), y)
-
-
 class InPlace(Mlp):
     def loss(self, model: nn.Module, batch: Any) -> Any:
         x, y = batch
@@ -223,45 +186,6 @@ class Checkpointed(Mlp):
         h = model[:2](x)
         h = checkpoint(model[2:6], h, use_reentrant=self.is_reentrant)
         return functional.cross_entropy(model[6](h), y)
-
-
-class ReadsLoss(Mlp):
-    """`.item()` for a log, and a branch on it."""
-
-    def loss(self, model: nn.Module, batch: Any) -> Any:
-        x, y = batch
-        loss = functional.cross_entropy(model(x), y)
-        if loss.item() > 100:
-            loss = loss * 0.5
-        return loss, 1.0, {"loss": loss.item()}
-
-
-class ReadsLengths(Mlp):
-    """Cuts a batch to its longest sample: a size that is read from the data."""
-
-    def batch(self, batch: int, size: int = 0) -> Any:
-        x = torch.zeros(batch, 10, self.width)
-        return x, torch.zeros(batch, dtype=torch.int64), torch.full((batch,), 7)
-
-    def loss(self, model: nn.Module, batch: Any) -> Any:
-        x, y, lengths = batch
-        x = x[:, : int(lengths.max())]
-        mask = torch.arange(x.shape[1])[None] < lengths[:, None]
-        return functional.cross_entropy((model(x) * mask[..., None]).sum(1), y)
-
-
-class Repeats(Mlp):
-    """Rows as often as the batch says."""
-
-    def batch(self, batch: int, size: int = 0) -> Any:
-        x, y = super().batch(batch)
-        return x, y, torch.full((batch,), 3)
-
-    def loss(self, model: nn.Module, batch: Any) -> Any:
-        x, y, times = batch
-        out = model(x.repeat_interleave(times, 0))
-        counts = torch.bincount(y.repeat_interleave(times))
-        return functional.cross_entropy(out, y.repeat_interleave(times)) + 0 * counts.sum()
 
 
 class Segments(Mlp):
@@ -309,65 +233,6 @@ class Chunked(Mlp):
         return functional.cross_entropy(outs, y)
 
 
-class Hardest(Mlp):
-    """The worse half of the batch, rounded down: no polynomial."""
-
-    def loss(self, model: nn.Module, batch: Any) -> Any:
-        x, y = batch
-        losses = functional.cross_entropy(model(x), y, reduction="none")
-        return losses.topk(max(1, len(losses) // 2)).values.mean()
-
-
-class Sgd(Mlp):
-    def build_optimizer(self, model: nn.Module) -> Any:
-        return torch.optim.SGD(model.parameters(), lr=0.1)
-
-
-class Adagrad(Mlp):
-    def build_optimizer(self, model: nn.Module) -> Any:
-        return torch.optim.Adagrad(model.parameters(), lr=0.1)
-
-
-class Adafactor(Mlp):
-    def build_optimizer(self, model: nn.Module) -> Any:
-        return torch.optim.Adafactor(model.parameters(), lr=0.1)
-
-
-class RmsProp(Mlp):
-    def build_optimizer(self, model: nn.Module) -> Any:
-        return torch.optim.RMSprop(model.parameters(), lr=0.1, momentum=0.5, centered=True)
-
-
-class Muon(Mlp):
-    def build_model(self) -> nn.Module:
-        model = super().build_model()
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad_("weight" in name)
-        return model
-
-    def build_optimizer(self, model: nn.Module) -> Any:
-        return torch.optim.Muon([p for p in model.parameters() if p.requires_grad], lr=0.1)
-
-
-class TwoGroups(Mlp):
-    """Parameters that are not used in the loss, and two groups."""
-
-    def build_model(self) -> nn.Module:
-        model = super().build_model()
-        model.unused = nn.Linear(self.width, self.width)
-        return model
-
-    def build_optimizer(self, model: Any) -> Any:
-        rest = [p for p in model.parameters() if p is not model[0].weight]
-        return torch.optim.AdamW([{"params": [model[0].weight], "lr": 1.0}, {"params": rest}])
-
-    def loss(self, model: Any, batch: Any) -> Any:
-        x, y = batch
-        for layer in list(model)[:7]:
-            x = layer(x)
-        return functional.cross_entropy(x, y)
-
-
 class Encoder(Mlp):
     """torch's own transformer layers, with a mask of padding."""
 
@@ -384,42 +249,6 @@ class Encoder(Mlp):
         return functional.cross_entropy(
             model[1](model[0](x, src_key_padding_mask=padding).mean(1)), y
         )
-
-
-class Normed(Mlp):
-    """weight_norm and spectral_norm compute weights anew in each pass."""
-
-    def build_model(self) -> nn.Module:
-        model = super().build_model()
-        nn.utils.parametrizations.weight_norm(model[0])
-        nn.utils.parametrizations.spectral_norm(model[2])
-        return model
-
-
-class Complex(Mlp):
-    """Fourier transforms: complex numbers in between."""
-
-    def loss(self, model: nn.Module, batch: Any) -> Any:
-        x, y = batch
-        x = torch.fft.irfft(torch.fft.rfft(model[:2](x)) * 2, n=self.width)
-        return functional.cross_entropy(model[2:](x), y)
-
-
-class Sorted(Mlp):
-    def loss(self, model: nn.Module, batch: Any) -> Any:
-        x, y = batch
-        h = model[:6](x)
-        h = h.sort(-1).values.cumsum(-1) + h.gather(1, h.argsort(-1))
-        return functional.cross_entropy(model[6](h), y)
-
-
-class NoMask(Mlp):
-    """Takes the samples of one class only, by a mask."""
-
-    def loss(self, model: nn.Module, batch: Any) -> Any:
-        x, y = batch
-        keep = y >= 0
-        return functional.cross_entropy(model(x)[keep], y[keep])
 
 
 class TwoModels(Mlp):

@@ -54,12 +54,6 @@ class ForGood(Recipe):
     def loss(self, model, batch):
         best = model(batch).argmax(-1).flatten()
         return super().loss(model, batch) * torch.bincount(best, weights=best * 1.0).sum()
-
-
-class Masked(Recipe):
-    def loss(self, model, batch):
-        kept = model(batch)[batch != 1]
-        return functional.cross_entropy(kept, batch.flatten()[: len(kept)])
 """
 
 
@@ -110,6 +104,7 @@ def test_a_probe_file_tells_the_peak_of_every_bucket(probe):
     assert found["notes"] == []
 
 
+@pytest.mark.long
 def test_what_cannot_be_traced_is_named(probe):
     found = probe("Counting")
     assert found["probe"] is None

@@ -147,6 +147,7 @@ def test_adam_takes_all_parameters_at_once_as_on_cuda():
     [here] = traces_of(OwnAdam(), stage, [(2, 0)], device="cpu")
     assert most_in_step(there, "optimizer") == held(there, "weights")  # the roots of all moments
     assert most_in_step(here, "optimizer") < held(here, "weights")
+    assert held(there, "optimizer") == 2 * held(there, "weights")  # its counts stay on the host
 
 
 def most_in_step(trace, kind):

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tasuki.errors import SpecError
 from tasuki.spec.load import load_spec
-
-from .conftest import Project
 
 STAGE = """
 recipe: recipes.toy:Toy
@@ -21,9 +17,7 @@ experiments:
 """
 
 
-def test_a_missing_spec_says_how_to_make_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_spec_says_how_to_make_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for source in (".", "tasuki.yaml", "./tasuki.yaml"):
         with pytest.raises(SpecError) as caught:
@@ -34,7 +28,7 @@ def test_a_missing_spec_says_how_to_make_one(
         assert "tasuki run path/to/spec.yaml" in caught.value.hint
 
 
-def test_a_yaml_syntax_error_names_file_line_and_column(project: Project) -> None:
+def test_a_yaml_syntax_error_names_file_line_and_column(project):
     error = project.refuse("recipe: a:B\nexperiments: {toy: [1\n")
     assert error.message.startswith(f"{project.folder}/tasuki.yaml:2:20: ")
 
@@ -43,47 +37,30 @@ def test_a_yaml_syntax_error_names_file_line_and_column(project: Project) -> Non
     ("line", "message"),
     [
         ("epochs: ten", "`epochs` must be a whole number, not `ten`"),
-        ("epochs: 2.5", "`epochs` must be a whole number, not `2.5`"),
         ("epochs: true", "`epochs` must be a whole number, not `true`"),
         ("epochs: -3", "`epochs` must be at least 1, not `-3`"),
-        ("epochs: 0", "`epochs` must be at least 1, not `0`"),
         ("epochs: 100000000000000000000000000", "`epochs` must be at least 1, not"),
-        ("steps: 0", "`steps` must be at least 1, not `0`"),
-        ("samples: -1", "`samples` must be at least 1, not `-1`"),
-        ("effective_batch: 0", "`effective_batch` must be at least 1, not `0`"),
         ("micro_batch: 0", "`micro_batch` must be a whole number of at least 1, or `auto`"),
-        ("micro_batch: big", "`micro_batch` must be a whole number of at least 1, or `auto`"),
         ("accumulation: 0", "`accumulation` must be at least 1, not `0`"),
         ("gpus: 0", "`gpus` must be between 1 and 1024, or `auto`, not `0`"),
         ("lr: 0", "`lr` must be larger than 0 and finite, not `0`"),
-        ("lr: -1e-3", "`lr` must be larger than 0 and finite, not `-0.001`"),
         ("lr: .inf", "`inf` is not a finite number"),
-        ("lr: fast", "`lr` must be a number, not `fast`"),
         ("weight_decay: -1", "`weight_decay` must be 0 or larger"),
         ("clip: -1", "`clip` must be 0 or larger"),
         ("safety_factor: 0", "`safety_factor` must be larger than 0 and at most 1"),
-        ("safety_factor: 1.1", "`safety_factor` must be larger than 0 and at most 1"),
-        ("seed: -1", "`seed` must be between 0 and 2^63 - 1"),
         ("seed: 9223372036854775808", "`seed` must be between 0 and 2^63 - 1"),
         ("warmup: 1.5", "`warmup` must be a fraction between 0.0 and 1.0, or"),
-        ("warmup: -1", "`warmup` must be a fraction between 0.0 and 1.0, or"),
         ("precision: bf61", "`precision` must be one of fp32, tf32, bf16 or fp16, not `bf61`"),
         ("order: random", "`order` must be one of"),
-        ("on_nan: ignore", "`on_nan` must be one of"),
-        ("schedule: step", "`schedule` must be one of"),
         ("recipe: toy", "`recipe` must be a module and a class, as in `module.sub:Class`"),
-        ("recipe: toy.py:Toy-1", "`recipe` must be a module and a class"),
-        ("command: 3", "`command` must be a list of texts, not"),
         ("command: ''", "`command`: a command needs a program to start"),
         ("command: python 'train.py", "cannot be split into words: No closing quotation"),
         ("command: python a.py && python b.py", "`&&` means something to a shell only"),
         ("command: []", "`command` must be more than an empty list"),
         ("command: [python, 3e-4]", "`command` must be a list of texts, but item 2 is `0.0003`"),
-        ("split: 3", "`split` must be text, not `3`"),
         ("strict: yes", "`strict` must be true or false, not `yes`"),
         ("size: big", "`size`: `big` is not a size of samples"),
         ("size: 9..3", "`size`: `9..3` is an empty range of sizes"),
-        ("size: 0", "`size`: `0` is not a size of samples"),
         ("params: [1]", "`params` must be a mapping, not a list"),
         ("params: {x: [.nan]}", "`nan` is not a finite number"),
         ("save: 10m", "`save` must be a mapping, not `10m`"),
@@ -93,7 +70,6 @@ def test_a_yaml_syntax_error_names_file_line_and_column(project: Project) -> Non
         ("validate: {every: 10m}", "`every`: `10m` is not counted in steps or epochs"),
         ("log_every: 1 epoch", "`log_every`: `1 epoch` is not counted in steps"),
         ("expect: {wall: 4 hours}", "`wall`: `4 hours` is not a duration"),
-        ("expect: {wall: 4}", "`wall`: `4` is not a duration: its unit is missing"),
         ("expect: {peak: lots}", "`peak`: `lots` is not a number of bytes"),
         ("evaluate: {after: never}", "`after` must be one of end or each_stage, not `never`"),
         ("each: {data: [a]}", "stage 1 of experiment `toy` cannot have `each`"),
@@ -103,7 +79,7 @@ def test_a_yaml_syntax_error_names_file_line_and_column(project: Project) -> Non
         ("data: a$/b", "the `$` in `a$/b` names no variable"),
     ],
 )
-def test_a_wrong_value_is_named_with_its_line(project: Project, line: str, message: str) -> None:
+def test_a_wrong_value_is_named_with_its_line(project, line, message):
     error = project.refuse(STAGE.format(line))
     assert error.message.startswith(f"{project.folder}/tasuki.yaml:6: ")
     assert message in error.message
@@ -125,8 +101,8 @@ def test_a_wrong_value_is_named_with_its_line(project: Project, line: str, messa
     ],
 )
 def test_an_unknown_key_names_the_nearest_known_one_and_where_it_belongs(
-    project: Project, written: str, line: int, hint: str
-) -> None:
+    project, written, line, hint
+):
     error = project.refuse(written)
     assert f"tasuki.yaml:{line}: unknown key" in error.message
     assert hint in error.hint
@@ -137,17 +113,16 @@ def test_an_unknown_key_names_the_nearest_known_one_and_where_it_belongs(
     [
         ("offload: host", "write for example `offload: true`"),
         ("gradient_checkpointing: yess", "write for example `gradient_checkpointing: true`"),
-        ("precision: half", "write for example `precision: bf16`"),
         ("precision: bf61", "did you mean `bf16`?"),
     ],
 )
 def test_a_switch_in_no_position_of_its_own_is_told_the_one_that_switches_it_on(
-    project: Project, small: str, written: str, hint: str
-) -> None:
+    project, small, written, hint
+):
     assert hint in project.refuse(small + f"    {written}\n").hint
 
 
-def test_a_limit_shorter_than_the_reserve_is_refused(project: Project, small: str) -> None:
+def test_a_limit_shorter_than_the_reserve_is_refused(project, small):
     text = small + "    evaluate: {reserve: 10m}\ncluster: {time_limit: 5m}\n"
     error = project.refuse(text)
     assert "tasuki.yaml:7: a job of 5m cannot keep 10m free" in error.message
@@ -158,21 +133,14 @@ def test_a_limit_shorter_than_the_reserve_is_refused(project: Project, small: st
 @pytest.mark.parametrize(
     ("cluster", "message"),
     [
-        ("{time_limit: 8}", "`time_limit`: `8` is not a duration: its unit is missing"),
         ("{time_limit: 0s}", "`time_limit`: `0s` is no time at all"),
         ("{nodes: 0}", "`nodes` must be at least 1"),
-        ("{gpus: 0}", "`gpus` must be between 1 and 1024"),
         ("{gpus: 1000000000}", "`gpus` must be between 1 and 1024"),
-        ("{cpus: 0}", "`cpus` must be at least 1"),
         ("{memory: 0}", "`memory`: `0` cannot be a size of memory"),
-        ("{account: 123}", "`account` must be text, not `123`"),
         ("{backend: pbs}", "`backend` must be one of auto, local or slurm"),
-        ("[8h]", "`cluster` must be a mapping, not a list"),
     ],
 )
-def test_a_wrong_cluster_is_refused_with_its_line(
-    project: Project, small: str, cluster: str, message: str
-) -> None:
+def test_a_wrong_cluster_is_refused_with_its_line(project, small, cluster, message):
     error = project.refuse(f"cluster: {cluster}{small}")
     assert "tasuki.yaml:1: " in error.message
     assert message in error.message
@@ -184,10 +152,8 @@ def test_a_wrong_cluster_is_refused_with_its_line(
         ("", "the spec is empty"),
         ("[1, 2]", "the top level must be a mapping"),
         ("recipe: a:B", "there are no experiments"),
-        ("recipe: a:B\nexperiments: {}", "there are no experiments"),
         ("recipe: a:B\nexperiments: 3", "`experiments` must be a mapping"),
         ("recipe: a:B\nexperiments: {a: }", "experiment `a` has no stages"),
-        ("recipe: a:B\nexperiments: {a: {stages: []}}", "experiment `a` has no stages"),
         ("recipe: a:B\nexperiments: {a: {stages: {x: 1}}}", "must be a list of stages"),
         ("recipe: a:B\nexperiments: {a: {stages: [{data: x}]}}", "has no name"),
         ("recipe: a:B\nexperiments: {a: {stages: [{name: none}]}}", "cannot be called `none`"),
@@ -203,23 +169,20 @@ def test_a_wrong_cluster_is_refused_with_its_line(
             "recipe: a:B\ndefaults: {epochs: 1, export: {to: m.pt}}\nexperiments: {a: {}, b: {}}",
             "`a` and `b` would both export to `m.pt`",
         ),
-        ("recipe: a:B\ncut: half\nexperiments: {a: {epochs: 1}}", "`cut` must be one of"),
     ],
 )
-def test_a_spec_that_makes_no_sense_is_refused(project: Project, text: str, message: str) -> None:
+def test_a_spec_that_makes_no_sense_is_refused(project, text, message):
     error = project.refuse(text)
     assert f"{project.folder}/tasuki.yaml:" in error.message
     assert message in error.message
 
 
-def test_a_mistake_in_a_layer_that_is_overruled_is_still_a_mistake(
-    project: Project, small: str
-) -> None:
+def test_a_mistake_in_a_layer_that_is_overruled_is_still_a_mistake(project, small):
     assert "tasuki.yaml:1" in project.refuse(f"defaults: {{epochs: ten}}{small}").message
     assert "config" in project.refuse(f"configs: {{c: {{lrr: 1}}}}{small}").message
 
 
-def test_a_file_that_is_not_text_is_refused(project: Project) -> None:
+def test_a_file_that_is_not_text_is_refused(project):
     path = project.folder / "tasuki.yaml"
     path.write_bytes(b"recipe: \xff\xfe\n")
     with pytest.raises(SpecError, match="not UTF-8"):

@@ -7,22 +7,21 @@ import pytest
 from tasuki.errors import SpecError
 from tasuki.spec.commands import name_of
 from tasuki.spec.load import load_command
-from tests.unit.spec.conftest import Project
 
 
-def test_a_command_alone_is_an_experiment(project: Project) -> None:
+def test_a_command_alone_is_an_experiment(project):
     [stage] = project.stages("experiments: {e: {command: [python, train.py]}}")
     assert (stage.name, stage.command, stage.recipe) == ("train", ("python", "train.py"), None)
 
 
-def test_one_text_is_split_into_words_and_that_is_said(project: Project) -> None:
+def test_one_text_is_split_into_words_and_that_is_said(project):
     spec = project.load("experiments: {e: {command: python train.py --name 'a b'}}")
     assert spec.experiments[0].stages[0].command == ("python", "train.py", "--name", "a b")
     [warning] = spec.warnings
     assert "no shell reads it, as if it were `[python, train.py, --name, a b]`" in warning
 
 
-def test_keys_that_only_a_recipe_could_use_warn_with_their_place(project: Project) -> None:
+def test_keys_that_only_a_recipe_could_use_warn_with_their_place(project):
     spec = project.load("""
         experiments:
           e: {command: [a], effective_batch: 16, precision: bf16, ranks: own, expect: {wall: 1h}}
@@ -32,9 +31,7 @@ def test_keys_that_only_a_recipe_could_use_warn_with_their_place(project: Projec
     assert warning.startswith(f"{project.folder}/tasuki.yaml:")
 
 
-def test_defaults_that_a_recipe_uses_do_not_warn_for_the_commands_beside_it(
-    project: Project,
-) -> None:
+def test_defaults_that_a_recipe_uses_do_not_warn_for_the_commands_beside_it(project):
     spec = project.load("""
         recipe: a:B
         defaults: {lr: 0.1, precision: bf16}
@@ -45,31 +42,14 @@ def test_defaults_that_a_recipe_uses_do_not_warn_for_the_commands_beside_it(
     assert [w.partition(": ")[2][:25] for w in spec.warnings] == ["`lr` has no effect on stag"[:25]]
 
 
-def test_ranks_of_a_recipe_are_never_its_own(project: Project) -> None:
-    spec = project.load("recipe: a:B\nexperiments: {e: {epochs: 1, ranks: own}}")
-    assert any("`ranks: own` has no effect" in warning for warning in spec.warnings)
-
-
 @pytest.mark.parametrize("init_from", ["", ", init_from: previous", ", init_from: c"])
-def test_a_recipe_cannot_start_from_what_a_command_leaves(project: Project, init_from: str) -> None:
+def test_a_recipe_cannot_start_from_what_a_command_leaves(project, init_from):
     stages = f"[{{name: c, command: [a]}}, {{name: r, recipe: 'm:R'{init_from}}}]"
     with pytest.raises(SpecError, match="starts from the weights of `c`, which runs a command"):
         project.load(f"experiments: {{e: {{stages: {stages}}}}}")
 
 
-def test_commands_follow_commands_and_recipes_that_start_anew(project: Project) -> None:
-    first, second, third = project.stages("""
-        experiments:
-          e:
-            stages:
-              - {name: a, command: [a]}
-              - {name: b, command: [b]}
-              - {name: c, recipe: 'm:R', init_from: none}
-        """)
-    assert [first.init_from, second.init_from, third.init_from] == ["none", "previous", "none"]
-
-
-def test_what_evaluates_a_command_is_a_command(project: Project) -> None:
+def test_what_evaluates_a_command_is_a_command(project):
     text = "experiments: {e: {command: [a], evaluate: {data: d, command: [b, c]}}}"
     spec = project.load(text)
     evaluate = spec.experiments[0].stages[0].evaluate
@@ -85,19 +65,15 @@ def test_what_evaluates_a_command_is_a_command(project: Project) -> None:
         (["python", "train.py", "--lr", "3e-4"], "train"),
         (["torchrun", "--nproc-per-node", "4", "src/fit model.py"], "fit_model"),
         (["python", "-m", "pkg.train"], "train"),
-        (["python", "-m", "pkg.train.__main__"], "train"),
         (["./run.sh"], "run"),
-        (["/opt/bin/solve", "x"], "solve"),
         (["..."], "command"),
     ],
 )
-def test_a_typed_command_is_named_after_its_script(words: list[str], name: str) -> None:
+def test_a_typed_command_is_named_after_its_script(words, name):
     assert name_of(words) == name
 
 
-def test_a_typed_command_takes_the_cluster_of_the_spec_here_and_nothing_else(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_typed_command_takes_the_cluster_of_the_spec_here_and_nothing_else(project, monkeypatch):
     project.load("""
         project: mine
         runs: elsewhere

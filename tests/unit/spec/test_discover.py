@@ -71,9 +71,11 @@ def facts(stages: Sequence[ResolvedStage]) -> list[tuple[str, Any, str]]:
 # -- which stages there are ---------------------------------------------------------------------
 
 
-def test_there_is_one_stage_per_data_set_and_size_small_sizes_first(project: Project) -> None:
+def test_there_is_one_stage_per_data_set_and_size_small_sizes_first(project):
     look = Looker(small=(1024, 512), large=(2048, 512))
-    assert facts(stages_of(project, AUTO, look=look)) == [
+    stages = stages_of(project, AUTO, look=look)
+    assert [stage.init_from for stage in stages] == ["none", *["previous"] * 3]
+    assert facts(stages) == [
         ("large_512", "data/large.h5", "512"),
         ("small_512", "data/small.h5", "512"),
         ("small_1024", "data/small.h5", "1024"),
@@ -82,58 +84,39 @@ def test_there_is_one_stage_per_data_set_and_size_small_sizes_first(project: Pro
     assert look.asked == [(["data/*.h5"], str(project.folder), "train")]
 
 
-def test_each_stage_goes_on_from_the_one_before(project: Project) -> None:
-    assert [s.init_from for s in stages_of(project, AUTO)] == ["none", "previous"]
-
-
-def test_keys_of_all_layers_reach_every_stage(project: Project) -> None:
-    text = AUTO + "defaults: {lr: 0.5, split: fit}\nconfigs: {big: {effective_batch: 32}}\n"
-    look = Looker(small=(512, 1024))
-    stages = stages_of(project, text, look=look, config="big")
-    assert [(s.lr, s.effective_batch, s.split) for s in stages] == [(0.5, 32, "fit")] * 2
-    assert look.asked[0][2] == "fit"
-
-
-def test_stages_may_be_found_for_all_experiments_at_once(project: Project) -> None:
+def test_stages_may_be_found_for_all_experiments_at_once(project):
     text = """
     recipe: recipes.toy:Toy
-    defaults: {stages: auto, data: data/a.h5}
-    experiments: {one: {seed: 1}, two: {data: data/b.h5}}
+    defaults: {stages: auto, data: ["$DISK/a*.h5", "${NONE:-b}.h5", ~/c.h5]}
+    experiments: {one: {seed: 1}, two: {data: data/b.h5}, three: {stages: [{name: s}]}}
     """
     look = Looker(a=(5,), b=(6,))
-    spec = load(project, text, look=look)
-    assert [experiment.name for experiment in spec.experiments] == ["one", "two"]
-    assert [asked[0] for asked in look.asked] == [["data/a.h5"], ["data/b.h5"]]
-
-
-def test_several_patterns_and_variables_in_them_are_asked_for(project: Project) -> None:
-    text = """
-    recipe: recipes.toy:Toy
-    experiments: {toy: {stages: auto, data: ["$DISK/a*.h5", "${NONE:-b}.h5", ~/c.h5]}}
-    """
-    look = Looker(small=(1,))
-    load(project, text, look=look, environ={"DISK": "/disk", "HOME": "/me"})
-    assert look.asked[0][0] == ["/disk/a*.h5", "b.h5", "/me/c.h5"]
+    spec = load(project, text, look=look, environ={"DISK": "/disk", "HOME": "/me"})
+    assert [experiment.name for experiment in spec.experiments] == ["one", "two", "three"]
+    assert [asked[0] for asked in look.asked] == [
+        ["/disk/a*.h5", "b.h5", "/me/c.h5"],
+        ["data/b.h5"],
+    ]
 
 
 @pytest.mark.parametrize(
     ("size", "left"),
     [("512", [512]), ("[512, 2048]", [512, 2048]), ("600..3000", [1024, 2048]), ("null", None)],
 )
-def test_size_leaves_sizes_out(project: Project, size: str, left: list[int] | None) -> None:
+def test_size_leaves_sizes_out(project, size, left):
     look = Looker(small=(512, 1024, 2048))
     stages = stages_of(project, AUTO, f"size={size}", look=look)
     assert [s.size.values[0] for s in stages if s.size] == (left or [512, 1024, 2048])
 
 
-def test_a_size_that_no_sample_has_names_those_that_exist(project: Project) -> None:
+def test_a_size_that_no_sample_has_names_those_that_exist(project):
     error = refuse(project, AUTO, "size=7", words="no sample has a wanted size")
     assert error.hint == "the sizes that exist are 512, 1024"
     text = AUTO.replace("auto,", "auto, size: 7,")
     assert ":3:" in refuse(project, text, words="no sample has a wanted size").message
 
 
-def test_each_over_data_finds_the_stages_of_every_value(project: Project) -> None:
+def test_each_over_data_finds_the_stages_of_every_value(project):
     text = """
     recipe: recipes.toy:Toy
     experiments:
@@ -146,20 +129,14 @@ def test_each_over_data_finds_the_stages_of_every_value(project: Project) -> Non
     assert [(s.name, s.seed) for s in spec.experiments[1].stages] == [("a_5", 2), ("a_6", 2)]
 
 
-def test_without_data_there_is_nothing_to_look_at(project: Project) -> None:
+def test_without_data_there_is_nothing_to_look_at(project):
     text = AUTO.replace(', data: "data/*.h5"', "")
     error = refuse(project, text, words="`stages: auto` of `toy` has no `data` to look at")
     assert "data: data/*.h5" in error.hint
     assert stages_of(project, text, "data=data/x.h5")
 
 
-def test_data_are_not_looked_at_unless_a_stage_asks_for_it(project: Project, small: str) -> None:
-    look = Looker()
-    assert len(load(project, small, look=look).experiments[0].stages) == 2
-    assert look.asked == []
-
-
-def test_a_chosen_stage_is_one_that_was_found(project: Project) -> None:
+def test_a_chosen_stage_is_one_that_was_found(project):
     spec = load(project, AUTO, environ={"TASUKI_STAGE": "small_1024"})
     assert spec.only_stages == ("small_1024",)
     with pytest.raises(SpecError, match="there is no such stage"):
@@ -173,26 +150,20 @@ def test_a_chosen_stage_is_one_that_was_found(project: Project) -> None:
     ("source", "name"),
     [
         ("data/small.h5", "small_512"),
-        ("small.hdf5", "small_512"),
         ("data/small", "small_512"),
         ("data/small/train.h5", "small_512"),
-        ("/disk/small/data.h5", "small_512"),
-        ("small/val.h5", "small_512"),
         ("train.h5", "train_512"),
-        ("/train.h5", "train_512"),
         ("data/small_512.h5", "small_512"),
-        ("data/512.h5", "512"),
         ("data/n512x.h5", "n512x"),
         ("data/small_5120.h5", "small_5120_512"),
         ("data/small_1512/train.h5", "small_1512_512"),
-        ("data/v1.2", "v1.2_512"),
         ("data/my molecules.h5", "my_molecules_512"),
         ("data/größe.h5", "gr_e_512"),
         ("data/§§.h5", "512"),
         (".", "512"),
     ],
 )
-def test_a_stage_is_called_after_its_file_or_folder_and_size(source: str, name: str) -> None:
+def test_a_stage_is_called_after_its_file_or_folder_and_size(source, name):
     assert name_stages([(512, source)]) == [name]
 
 
@@ -200,8 +171,6 @@ def test_a_stage_is_called_after_its_file_or_folder_and_size(source: str, name: 
     ("sources", "names"),
     [
         (["a/x.h5", "b/x.h5"], ["a_x_512", "b_x_512"]),
-        (["a/x/train.h5", "b/x/train.h5"], ["a_x_512", "b_x_512"]),
-        (["p/a/x.h5", "q/a/x.h5", "q/b/x.h5"], ["p_a_x_512", "q_a_x_512", "b_x_512"]),
         (["/x.h5", "/b/x.h5", "/b/y.h5"], ["x_512", "b_x_512", "y_512"]),
         (["d/set.01", "d/set.02"], ["set.01_512", "set.02_512"]),
         (["d/x.h5", "d/x.hdf5", "e/y.h5"], ["d_x_512-1", "d_x_512-2", "y_512"]),
@@ -209,21 +178,17 @@ def test_a_stage_is_called_after_its_file_or_folder_and_size(source: str, name: 
     ],
 )
 def test_two_of_one_name_get_as_many_folders_before_it_as_tell_them_apart_else_a_number(
-    sources: list[str], names: list[str]
-) -> None:
+    sources, names
+):
     assert name_stages([(512, source) for source in sources]) == names
-
-
-def test_a_name_that_says_one_of_several_sizes_is_not_taken_for_all_of_them() -> None:
-    pairs = [(512, "small_512.h5"), (1024, "small_512.h5")]
-    assert name_stages(pairs) == ["small_512_512", "small_512_1024"]
 
 
 # -- epochs by size -----------------------------------------------------------------------------
 
 
-def test_epochs_may_be_given_by_size(project: Project) -> None:
-    text = AUTO.replace("auto,", "auto, epochs: {512: 30, 1024: 20, 4096: 1},")
+def test_epochs_may_be_given_by_size(project):
+    text = AUTO.replace("auto,", "auto, epochs: {1024: 20, 4096: 1},")
+    text += "defaults: {epochs: {512: 30}}\n"
     stages = stages_of(project, text)
     assert [(s.length.unit, s.length.count) for s in stages] == [("epochs", 30), ("epochs", 20)]
     assert [s.length.count for s in stages_of(project, text, "epochs.512=3")] == [3, 20]
@@ -231,19 +196,14 @@ def test_epochs_may_be_given_by_size(project: Project) -> None:
     assert [s.length.unit for s in stages_of(project, text, "steps=9")] == ["steps", "steps"]
 
 
-def test_layers_of_epochs_by_size_are_merged(project: Project) -> None:
-    text = AUTO.replace("auto,", "auto, epochs: {1024: 20},") + "defaults: {epochs: {512: 30}}\n"
-    assert [s.length.count for s in stages_of(project, text)] == [30, 20]
-
-
-def test_a_size_without_epochs_is_named(project: Project) -> None:
+def test_a_size_without_epochs_is_named(project):
     text = AUTO.replace("auto,", "auto, epochs: {512: 30},")
     error = refuse(project, text, words="`epochs` says nothing about size 1024")
     assert "it names 512: add 1024" in error.hint
     assert len(stages_of(project, text, "size=512")) == 1
 
 
-def test_epochs_by_size_work_for_a_written_stage_of_one_size(project: Project) -> None:
+def test_epochs_by_size_work_for_a_written_stage_of_one_size(project):
     text = """
     recipe: recipes.toy:Toy
     defaults: {epochs: {512: 30, 1024: 20}}
@@ -254,15 +214,13 @@ def test_epochs_by_size_work_for_a_written_stage_of_one_size(project: Project) -
         refuse(project, text.replace("1024}]", f"{size}}}]"), words="needs stages of one `size`")
 
 
-@pytest.mark.parametrize(
-    "epochs", ["{}", "{small: 3}", "{512: 0}", "{512: many}", "{-512: 3}", "{512: 1.5}", "true"]
-)
-def test_epochs_that_cannot_be_are_refused_with_their_line(project: Project, epochs: str) -> None:
+@pytest.mark.parametrize("epochs", ["{}", "{small: 3}", "{512: 0}", "{512: 1.5}", "true"])
+def test_epochs_that_cannot_be_are_refused_with_their_line(project, epochs):
     error = refuse(project, AUTO.replace("auto,", f"auto, epochs: {epochs},"), words="epochs")
     assert "tasuki.yaml:3" in error.message
 
 
-def test_epochs_are_a_number_or_a_number_per_size() -> None:
+def test_epochs_are_a_number_or_a_number_per_size():
     assert parse_epochs(20) == 20
     assert parse_epochs({"512": 30, "1024": 20}) == {512: 30, 1024: 20}
     for bad in ({}, {"5.5": 1}, {"": 1}, {"٣": 1}):
@@ -273,28 +231,20 @@ def test_epochs_are_a_number_or_a_number_per_size() -> None:
 # -- settings -----------------------------------------------------------------------------------
 
 
-def test_bare_settings_reach_every_stage_that_is_found(project: Project) -> None:
-    stages = stages_of(project, AUTO, "lr=0.25", "experiments.toy.seed=9")
-    assert [(s.lr, s.seed) for s in stages] == [(0.25, 9), (0.25, 9)]
-    look = Looker(other=(3,))
-    load(project, AUTO, "data=other.h5", "split=fit", look=look)
-    assert look.asked[0][0] == ["other.h5"] and look.asked[0][2] == "fit"
+def test_keys_of_all_layers_reach_every_stage_that_is_found(project):
+    text = AUTO + "defaults: {split: fit}\nconfigs: {big: {effective_batch: 32}}\n"
+    settings = ("lr=0.25", "experiments.toy.seed=9", "data=other.h5")
+    look = Looker(other=(3, 5))
+    stages = stages_of(project, text, *settings, look=look, config="big")
+    assert [(s.lr, s.seed, s.effective_batch) for s in stages] == [(0.25, 9, 32)] * 2
+    assert look.asked == [(["other.h5"], str(project.folder), "fit")]
 
 
 @pytest.mark.parametrize("path", ["stages.0.epochs", "stages.small_512.epochs"])
-def test_a_setting_for_one_of_the_stages_is_refused_with_what_to_write(
-    project: Project, path: str
-) -> None:
+def test_a_setting_for_one_of_the_stages_is_refused_with_what_to_write(project, path):
     words = r"--set experiments.toy.stages.*are found in the data .`stages: auto`"
     error = refuse(project, AUTO, f"experiments.toy.{path}=2", words=words)
     assert "epochs: {512: 30, 1024: 20}" in error.hint
-
-
-def test_auto_may_be_set_and_unset_from_outside(project: Project, small: str) -> None:
-    text = "recipe: recipes.toy:Toy\nexperiments: {toy: {data: d.h5}}\n"
-    found = stages_of(project, text, "experiments.toy.stages=auto")
-    assert [s.name for s in found] == ["small_512", "small_1024"]
-    assert [s.name for s in stages_of(project, text)] == ["train"]
 
 
 # -- with real files ----------------------------------------------------------------------------
@@ -311,7 +261,7 @@ def look() -> LookAtData:
     return look_with(python=sys.executable, environment=dict(os.environ))
 
 
-def test_real_files_and_folders_give_their_sizes(project: Project, look: LookAtData) -> None:
+def test_real_files_and_folders_give_their_sizes(project, look):
     write_file(project.folder / "data/small.h5", [512, 512, 256])
     write_file(project.folder / "data/graphs/train.h5", [64])
     write_file(project.folder / "data/graphs/test.h5", [999])
@@ -328,26 +278,14 @@ def test_real_files_and_folders_give_their_sizes(project: Project, look: LookAtD
     ("data", "words"),
     [
         ("data/*.h6", r"no file matches `data/\*.h6`"),
-        ("data/smal.h5", "`data/smal.h5` do not exist; .*`small.h5`"),
         ("data/*.txt", "matches no HDF5 file"),
-        ("data/broken.h5", "`data/broken.h5` cannot be opened as an HDF5 file"),
+        ("data/bad.h5", r"sample 1 of `data/bad\.h5` has size 0"),
     ],
 )
-def test_real_files_that_cannot_be_used_are_named_by_the_child(
-    project: Project, look: LookAtData, data: str, words: str
-) -> None:
-    write_file(project.folder / "data/small.h5", [512])
-    (project.folder / "data/readme.txt").write_text("no data")
-    (project.folder / "data/broken.h5").write_text("no data " * 1000)
+def test_real_files_that_cannot_be_used_are_named_by_the_child(tmp_path, look, data, words):
+    write_file(tmp_path / "data/small.h5", [512])
+    write_file(tmp_path / "data/bad.h5", [4, 0, 4])
+    (tmp_path / "data/readme.txt").write_text("no data")
     with pytest.raises(TasukiError, match=words) as caught:
-        load(project, AUTO.replace("data/*.h5", data), look=look)
+        look([data], str(tmp_path), "train")
     assert caught.value.hint
-
-
-def test_a_sample_without_a_size_is_named_where_it_lies(project: Project, tmp_path: Path) -> None:
-    with h5py.File(tmp_path / "bad.h5", "w") as file:
-        file["n"] = [4, 0, 4]
-    look = look_with(python=sys.executable, environment=dict(os.environ))
-    with pytest.raises(TasukiError, match=r"sample 1 of `bad\.h5` has size 0") as caught:
-        look(["bad.h5"], str(tmp_path), "train")
-    assert "tasuki data check bad.h5 --fix" in caught.value.hint

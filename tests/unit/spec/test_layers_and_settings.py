@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from tasuki.spec.values import Every, Length
-
-from .conftest import SMALL, Project
 
 LAYERS = ["defaults", "config", "experiment", "stage", "environment", "setting"]
 
@@ -31,13 +27,13 @@ experiments:
 
 
 @pytest.mark.parametrize("num_layers", range(1, 7))
-def test_each_layer_wins_over_the_weaker_ones(project: Project, num_layers: int) -> None:
+def test_each_layer_wins_over_the_weaker_ones(project, num_layers):
     text, environ, sets = chain(num_layers)
     stage = project.stages(text, *sets, config="c", environ=environ)[0]
     assert stage.lr == num_layers / 10
 
 
-def test_a_config_counts_only_when_it_is_chosen(project: Project) -> None:
+def test_a_config_counts_only_when_it_is_chosen(project):
     text, _, _ = chain(2)
     assert project.stages(text)[0].lr == 0.1
     error = project.refuse(text.replace("{c:", "{big:"), config="bag")
@@ -45,7 +41,7 @@ def test_a_config_counts_only_when_it_is_chosen(project: Project) -> None:
     assert "`big`" in error.hint
 
 
-def test_mappings_merge_by_key_and_lists_replace(project: Project) -> None:
+def test_mappings_merge_by_key_and_lists_replace(project):
     stage = project.stages("""
         recipe: a:B
         defaults: {params: {a: 1, deep: {x: 1, y: [1, 2]}}, save: {keep: 5}}
@@ -56,7 +52,7 @@ def test_mappings_merge_by_key_and_lists_replace(project: Project) -> None:
     assert (stage.save.keep, stage.save.every) == (5, Every(unit="seconds", count=300.0))
 
 
-def test_a_later_choice_of_length_replaces_an_earlier_one(project: Project) -> None:
+def test_a_later_choice_of_length_replaces_an_earlier_one(project):
     text = """
         recipe: a:B
         defaults: {epochs: 3}
@@ -73,12 +69,12 @@ def test_a_later_choice_of_length_replaces_an_earlier_one(project: Project) -> N
     assert one[0].length == Length(unit="epochs", count=2)
 
 
-def test_params_may_be_called_epochs_and_steps(project: Project) -> None:
+def test_params_may_be_called_epochs_and_steps(project):
     text = "recipe: a:B\nexperiments: {e: {params: {epochs: 1, steps: 2}, epochs: 1}}"
     assert project.stages(text, "params.steps=3")[0].params == {"epochs": 1, "steps": 3}
 
 
-def test_a_stage_may_have_a_command_where_the_others_have_a_recipe(project: Project) -> None:
+def test_a_stage_may_have_a_command_where_the_others_have_a_recipe(project):
     spec = project.load("""
         recipe: a:B
         experiments:
@@ -90,7 +86,7 @@ def test_a_stage_may_have_a_command_where_the_others_have_a_recipe(project: Proj
     assert spec.warnings == ()
 
 
-def test_null_takes_a_weaker_value_back(project: Project) -> None:
+def test_null_takes_a_weaker_value_back(project):
     text = """
         recipe: a:B
         defaults: {validate: {every: 5 steps}, lr: 0.5, clip: 3}
@@ -111,13 +107,19 @@ def test_null_takes_a_weaker_value_back(project: Project) -> None:
         ("defaults.lr=0.5", [0.5, 0.5]),
     ],
 )
-def test_a_setting_reaches_the_place_that_it_names(
-    project: Project, small: str, setting: str, lrs: list[float]
-) -> None:
+def test_a_setting_reaches_the_place_that_it_names(project, small, setting, lrs):
     assert [stage.lr for stage in project.stages(small, setting)] == lrs
 
 
-def test_settings_reach_the_cluster_and_nested_keys(project: Project, small: str) -> None:
+@pytest.mark.parametrize(
+    ("written", "data"),
+    [("*.h5", "*.h5"), ("'it''s # [1'", "it's # [1"), ('"a\\nb: c"', "a\nb: c"), ("' x '", " x ")],
+)
+def test_a_text_is_set_as_it_is_quoted_or_a_bare_glob(project, small, written, data):
+    assert project.stages(small, f"data={written}")[0].data == data
+
+
+def test_settings_reach_the_cluster_and_nested_keys(project, small):
     spec = project.load(
         small, "cluster.time_limit=12:00:00", "save.every=5m", "params.d_model=8", "cut=fill"
     )
@@ -127,9 +129,7 @@ def test_settings_reach_the_cluster_and_nested_keys(project: Project, small: str
         assert stage.params == {"d_model": 8}
 
 
-def test_of_two_settings_the_later_wins_and_the_command_line_beats_the_environment(
-    project: Project, small: str
-) -> None:
+def test_of_two_settings_the_later_wins_and_the_command_line_beats_the_environment(project, small):
     environ = {"TASUKI_SET": 'lr=0.1; seed=5\nparams.text="a;b"'}
     stages = project.stages(small, "experiments.toy.stages.0.lr=0.3", environ=environ)
     assert [stage.lr for stage in stages] == [0.3, 0.1]
@@ -142,7 +142,7 @@ def test_of_two_settings_the_later_wins_and_the_command_line_beats_the_environme
     ]
 
 
-def test_names_with_dots_can_be_set(project: Project) -> None:
+def test_names_with_dots_can_be_set(project):
     text = "recipe: a:B\nexperiments: {v1.2: {stages: [{name: s.3, epochs: 1}]}}"
     assert project.stages(text, "experiments.v1.2.stages.s.3.epochs=7")[0].length.count == 7
 
@@ -151,22 +151,16 @@ def test_names_with_dots_can_be_set(project: Project) -> None:
     ("setting", "message", "hint"),
     [
         ("epochs", "a setting is a key, `=` and a value", "epochs=2"),
-        ("=3", "a setting is a key", "epochs=2"),
         ("eppochs=3", "unknown key `eppochs`", "`epochs`"),
         ("time_limit=3h", "unknown key `time_limit`", "`cluster.time_limit`"),
-        ("epochs=ten", "`epochs` must be a whole number, not `ten`", "epochs: 20"),
         ("epochs=[1", "not YAML", "bracket"),
         ("stages=[]", "belongs to one experiment", "experiments.NAME.stages"),
         ("experiments.tyo.lr=1", "there is no experiment `tyo`", "`toy`"),
         ("experiments.toy.stages.7.lr=1", "there is no item `7`", "`one`, `two`"),
-        ("experiments.toy.stages.noe.lr=1", "there is no item `noe`", "`one`"),
-        ("experiments.toy.lrr=1", "unknown key `lrr`", "`lr`"),
         ("cluster.gpuss=1", "unknown key `gpuss`", "`gpus`"),
     ],
 )
-def test_a_wrong_setting_is_quoted(
-    project: Project, small: str, setting: str, message: str, hint: str
-) -> None:
+def test_a_wrong_setting_is_quoted(project, small, setting, message, hint):
     error = project.refuse(small, setting)
     assert error.message.startswith("--set")
     assert message in error.message
@@ -175,11 +169,7 @@ def test_a_wrong_setting_is_quoted(
     assert wrong.message.startswith("TASUKI_SET")
 
 
-def test_a_glob_can_be_set_without_quotes(project: Project, small: str) -> None:
-    assert project.stages(small, "data=*.h5")[0].data == "*.h5"
-
-
-def test_tasuki_stage_restricts_and_tasuki_name_renames(project: Project, small: str) -> None:
+def test_tasuki_stage_restricts_and_tasuki_name_renames(project, small):
     spec = project.load(small, environ={"TASUKI_STAGE": "two", "TASUKI_NAME": "again"})
     assert spec.only_stages == ("two",)
     assert [experiment.name for experiment in spec.experiments] == ["again"]
@@ -187,33 +177,3 @@ def test_tasuki_stage_restricts_and_tasuki_name_renames(project: Project, small:
     assert "cannot be a name" in project.refuse(small, environ={"TASUKI_NAME": "a/b"}).message
     two = small + "  other: {epochs: 1}\n"
     assert "the spec has 2" in project.refuse(two, environ={"TASUKI_NAME": "again"}).message
-
-
-KEYS = st.sampled_from(["epochs", "steps", "samples", "effective_batch", "accumulation", "seed"])
-
-
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(sets=st.lists(st.tuples(KEYS, st.integers(1, 2**40)), min_size=1, max_size=5))
-def test_the_last_setting_of_a_key_holds_in_every_stage(
-    project: Project, sets: list[tuple[str, int]]
-) -> None:
-    stages = project.stages(SMALL, *(f"{key}={value}" for key, value in sets))
-    last = dict(sets)
-    length = [key for key, _ in sets if key in ("epochs", "steps", "samples")][-1:]
-    for stage in stages:
-        for key in ("effective_batch", "accumulation", "seed"):
-            assert key not in last or getattr(stage, key) == last[key]
-        if length:
-            assert (stage.length.unit, stage.length.count) == (length[0], last[length[0]])
-
-
-TEXT = st.text(
-    st.characters(codec="utf-8", categories=("L", "N", "P", "S", "Zs")), min_size=1, max_size=20
-)
-
-
-@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(text=TEXT)
-def test_a_quoted_text_is_set_as_it_is(project: Project, text: str) -> None:
-    quoted = "'" + text.replace("'", "''") + "'"
-    assert project.stages(SMALL, f"params.text={quoted}")[0].params == {"text": text}

@@ -36,9 +36,6 @@ def breaks():
     x = 1
     raise ValueError("no such size")
 
-def leaves():
-    raise SystemExit(3)
-
 def wrong():
     return 3
 
@@ -66,7 +63,7 @@ def refuse(source: str) -> SpecError:
     return caught.value
 
 
-def test_a_python_spec_is_a_function_whose_prints_do_no_harm(file: Path) -> None:
+def test_a_python_spec_is_a_function_whose_prints_do_no_harm(file):
     spec = load_spec(f"{file}:sweep", settings=["epochs=5"], environ=dict(os.environ))
     (experiment,) = spec.experiments
     assert [stage.name for stage in experiment.stages] == ["s512", "s1024"]
@@ -75,7 +72,7 @@ def test_a_python_spec_is_a_function_whose_prints_do_no_harm(file: Path) -> None
     assert spec.runs == str(file.parent / "runs")
 
 
-def test_a_wrong_value_names_its_path_because_there_is_no_line(file: Path) -> None:
+def test_a_wrong_value_names_its_path_because_there_is_no_line(file):
     assert refuse(f"{file}:plain").message == (
         f"{file}:plain (experiments.e.epochs): `epochs` must be a whole number, not `ten`"
     )
@@ -85,33 +82,27 @@ def test_a_wrong_value_names_its_path_because_there_is_no_line(file: Path) -> No
     ("function", "message"),
     [
         ("breaks", "specs.py:22: ValueError: no such size"),
-        ("leaves", "specs.py:25: SystemExit: 3"),
         ("strange", "specs.py:strange: TypeError: a object cannot be part of a spec"),
         ("sweeep", "specs.py:sweeep: there is no function `sweeep`"),
+        ("wrong", "specs.py:wrong: the function gave no spec"),
         ("dies", "specs.py:dies: Python ended without a spec (exit 7)"),
     ],
 )
-def test_a_failing_function_is_one_error_with_its_line(
-    file: Path, function: str, message: str
-) -> None:
-    assert refuse(f"{file}:{function}").message.startswith(message)
+def test_a_failing_function_is_one_error_with_its_line(file, function, message):
+    assert message in refuse(f"{file}:{function}").message
 
 
-def test_a_function_that_gives_no_spec_is_refused(file: Path) -> None:
-    assert "the function gave no spec" in refuse(f"{file}:wrong").message
-
-
-def test_a_python_file_that_is_no_python_names_the_line(project: Project) -> None:
+def test_a_python_file_that_is_no_python_names_the_line(project):
     path = project.write("x = 1\ndef f(:\n", "bad.py")
     assert refuse(f"{path}:f").message.startswith("bad.py:2: SyntaxError")
 
 
-def test_a_missing_python_file_or_function_says_what_to_write(tmp_path: Path) -> None:
+def test_a_missing_python_file_or_function_says_what_to_write(tmp_path):
     assert "there is no spec at" in refuse(f"{tmp_path}/gone.py:f").message
     assert "FUNCTION" in refuse(f"{tmp_path}/gone.py").hint
 
 
-def test_the_caller_may_run_the_function_itself(file: Path) -> None:
+def test_the_caller_may_run_the_function_itself(file):
     def run(path: Path, function: str) -> object:
         return {"recipe": "a:B", "experiments": {function: {"data": path.name}}}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -128,34 +127,17 @@ def test_a_setup_of_a_site_file_is_relative_to_that_file(tmp_path):
     [
         ("partition: {}\n", "1: unknown key `partition` in a site file", "`partitions`"),
         ("\naccount: lab\n", "2: unknown key `account` in a site file", "belongs in `cluster`"),
-        (
-            "recipe: r:R\n",
-            "1: unknown key `recipe` in a site file",
-            "known in a site file: cluster",
-        ),
         ("cluster:\n  acount: lab\n", "2: unknown key `acount` in `cluster`", "`account`"),
         ("partitions:\n  p: {gracee: 1s}\n", "2: unknown key `gracee` in partition `p`", "`grace`"),
         ("gpus:\n  a100: {gre: x}\n", "2: unknown key `gre` in GPU `a100`", "`gres`"),
         ("gpus: {a100: gpu}\n", "1: GPU `a100` must be a mapping, not `gpu`", "key: value"),
-        ("gpus: [a100]\n", "1: `gpus` must be a mapping, not a list", "gpus:"),
         ("gpus: {x: {memory: 40}}\n", "1: `memory`: `40` is 40 bytes, too few", "40GB"),
-        ("gpus: {x: {memory: lots}}\n", "1: `memory`: `lots` is not a number of bytes", "96G"),
-        ("gpus: {x: {memory: [1]}}\n", "1: `memory` must be a number of bytes", "memory: 40GB"),
         ("gpus: {x: {bandwidth: 900}}\n", "`bandwidth`: `900` is 900 bytes, too", "1555GB/s"),
         ("gpus: {x: {bandwidth: fast}}\n", "`fast` is not a bandwidth", "1555GB/s"),
-        ("gpus: {x: {tflops: 19.5}}\n", "`tflops` must be a mapping, not `19.5`", "key: value"),
-        (
-            "gpus:\n  x:\n    tflops: {fp3: 9}\n",
-            "3: unknown key `fp3` in `tflops`",
-            "`fp32`?",
-        ),
+        ("gpus:\n  x:\n    tflops: {fp3: 9}\n", "3: unknown key `fp3` in `tflops`", "`fp32`?"),
         ("gpus: {x: {tflops: {fp32: 0}}}\n", "`fp32` must be larger than 0", "fp32: 19.5"),
-        ("gpus: {x: {tflops: {fp32: a lot}}}\n", "`fp32` must be a number", "fp32: 19.5"),
-        ("partitions: {p: {kill_wait: 30}}\n", "1: `kill_wait`: `30` is not a duration", "45s"),
         ("poll: 0s\n", "1: `poll`: `0s` is no time at all", "8h"),
         ("queue: {max_jobs: 0}\n", "1: `max_jobs` must be at least 1", "max_jobs: 20"),
-        ("cluster: {price_per_gpu_hour: .nan}\n", "1: `nan` is not a finite number", "finite"),
-        ("cluster: {setup: $NOPE/x}\n", "1: the variable `NOPE`", "NOPE"),
         ("[1, 2]\n", "1: a site file must be a mapping, not a list", "key: value"),
         ("a: [\n", "this is not YAML", "bracket"),
     ],
@@ -177,16 +159,3 @@ def test_a_site_file_that_is_named_must_be_there(tmp_path):
     with pytest.raises(SpecError, match=r"TASUKI_SITE names .*/none\.yaml") as caught:
         load_site(environ={"TASUKI_SITE": str(tmp_path / "none.yaml")})
     assert "--save" in caught.value.hint
-
-
-def test_reading_a_site_file_imports_nothing_heavy(tmp_path):
-    import subprocess
-
-    code = (
-        "import sys\nfrom tasuki.spec.site import load_site\nload_site(environ={})\n"
-        "print(sorted({'torch', 'numpy', 'rich', 'click'} & set(sys.modules)))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.stdout == "[]\n", done.stderr

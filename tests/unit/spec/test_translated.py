@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasuki.errors import SpecError
@@ -117,58 +117,51 @@ def test_of_every_key_it_is_told_what_became_of_it_with_its_line():
     assert told["output_dir"][0] == "none"
 
 
-@pytest.mark.parametrize("meaning", sorted(NAMES.keys() - {"init", "output"}))
-def test_every_name_of_a_meaning_is_understood_as_the_first(meaning):
-    value = {
-        "data": "d.h5",
-        "validation": "v.h5",
-        "schedule": "cosine",
-        "optim": "adamw_torch",
-        "save_strategy": "epoch",
-        "eval_strategy": "epoch",
-        "metric": "loss",
-        "lr": "0.1",
-        "warmup_ratio": "0.1",
-        "bf16": "true",
-        "fp16": "true",
-        "tf32": "true",
-        "gradient_checkpointing": "true",
-        "compile": "true",
-        "pin": "true",
-        "is_greater": "true",
-    }.get(meaning, "4")
-    first, *others = (
-        translate(e=f"{name}: {value}\ntrain_steps_of_mine: 1\n") for name in NAMES[meaning]
-    )
-    assert [told.fate for told in first.told if told.key == NAMES[meaning][0]] != ["param"]
-    for name, other in zip(NAMES[meaning][1:], others, strict=True):
-        one, same = (made.files["e.yaml"] for made in (first, other))
-        assert same.replace(name, "X") == one.replace(NAMES[meaning][0], "X") or _bare(
-            same
-        ) == _bare(one)
+VALUES = {
+    "data": "d.h5",
+    "validation": "v.h5",
+    "schedule": "cosine",
+    "optim": "adamw_torch",
+    "save_strategy": "epoch",
+    "eval_strategy": "epoch",
+    "metric": "loss",
+    "lr": "0.1",
+    "warmup_ratio": "0.1",
+    **dict.fromkeys(["bf16", "fp16", "tf32", "compile", "pin", "is_greater"], "true"),
+    "gradient_checkpointing": "true",
+}
+"""A value for each meaning; of the others 4."""
+
+
+def test_every_name_of_a_meaning_is_understood_as_the_first():
+    for meaning in NAMES.keys() - {"init", "output"}:
+        value = VALUES.get(meaning, "4")
+        first, *others = (
+            translate(e=f"{name}: {value}\ntrain_steps_of_mine: 1\n") for name in NAMES[meaning]
+        )
+        name = NAMES[meaning][0]
+        assert [told.fate for told in first.told if told.key == name] != ["param"], meaning
+        for other_name, other in zip(NAMES[meaning][1:], others, strict=True):
+            one, same = (made.files["e.yaml"] for made in (first, other))
+            is_same = same.replace(other_name, "X") == one.replace(name, "X")
+            assert is_same or _bare(same) == _bare(one), other_name
 
 
 def _bare(text: str) -> list[str]:
     return [line.partition(" #")[0] for line in text.splitlines()]
 
 
-@pytest.mark.parametrize("key", sorted(NO_COUNTERPART))
-def test_what_has_no_counterpart_is_named_with_the_reason_and_left_out(key):
-    translation = translate(e=f"learning_rate: 0.1\n{key}: 1\n")
-    assert fates(translation)[key] == ("none", NO_COUNTERPART[key])
-    assert key not in "\n".join(_bare(translation.files["e.yaml"]))
+def test_what_has_no_counterpart_is_named_with_the_reason_and_left_out():
+    for key, reason in NO_COUNTERPART.items():
+        translation = translate(e=f"learning_rate: 0.1\n{key}: 1\n")
+        assert fates(translation)[key] == ("none", reason)
+        assert key not in "\n".join(_bare(translation.files["e.yaml"]))
 
 
 def test_the_samples_of_a_step_stay_as_many_and_their_split_is_left_open(tmp_path):
     stage = stage_of(tmp_path, "train_bs: 1\ngrad_accum: 16\ngradient_checkpointing: true\n")
     assert (stage.effective_batch, stage.micro_batch, stage.accumulation) == (16, "auto", None)
     assert stage.gradient_checkpointing == "auto"
-
-
-@given(batch=st.integers(1, 512), accumulation=st.integers(1, 512), gpus=st.integers(1, 64))
-def test_the_effective_batch_is_the_product_of_all_three(batch, accumulation, gpus):
-    told = fates(translate(e=f"train_bs: {batch}\ngrad_accum: {accumulation}\nn_gpus: {gpus}\n"))
-    assert told["train_bs"][1] == f"effective_batch: {batch * accumulation * gpus}"
 
 
 def test_files_named_as_stages_become_the_stages_of_one_experiment(tmp_path):
@@ -211,21 +204,14 @@ def test_a_missing_stage_and_defaults_that_differ_are_noted():
     ("text", "stage"),
     [
         ("max_steps: 40\nnum_train_epochs: 3\n", {"length.unit": "steps", "length.count": 40}),
-        ("warmup_steps: 50\nwarmup_ratio: 0.1\n", {"warmup": 50}),
         ("warmup_steps: 0\nwarmup_ratio: 0.1\n", {"warmup": 0.1}),
-        ("warmup_ratio: 0\nseed: 1\n", {"warmup": 0.0}),
         ("save_strategy: epoch\nsave_steps: 10\n", {"save.every.unit": "epochs"}),
         ("save_strategy: 'no'\nseed: 1\n", {"save.every.unit": "auto"}),
         ("eval_strategy: 'no'\neval_steps: 10\n", {"validate": None}),
         ("eval_strategy: epoch\n", {"validate.every.unit": "epochs"}),
-        ("bf16: false\nfp16: false\n", {"precision": "fp32"}),
-        ("tf32: true\nbf16: true\n", {"precision": "bf16"}),
         ("tf32: true\nbf16: false\n", {"precision": "tf32"}),
-        ("max_grad_norm: 0\n", {"clip": None}),
         ("gradient_checkpointing: false\n", {"gradient_checkpointing": False}),
-        ("dataloader_num_workers: 0\n", {"loader.workers": 0}),
         ("dataloader_num_workers: 16\n", {"loader.workers": "auto"}),
-        ("learning_rate: null\nseed: 4\n", {"lr": 1e-3, "seed": 4}),
         ("training:\n  learning_rate: 0.5\n", {"lr": 0.5}),
         (
             "lr_scheduler_type: polynomial\nseed: 1\n",
@@ -254,21 +240,14 @@ def test_where_two_keys_speak_the_one_counts_that_counted_before(tmp_path, text,
         ({"e": "bf16: maybe\n"}, "e.yaml:1: `bf16` must be true or false, not `maybe`"),
         ({"e": "a: 1\nlearning_rate: fast\n"}, "e.yaml:2: `learning_rate` must be a number"),
         ({"e": "learning_rate: -1\n"}, "e.yaml:1: `learning_rate` must be larger than 0"),
-        ({"e": "train_bs: 0\n"}, "e.yaml:1: `train_bs` must be a whole number of at least 1"),
-        ({"e": "train_bs: 4\ngrad_accum: many\n"}, "e.yaml:2: `grad_accum` must be a whole"),
         ({"e": "save_steps: 0.1\n"}, "e.yaml:1: `save_steps` must be a whole number"),
-        ({"e": "save_total_limit: 0\n"}, "e.yaml:1: `save_total_limit` must be at least 1"),
         ({"e": "num_train_epochs: 1.5\n"}, "e.yaml:1: `num_train_epochs: 1.5` is no whole"),
-        ({"e": "warmup_ratio: 2.5\n"}, "e.yaml:1: `warmup_ratio` must be a fraction"),
-        ({"e": "dataloader_num_workers: -1\n"}, "e.yaml:1: `dataloader_num_workers` must be"),
         ({"e": "x: .nan\n"}, "e.yaml:1: `nan` is not a finite number"),
         ({"e": "a: 1\ntraining: {a: 2}\n"}, "e.yaml:2: `a` is written twice (first in line 1)"),
         ({"e": "# nothing\n"}, "e.yaml:1: the file is empty"),
-        ({"e": "- a\n"}, "e.yaml:1: the file holds no keys"),
         ({"e": "just text\n"}, "e.yaml:1: the file holds no keys"),
         ({"tasuki": "seed: 1\n"}, "tasuki.yaml: the spec itself"),
         ({"-rf": "seed: 1\n"}, "stage `-rf` cannot be a name"),
-        ({"a b": "seed: 1\n"}, "stage `a b` cannot be a name"),
         ({"e": "seed: 1\n", "E": "seed: 1\n"}, "E.yaml: e.yaml is called `e` too"),
         ({"x": "seed: 1\n", "x_stage1": "seed: 1\n"}, "`x` is an experiment by itself already"),
         ({"x_stage1": "seed: 1\n", "x_stage01": "seed: 1\n"}, "this is stage 1 of `x`, and so is"),
@@ -298,6 +277,7 @@ def _is_text(value: object) -> bool:
     return all(map(_is_text, value)) if isinstance(value, list) else True
 
 
+@settings(max_examples=40)
 @given(value=plain.filter(_is_text))
 def test_whatever_a_param_holds_is_written_so_that_it_reads_back(value):
     document = read_yaml(f"key: {spell(value)}\n", file="f")
@@ -312,19 +292,8 @@ def same(one: object, other: object) -> bool:
     return type(one) is type(other) and one == other
 
 
-@given(key=st.text(min_size=1, max_size=30).filter(_is_text))
-def test_keys_of_any_kind_reach_the_recipe(key):
-    known = {name for names in NAMES.values() for name in names} | set(NO_COUNTERPART)
-    if key in known or key in ("training", "training_args", "training_arguments", "trainer"):
-        return
-    document = read_yaml(f"{spell_text(key)}: [1, two]\n", file="e.yaml")
-    made = translate_files({"e.yaml": document.root}, project="p", recipe="r:R")
-    again = read_yaml(made.files["e.yaml"], file="e.yaml").root.plain()
-    assert again == {"params": {key: [1, "two"]}}
-
-
 @pytest.mark.parametrize("text", ["a\nepochs: 9", "x # y", "\u2028z", "\x07", "'", '"', "{}"])
-def test_a_hostile_text_stays_a_text(tmp_path, text):
-    made = translate(e=f"data_path: {spell_text(text)}\nlearning_rate: 0.1\n")
+def test_a_hostile_text_stays_a_text_and_a_hostile_key_a_key(text):
+    made = translate(e=f"data_path: {spell_text(text)}\n{spell_text(text)}: [1, two]\n")
     found = read_yaml(made.files["e.yaml"], file="e").root.plain()
-    assert found == {"data": text, "lr": 0.1}
+    assert found == {"data": text, "params": {text: [1, "two"]}}

@@ -95,7 +95,6 @@ def test_another_dtype_shape_or_set_of_tensors_is_found(compare, weights, text):
         ({"attempts": [[row(10, 0.1 + 0.2), row(20, float("nan"))]]}, "0.25 → 0.30000000000000004"),
         ({"attempts": [[row(10, 0.25), row(20, 1.0)]]}, "step 20 loss: nan → 1.0"),
         ({"attempts": [[row(10, 0.25)]]}, "step 20 loss only in the first"),
-        ({"attempts": [[row(10, 0.25, lr=1), row(20, float("nan"))]]}, "lr only in the second"),
         ({"error": 0.25}, "evaluation e: 0.5 → 0.25"),
     ],
 )
