@@ -167,9 +167,10 @@ def test_two_sizes_share_a_file_and_splits_share_no_sample(tmp_path):
 
 
 def test_an_interrupted_generator_leaves_no_half_file_and_goes_on_with_the_rest(tmp_path):
-    command = [sys.executable, str(EXAMPLE / "generate.py"), "--sizes", "8:2"]
+    # Small matrices, as what is made again takes time; many, so that it is not done before.
+    few = ("--val", "1", "--test", "1", "--sizes", "8:2")
     process = subprocess.Popen(
-        [*command, "600:2000"],
+        [sys.executable, str(EXAMPLE / "generate.py"), *few, "64:200000"],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -179,7 +180,7 @@ def test_an_interrupted_generator_leaves_no_half_file_and_goes_on_with_the_rest(
     try:
         assert process.stdout is not None
         for line in process.stdout:
-            if b"size_600/train.h5" in line:
+            if b"size_64/train.h5" in line:
                 break
         process.send_signal(signal.SIGINT)
         assert process.wait(60) != 0
@@ -188,10 +189,10 @@ def test_an_interrupted_generator_leaves_no_half_file_and_goes_on_with_the_rest(
     assert sorted(path.name for path in (tmp_path / "data" / "size_8").iterdir()) == [
         "test.h5", "train.h5", "val.h5",
     ]  # fmt: skip
-    assert list((tmp_path / "data" / "size_600").iterdir()) == []
-    again = generate(tmp_path, "--sizes", "8:2", "600:1")
+    assert list((tmp_path / "data" / "size_64").iterdir()) == []
+    again = generate(tmp_path, *few, "64:1")
     assert again.returncode == 0 and again.stdout.count("there already") == 3
-    assert "size_600/train.h5: 1 samples" in again.stdout
+    assert "size_64/train.h5: 1 samples" in again.stdout
 
 
 def test_files_made_otherwise_are_replaced_only_by_force(tmp_path):

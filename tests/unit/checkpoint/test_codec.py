@@ -23,7 +23,7 @@ from tasuki.checkpoint.codec import decode, encode
 from tasuki.errors import StateNotStorable
 
 
-def round_trip(state: object) -> Any:
+def round_trip(state):
     """Through real JSON text and real safetensors bytes' rules."""
     encoded = encode(state)
     save_safetensors(encoded.tensors)
@@ -58,14 +58,14 @@ trees = st.recursive(
 )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(trees)
-def test_every_tree_of_known_values_comes_back_exactly(state: object) -> None:
+def test_every_tree_of_known_values_comes_back_exactly(state):
     assert same(round_trip(state), state)
 
 
 @st.composite
-def views(draw: st.DrawFn) -> torch.Tensor:
+def views(draw):
     """A view of some base: sliced, permuted, strided, expanded."""
     sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
     dtype = draw(st.sampled_from([torch.float32, torch.bfloat16, torch.int64, torch.complex128]))
@@ -75,15 +75,15 @@ def views(draw: st.DrawFn) -> torch.Tensor:
     return tensor.unsqueeze(0).expand(3, *tensor.shape) if draw(st.booleans()) else tensor
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(views())
-def test_every_view_comes_back_with_its_stride(tensor: torch.Tensor) -> None:
+def test_every_view_comes_back_with_its_stride(tensor):
     assert same(round_trip({"t": tensor}), {"t": tensor})
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 19), st.integers(1, 12), st.integers(1, 3)), max_size=6))
-def test_views_that_overlap_still_overlap_afterwards(cuts: list[tuple[int, int, int]]) -> None:
+def test_views_that_overlap_still_overlap_afterwards(cuts):
     base = torch.arange(64.0)
     state = [base[start : start + length * step : step] for start, length, step in cuts]
     back = round_trip(state)
@@ -96,8 +96,8 @@ def test_views_that_overlap_still_overlap_afterwards(cuts: list[tuple[int, int, 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
 @pytest.mark.parametrize("name", sorted(DTYPES))
-def test_every_dtype_survives_bit_by_bit(name: str) -> None:
-    tensor = torch.randint(0, 256, (4, 3, 16), dtype=torch.uint8).view(DTYPES[name])
+def test_every_dtype_survives_bit_by_bit(name):
+    tensor = (torch.arange(192) * 37 % 256).byte().view(4, 3, 16).view(DTYPES[name])
     if name == "bool":
         tensor = torch.tensor([[True, False], [False, False]])
     for case in (tensor, tensor[1], tensor[:0], tensor.transpose(0, 1)):
@@ -106,7 +106,7 @@ def test_every_dtype_survives_bit_by_bit(name: str) -> None:
         assert raw(back) == raw(case)
 
 
-def test_tied_weights_are_stored_once_and_come_back_tied() -> None:
+def test_tied_weights_are_stored_once_and_come_back_tied():
     model = torch.nn.Module()
     model.encoder = torch.nn.Linear(8, 8, bias=False)
     model.decoder = torch.nn.Linear(8, 8, bias=False)
@@ -118,50 +118,13 @@ def test_tied_weights_are_stored_once_and_come_back_tied() -> None:
     assert not back["model"]["decoder.weight"].any()
 
 
-def test_the_versions_of_modules_come_back_with_their_state_dict() -> None:
-    state = torch.nn.BatchNorm1d(3).state_dict()
-    assert round_trip(state)._metadata == state._metadata
-
-
-def test_channels_last_transposed_and_expanded_tensors_keep_their_strides() -> None:
-    state = {
-        "channels": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
-        "one": torch.randn(1, 3, 1, 1).to(memory_format=torch.channels_last),
-        "transposed": torch.randn(3, 7).t(),
-        "expanded": torch.tensor([1.5]).expand(1000),
-        "scalar": torch.tensor(2.5),
-        "empty": torch.zeros(0, 3),
-        "conj": torch.randn(3, dtype=torch.complex64).conj(),
-    }
-    encoded = encode(state)
-    assert same(decode(encoded.tree, encoded.tensors), state)
-    assert encoded.tensors["expanded"].numel() == 1
-
-
-def test_a_slice_of_a_giant_base_does_not_store_the_base() -> None:
+def test_a_slice_of_a_giant_base_does_not_store_the_base():
     base = torch.zeros(1_000_000)
-    encoded = encode({"a": base[10:13], "b": base[900_000:900_005]})
-    assert {name: blob.numel() for name, blob in encoded.tensors.items()} == {"a": 3, "b": 5}
+    encoded = encode({"a": base[10:13], "b": base[900_000:900_005], "c": base[:1].expand(99)})
+    assert {name: len(blob) for name, blob in encoded.tensors.items()} == {"a": 3, "b": 5, "c": 1}
 
 
-def test_aliases_of_different_item_size_still_share_memory() -> None:
-    memory = torch.arange(64, dtype=torch.uint8)
-    state = {"bytes": memory[3:20], "doubles": memory.view(torch.float64)[1:3]}
-    back = round_trip(state)
-    assert same(back, state)
-    back["doubles"].zero_()
-    assert back["bytes"].tolist() == [3, 4, 5, 6, 7] + [0] * 12
-
-
-def test_plain_tensors_can_be_read_by_name_and_shape_with_plain_safetensors() -> None:
-    state = {"model": {"layer1.weight": torch.ones(2, 3)}, "optimizer": {"state": {0: {}}}}
-    state["optimizer"]["state"][0] = {"step": torch.tensor(3.0)}
-    tensors = encode(state).tensors
-    assert tensors["model.layer1.weight"].shape == (2, 3)
-    assert tensors["optimizer.state.0.step"].shape == ()
-
-
-def test_names_that_clash_or_cannot_be_written_get_others() -> None:
+def test_names_that_clash_or_cannot_be_written_get_others():
     state = {
         "a.b": torch.ones(1), "a": {"b": torch.zeros(1)}, "__metadata__": torch.ones(2),
         "\ud800\x00": torch.ones(3), "": torch.ones(4), "x" * 999: torch.ones(5),
@@ -170,13 +133,9 @@ def test_names_that_clash_or_cannot_be_written_get_others() -> None:
     assert list(encode(state).tensors)[:2] == ["a.b", "a.b~2"]
 
 
-def test_parameters_come_back_as_plain_tensors_without_gradient() -> None:
-    back = round_trip([torch.nn.Parameter(torch.ones(2))])[0]
-    assert type(back) is torch.Tensor
-    assert not back.requires_grad
-
-
-def test_special_values_keep_type_and_bits() -> None:
+def test_special_values_keep_type_and_bits():
+    shared, frozen = [1, 2], np.arange(3)
+    frozen.flags.writeable = False
     (odd_nan,) = struct.unpack(">d", bytes.fromhex("fff8000000abcdef"))
     state = {
         "floats": [math.inf, -math.inf, odd_nan, -0.0, 5e-324, 1e308, 0.1],
@@ -190,6 +149,16 @@ def test_special_values_keep_type_and_bits() -> None:
         "counter": Counter({"a": 3, 7: 2}),
         "ordered": OrderedDict([(2, "b"), (1, "a")]),
         "factories": [defaultdict(f, {1: 2}) for f in (list, dict, int, float, str, None)],
+        "views": [
+            torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+            torch.randn(1, 3, 1, 1).to(memory_format=torch.channels_last),
+            torch.randn(3, dtype=torch.complex64).conj(),
+            torch.tensor(2.5),
+            torch.zeros(0, 3),
+        ],
+        "shared twice": [shared, shared],
+        "not writable": [np.broadcast_to(np.float32(2.0), (3, 2)), frozen],
+        "module": torch.nn.BatchNorm1d(3).state_dict(),
         "torch": [torch.Size([2, 3]), torch.float8_e5m2, torch.device("cuda:3"), torch.qint8],
         "numpy": [np.float32(0.1), np.int8(-3), np.bool_(True), np.float64("nan")],
         "arrays": [np.asfortranarray(np.ones((2, 3))), np.array(5), np.zeros((0, 2))],
@@ -200,6 +169,9 @@ def test_special_values_keep_type_and_bits() -> None:
     assert [d.default_factory for d in back["factories"]] == [list, dict, int, float, str, None]
     assert back["arrays"][0].flags.f_contiguous
     back["arrays"][0][0, 0] = 7  # writable, as it was
+    assert back["module"]._metadata == state["module"]._metadata
+    [parameter] = round_trip([torch.nn.Parameter(torch.ones(2))])
+    assert type(parameter) is torch.Tensor and not parameter.requires_grad
 
 
 class Color(enum.IntEnum):
@@ -213,6 +185,10 @@ class Sub(torch.Tensor):
 Point = namedtuple("Point", "x y")
 loop: list[object] = []
 loop.append(loop)
+freed = torch.ones(4)
+freed.untyped_storage().resize_(0)
+ordered = OrderedDict(a=1)
+ordered.hidden = 1
 
 
 @pytest.mark.parametrize(
@@ -222,47 +198,31 @@ loop.append(loop)
         (Color.RED, "Color"),
         (Point(1, 2), "Point"),
         ({1, 2}, "set"),
-        (bytearray(b"x"), "bytearray"),
         (object(), "object"),
         (torch.Generator(), "Generator"),
         (torch.ones(2).to_sparse(), "sparse"),
-        (torch.quantize_per_tensor(torch.ones(2), 1.0, 0, torch.qint8), "quantised"),
         (torch.ones(2, device="meta"), "meta"),
         (torch.ones(2).as_subclass(Sub), "Sub"),
-        (torch.nn.UninitializedParameter(), "UninitializedParameter"),
         (np.array(["text"]), "dtype"),
         (np.array([object()]), "dtype"),
         (np.zeros(2, dtype=[("a", "f4")]), "dtype"),
-        (np.longdouble(1), "dtype"),
-        (np.datetime64("2026-01-01"), "dtype"),
         (defaultdict(set), "factory"),
         (loop, "contains itself"),
+        (freed, "freed"),
+        (ordered, "hidden"),
         ({np.int64(1): 2}, "dict key"),
-        ({b"x": 2}, "dict key"),
         ({((1,),): 2}, "dict key"),
     ],
 )
-def test_what_cannot_be_stored_is_refused_with_its_place_and_what_to_do(
-    value: object, words: str
-) -> None:
+def test_what_cannot_be_stored_is_refused_with_its_place_and_what_to_do(value, words):
     with pytest.raises(StateNotStorable, match=words) as caught:
         encode({"optimizer": {"state": {3: {"hook": value}}}})
     assert "optimizer.state[3]['hook']" in str(caught.value)
     assert caught.value.hint
 
 
-def test_freed_memory_and_hidden_attributes_are_refused() -> None:
-    tensor = torch.ones(4)
-    tensor.untyped_storage().resize_(0)
-    ordered = OrderedDict(a=1)
-    ordered.hidden = 1  # type: ignore[attr-defined]
-    for value in (tensor, ordered):
-        with pytest.raises(StateNotStorable):
-            encode({"x": value})
-
-
 @pytest.mark.parametrize("wrap", [lambda x: [x], lambda x: (x,), lambda x: {1: x}, OrderedDict])
-def test_depth_is_kept_up_to_200_and_refused_beyond(wrap: Any) -> None:
+def test_depth_is_kept_up_to_200_and_refused_beyond(wrap):
     state: Any = [] if wrap is not OrderedDict else OrderedDict()
     step = wrap if wrap is not OrderedDict else lambda x: OrderedDict({1: x})
     for _ in range(199):
@@ -272,12 +232,7 @@ def test_depth_is_kept_up_to_200_and_refused_beyond(wrap: Any) -> None:
         encode(step(state))
 
 
-def test_the_same_container_twice_is_no_cycle() -> None:
-    shared = [1, 2]
-    assert round_trip({"a": shared, "b": [shared, shared]}) == {"a": [1, 2], "b": [[1, 2], [1, 2]]}
-
-
-def test_a_numpy_array_and_a_tensor_of_the_same_memory_stay_together() -> None:
+def test_a_numpy_array_and_a_tensor_of_the_same_memory_stay_together():
     array = np.arange(6.0)
     encoded = encode({"a": array, "t": torch.from_numpy(array), "again": array})
     assert len(encoded.tensors) == 1
@@ -285,12 +240,3 @@ def test_a_numpy_array_and_a_tensor_of_the_same_memory_stay_together() -> None:
     back["t"].zero_()
     assert not back["a"].any()
     assert not back["again"].any()
-
-
-def test_arrays_that_cannot_be_written_to_are_stored_without_complaint() -> None:
-    array = np.broadcast_to(np.float32(2.0), (3, 2))
-    frozen = np.arange(3)
-    frozen.flags.writeable = False
-    back = round_trip([array, frozen])
-    assert back[0].tolist() == array.tolist()
-    assert back[1].tolist() == [0, 1, 2]

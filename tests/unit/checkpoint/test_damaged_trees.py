@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,62 +16,45 @@ from tasuki.errors import DamagedCheckpoint
 BLOB = {"w": torch.arange(6.0)}
 
 
-def tensor(**changes: object) -> dict[str, Any]:
+def tensor(**changes):
     return {"$tensor": "w", "dtype": "float32", "shape": [6], **changes}
 
 
 BAD = [
     {"$pickle": "gASVAAAA"},
     {"$tuple": [], "$dict": []},
-    {"$tuple": 3},
     {"$tuple": [], "extra": 1},
-    {"$dict": {"a": 1}},
     {"$dict": [[1]]},
     {"$dict": [[1, 2], [1, 3]]},
     {"$dict": [[[1], 2]]},
     {"$dict": [[{"$tensor": "w", "dtype": "float32", "shape": [6]}, 2]]},
-    {"$ordered": 3},
     {"$ordered": {}, "hidden": 1},
     {"$defaultdict": {}, "factory": "set"},
     {"$defaultdict": {}, "factory": ["list"]},
-    {"$defaultdict": {}},
-    {"$counter": []} | {"x": 1},
     {"$int": "zz"},
-    {"$int": 5},
-    {"$float": "00"},
     {"$float": "nan"},
     {"$str": "zz"},
     {"$bytes": "§"},
-    {"$bytes": None},
     {"$size": ["a"]},
-    {"$size": 3},
     {"$dtype": "nn"},
     {"$dtype": "__builtins__"},
     {"$device": "no such:1"},
-    {"$device": "abc"},
     {"$scalar": "|O8", "bytes": "00"},
     {"$scalar": "<f4", "bytes": "00"},
     {"$array": "w", "dtype": "|O8", "shape": [1]},
     {"$array": "w", "dtype": "<f4", "shape": [7]},
     {"$array": "w", "dtype": "<f4", "shape": [6], "offset": 1},
-    {"$array": "w", "dtype": "<f4", "shape": [6], "order": "K"},
     {"$array": None, "dtype": "<f4", "shape": [6]},
     float("inf"),
-    float("nan"),
     object(),
-    b"bytes",
     tensor(**{"$tensor": "missing"}),
     tensor(**{"$tensor": None}),
-    tensor(**{"$tensor": 3}),
     tensor(dtype="float33"),
-    tensor(dtype=["float32"]),
     tensor(dtype="float64"),
     tensor(shape=[7]),
     tensor(shape=[-6]),
-    tensor(shape=[True]),
     tensor(shape=[2**62, 2**62]),
     tensor(shape=[10**30]),
-    tensor(shape="6"),
     tensor(shape=[6.0]),
     tensor(shape=[2, 3], stride=[1]),
     tensor(shape=[2, 3], stride=[4, 1]),
@@ -82,51 +63,39 @@ BAD = [
     tensor(offset=1),
     tensor(offset=-1),
     tensor(offset=2**63),
-    tensor(offset=None),
     tensor(hidden=1),
     {"$tensor": "w"},
 ]
 
 
 @pytest.mark.parametrize("node", BAD, ids=range(len(BAD)))
-def test_a_bad_node_is_damage_with_its_place(node: object) -> None:
+def test_a_bad_node_is_damage_with_its_place(node):
     with pytest.raises(DamagedCheckpoint, match=r"model\['x'\]|model\.x"):
         decode({"model": {"x": node, "w": tensor()}}, BLOB)
 
 
-@pytest.mark.parametrize("node", [tensor(shape=[7]), tensor(offset=1), tensor(dtype="float64")])
-def test_a_tensor_that_reaches_beyond_its_memory_is_refused_before_torch_sees_it(
-    node: dict[str, Any],
-) -> None:
-    with pytest.raises(DamagedCheckpoint, match=r"`w` holds \d items, but \d are asked for"):
-        decode({"x": node}, BLOB)
-
-
-def test_deep_nesting_is_damage_and_not_a_crash(tmp_path: Path) -> None:
+def test_deep_nesting_and_a_foreign_tensor_are_damage_and_not_a_crash(tmp_path):
     tree: Any = []
     for _ in range(201):
         tree = [tree]
     with pytest.raises(DamagedCheckpoint, match="deep"):
         decode(tree, {})
+    with pytest.raises(DamagedCheckpoint, match="foreign"):  # a tensor that nobody refers to
+        decode({}, BLOB)
     write_part(tmp_path, 0, {})
     (tmp_path / "part-00000.json").write_text("[" * 100_000)
     with pytest.raises(DamagedCheckpoint):
         read_part(tmp_path, 0)
 
 
-def test_a_tensor_that_nobody_refers_to_is_damage() -> None:
-    with pytest.raises(DamagedCheckpoint, match="foreign"):
-        decode({}, BLOB)
-
-
-def test_a_thousand_mutations_of_a_tree_end_in_a_state_or_in_damage() -> None:
+def test_many_mutations_of_a_tree_end_in_a_state_or_in_damage():
     encoded = encode(
         {"m": torch.ones(2, 3).t(), "k": {1: (2, b"x")}, "f": float("inf"), "d": torch.float16}
     )
     text = json.dumps(encoded.tree)
     picks = random.Random(0)
     num_damaged = 0
-    for _ in range(1000):
+    for _ in range(500):
         chars = list(text)
         for _ in range(picks.randint(1, 3)):
             chars[picks.randrange(len(chars))] = picks.choice('0123456789-$"[]{},:naeftru x')
@@ -138,16 +107,7 @@ def test_a_thousand_mutations_of_a_tree_end_in_a_state_or_in_damage() -> None:
             decode(tree, encoded.tensors)
         except DamagedCheckpoint:
             num_damaged += 1
-    assert num_damaged > 50
-
-
-def test_decoding_does_not_change_the_tree_or_the_blobs() -> None:
-    encoded = encode({"w": torch.ones(3), "o": {1: 2}})
-    before = copy.deepcopy(encoded.tree)
-    state: Any = decode(encoded.tree, encoded.tensors)
-    state["w"].zero_()
-    assert encoded.tree == before
-    assert encoded.tensors["w"].tolist() == [1, 1, 1]
+    assert num_damaged > 25
 
 
 @pytest.mark.parametrize(
@@ -166,14 +126,14 @@ def test_decoding_does_not_change_the_tree_or_the_blobs() -> None:
         '{"format":1,"part":0,"state":' + "9" * 5000 + "}",
     ],
 )
-def test_a_part_that_is_not_ours_is_damage(tmp_path: Path, text: str) -> None:
+def test_a_part_that_is_not_ours_is_damage(tmp_path, text):
     write_part(tmp_path, 0, {})
     (tmp_path / "part-00000.json").write_text(text, encoding="latin-1")
     with pytest.raises(DamagedCheckpoint):
         read_part(tmp_path, 0)
 
 
-def test_a_tensor_file_that_is_not_ours_is_damage(tmp_path: Path) -> None:
+def test_a_tensor_file_that_is_not_ours_is_damage(tmp_path):
     write_part(tmp_path, 0, {"w": torch.ones(3)})
     path = tmp_path / "part-00000.safetensors"
     whole = path.read_bytes()

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
+import struct
 from collections import Counter, OrderedDict, defaultdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from rich.cells import cell_len
 from tests.unit.checkpoint.commits import commit, flip
 
-from tasuki.checkpoint.commit import Checkpoint
+from tasuki.checkpoint.codec import first_difference
 from tasuki.checkpoint.compare import Comparison, work
-from tasuki.checkpoint.entries import GROUPS, Entry, list_entries, name_entry
+from tasuki.checkpoint.entries import GROUPS, list_entries, name_entry
 from tasuki.checkpoint.examine import Examiner
-from tasuki.checkpoint.manifest import MANIFEST_NAME
+from tasuki.checkpoint.manifest import MANIFEST_NAME, _canonical, _digest
 from tasuki.checkpoint.parts import read_part
 from tasuki.checkpoint.verify import verify
 from tasuki.errors import DamagedCheckpoint, NewerFormat, StoreError
 from tasuki.runs.claims import take_claim
-from tasuki.runs.runs import RunFolder
-from tasuki.views.checkpoint import Column, make_table, shorten
 
 TIED = torch.arange(12.0).reshape(3, 4)
 RICH: dict[str, Any] = {
@@ -56,7 +52,7 @@ RICH: dict[str, Any] = {
 }
 
 
-def entries_of(checkpoint: Checkpoint, part: int = 0) -> dict[str, Entry]:
+def entries_of(checkpoint, part=0):
     found = list_entries(checkpoint.path, checkpoint.manifest, part)
     assert len({entry.name for entry in found}) == len(found)
     return {entry.name: entry for entry in found}
@@ -65,14 +61,14 @@ def entries_of(checkpoint: Checkpoint, part: int = 0) -> dict[str, Entry]:
 # -- entries --------------------------------------------------------------------------------------
 
 
-def test_entries_read_from_the_files_are_those_of_the_state(run: RunFolder) -> None:
+def test_entries_read_from_the_files_are_those_of_the_state_each_told_in_short(run):
     """Every tensor and array of the decoded state, with its dtype, shape and bytes."""
     take_claim(run)
     saved = commit(run, 1, 7, state=RICH)
     entries = entries_of(saved)
     found = {}
 
-    def walk(value: Any, place: tuple[object, ...]) -> None:
+    def walk(value, place):
         if isinstance(value, (torch.Tensor, np.ndarray)):
             dtype = str(value.dtype).removeprefix("torch.")
             found[name_entry(place, 0)] = (dtype, tuple(value.shape), value.nbytes)
@@ -90,11 +86,13 @@ def test_entries_read_from_the_files_are_those_of_the_state(run: RunFolder) -> N
         if entry.kind != "value"
     }
     assert len(found) == 9 and told == found
-
-
-def test_plain_values_are_told_in_short_and_lists_of_them_are_one_entry(run: RunFolder) -> None:
-    take_claim(run)
-    entries = entries_of(commit(run, 1, 7, state=RICH))
+    tied = ("model.embed.weight", "model.head.weight", "model.row")
+    assert [entries[name].same_as for name in tied] == [None, tied[0], tied[0]]
+    groups = {name.split(".")[0]: entry.group for name, entry in entries.items()}
+    assert groups == {"rank0": "random", "progress": "progress"} | {
+        name: name for name in ("model", "buffers", "optimizer", "schedule")
+    }
+    assert set(groups.values()) <= set(GROUPS)
     values = {name: (e.dtype, e.value) for name, e in entries.items() if e.kind == "value"}
     assert values == {
         "rank0.random.python.0": ("int", "3"),
@@ -117,37 +115,10 @@ def test_plain_values_are_told_in_short_and_lists_of_them_are_one_entry(run: Run
     }
 
 
-def test_memory_that_is_shared_is_named_and_groups_follow_the_state(run: RunFolder) -> None:
-    take_claim(run)
-    entries = entries_of(commit(run, 1, 7, state=RICH))
-    tied = ("model.embed.weight", "model.head.weight", "model.row")
-    assert [entries[name].same_as for name in tied] == [None, tied[0], tied[0]]
-    groups = {name.split(".")[0]: entry.group for name, entry in entries.items()}
-    assert groups == {"rank0": "random", "progress": "progress"} | {
-        name: name for name in ("model", "buffers", "optimizer", "schedule")
-    }
-    assert set(groups.values()) <= set(GROUPS)
-
-
-def test_each_rank_s_entries_carry_its_number(run: RunFolder) -> None:
-    take_claim(run)
-    saved = commit(run, 1, 7, state={"rank": {"random": {"torch": torch.ones(2)}}}, world=2)
-    assert list(entries_of(saved, 1)) == ["rank1.random.torch"]
-
-
-def test_a_tree_that_names_a_tensor_the_file_lacks_is_damage(run: RunFolder) -> None:
-    take_claim(run)
-    saved = commit(run, 1, 7)
-    other = commit(run, 1, 8, state={"model": {"other": torch.ones(3)}})
-    shutil.copy(other.path / "part-00000.safetensors", saved.path / "part-00000.safetensors")
-    with pytest.raises(DamagedCheckpoint, match="missing"):
-        list_entries(saved.path, saved.manifest, 0)
-
-
 # -- examine --------------------------------------------------------------------------------------
 
 
-def spoil(folder: Path, draw: random.Random) -> str:
+def spoil(folder, draw):
     """One kind of damage to one file of a checkpoint, or none."""
     path = draw.choice(sorted(folder.iterdir()))
     match draw.choice(["flip", "cut", "grow", "remove", "foreign", "link", "folder", "nothing"]):
@@ -170,7 +141,7 @@ def spoil(folder: Path, draw: random.Random) -> str:
     return path.name
 
 
-def is_whole(path: Path) -> bool:
+def is_whole(path):
     try:
         verify(path)
     except (DamagedCheckpoint, NewerFormat, StoreError):
@@ -178,11 +149,11 @@ def is_whole(path: Path) -> bool:
     return True
 
 
-def test_examining_comes_to_the_same_verdict_as_a_resume(run: RunFolder, tmp_path: Path) -> None:
+def test_examining_comes_to_the_same_verdict_as_a_resume(run, tmp_path):
     take_claim(run)
     saved = commit(run, 1, 7, state=RICH, world=2)
     draw, verdicts = random.Random(1), Counter[bool]()
-    for number in range(300):
+    for number in range(100):
         folder = tmp_path / str(number) / saved.name
         shutil.copytree(saved.path, folder)
         spoiled = spoil(folder, draw)
@@ -192,11 +163,10 @@ def test_examining_comes_to_the_same_verdict_as_a_resume(run: RunFolder, tmp_pat
         assert examined.is_good or named & {spoiled, "part-00009.json", ""}, (spoiled, examined)
         verdicts[examined.is_good] += 1
         shutil.rmtree(tmp_path / str(number))
-    assert verdicts[True] > 10 and verdicts[False] > 200
-    print(f"checkpoint verify: {verdicts.total()} of {verdicts.total()} verdicts as a resume's")
+    assert verdicts[True] > 3 and verdicts[False] > 60
 
 
-def test_all_damage_is_told_not_only_the_first(run: RunFolder) -> None:
+def test_all_damage_is_told_and_what_is_newer_or_pruned_meanwhile_is_no_damage(run):
     take_claim(run)
     saved = commit(run, 1, 7, world=2)
     flip(saved.path / "part-00000.json", 3)
@@ -209,33 +179,23 @@ def test_all_damage_is_told_not_only_the_first(run: RunFolder) -> None:
         ("part-00000.json", f"is damaged between bytes 0 and {size}"),
         ("part-00001.json", "is missing"),
     ]
+    with pytest.raises(DamagedCheckpoint, match=r"does not belong|is missing|is damaged"):
+        work({"a": str(saved.path), "b": str(saved.path)}, lambda _: None)
+    newer = commit(run, 1, 8)
+    write_newer_manifest(newer.path)
+    examined = Examiner().examine(newer.path)
+    assert examined.state == "newer" and "format 99" in examined.findings[0].words
+    pruned = commit(run, 1, 9, world=2)
 
+    def prune(_):
+        if pruned.path.exists():
+            pruned.path.rename(run.checkpoints / ".trash-x")
 
-def test_what_is_pruned_while_it_is_read_is_gone_not_damaged(run: RunFolder) -> None:
-    take_claim(run)
-    saved = commit(run, 1, 7, world=2)
-
-    def prune(_: int) -> None:
-        if saved.path.exists():
-            saved.path.rename(run.checkpoints / ".trash-x")
-
-    examined = Examiner(on_bytes=prune).examine(saved.path)
+    examined = Examiner(on_bytes=prune).examine(pruned.path)
     assert (examined.state, examined.findings) == ("gone", ())
 
 
-def test_a_newer_format_is_not_called_damage(run: RunFolder) -> None:
-    take_claim(run)
-    saved = commit(run, 1, 7)
-    write_newer_manifest(saved.path)
-    examined = Examiner().examine(saved.path)
-    assert examined.state == "newer" and "format 99" in examined.findings[0].words
-
-
-def write_newer_manifest(folder: Path) -> None:
-    import json
-
-    from tasuki.checkpoint.manifest import _canonical, _digest
-
+def write_newer_manifest(folder):
     value = json.loads((folder / MANIFEST_NAME).read_bytes()) | {"format": 99}
     del value["sha256"]
     (folder / MANIFEST_NAME).write_bytes(_canonical({**value, "sha256": _digest(value)}))
@@ -244,42 +204,33 @@ def write_newer_manifest(folder: Path) -> None:
 # -- compare --------------------------------------------------------------------------------------
 
 
-def compare(a: object, b: object) -> dict[str, Any]:
+def compare(a, b):
     comparison = Comparison()
     comparison.add_part(0, a, b)
     return comparison.as_json()
 
 
-def changed(**changes: torch.Tensor) -> dict[str, Any]:
+def changed(**changes):
     """RICH with other tensors in the model; nothing shared with it."""
     model = {"embed.weight": TIED.clone(), "head.weight": TIED.clone(), "row": TIED[1].clone()}
     return {**RICH, "shared": {**RICH["shared"], "model": OrderedDict(model | changes)}}
 
 
-def test_states_that_are_equal_bit_for_bit_have_no_difference() -> None:
+def test_equal_states_have_no_difference_and_one_flipped_bit_is_found_with_its_place_and_size():
     told = compare(changed(), changed())
-    assert told["equal"] and told["first"] is None and told["differing"] == []
-    assert told["entries"] > 20
-
-
-def test_one_flipped_bit_is_found_with_its_place_and_size() -> None:
+    assert told["equal"] and told["first"] is None and told["entries"] > 20
     head = TIED.clone()
     head.view(torch.int32)[2, 1] ^= 1
     told = compare(changed(), changed(**{"head.weight": head}))
     assert not told["equal"] and told["first"] == told["differing"][0]
     (found,) = told["differing"]
     assert found["name"] == "model.head.weight" and found["group"] == "model"
-    assert (found["elements"], found["num_differing"], found["bits"], found["ulps"]) == (
-        12,
-        1,
-        1,
-        1,
-    )
-    assert found["at"] == [2, 1] and found["a"] == 9.0
+    measured = [found[name] for name in ("elements", "num_differing", "bits", "ulps", "at", "a")]
+    assert measured == [12, 1, 1, 1, [2, 1], 9.0]
     assert found["largest"] == pytest.approx(2**-20)
 
 
-def test_differences_are_measured_where_that_has_a_meaning() -> None:
+def test_differences_are_measured_where_that_has_a_meaning():
     a, b = torch.tensor([1.0, -0.0, 3.0]), torch.tensor([1.5, 0.0, float("nan")])
     told = compare({"model": a}, {"model": b})["first"]
     assert (told["num_differing"], told["largest"], told["a"], told["b"]) == (3, 0.5, 1.0, 1.5)
@@ -287,6 +238,10 @@ def test_differences_are_measured_where_that_has_a_meaning() -> None:
     assert (nan["largest"], nan["b"], nan["ulps"]) == ("nan", "nan", None)
     sign = compare({"model": a[1:2]}, {"model": b[1:2]})["first"]
     assert (sign["largest"], sign["bits"], sign["ulps"]) == (0.0, 1, 0)
+    strange = {"a": float("inf"), "b": 10**40, "c": "\ud800", "\ud800": 1}
+    other = compare(strange, {"a": 1.0, "b": 10**41, "c": "x", "\ud800": 2})
+    assert len(other["differing"]) == 4
+    json.dumps(other, allow_nan=False, ensure_ascii=False).encode()
     wide = [torch.tensor([value], dtype=torch.float64) for value in (-1.0, 1.0)]
     assert compare({"model": wide[0]}, {"model": wide[1]})["first"]["ulps"] == 2 * 1023 * 2**52
     shapes = compare({"model": a}, {"model": a[:2]})["first"]
@@ -296,8 +251,8 @@ def test_differences_are_measured_where_that_has_a_meaning() -> None:
         assert some["num_differing"] == 2 and some["bits"] >= 2, dtype
 
 
-def test_random_states_and_plain_values_are_counted_too_after_the_model() -> None:
-    def state(first: int, step: int) -> dict[str, Any]:
+def test_random_states_and_plain_values_are_counted_too_after_the_model():
+    def state(first, step):
         python = (3, tuple(range(first, first + 625)), None)
         model = {"weight": torch.full((2,), float(step))}
         rank = {"random": {"python": python}}
@@ -311,7 +266,7 @@ def test_random_states_and_plain_values_are_counted_too_after_the_model() -> Non
     assert (step["a"], step["b"], step["largest"]) == (7, 9, 2)
 
 
-def test_what_only_one_has_is_listed_entry_by_entry() -> None:
+def test_what_only_one_has_is_listed_entry_by_entry():
     a = {"model": {"x": torch.ones(2), "deep": {"y": torch.ones(3), "z": 1}}, "progress": [1, 2]}
     b = {"model": {"x": torch.ones(2), "new": "word"}, "progress": [1, 2, 3]}
     told = compare(a, b)
@@ -326,74 +281,58 @@ def test_what_only_one_has_is_listed_entry_by_entry() -> None:
     }  # fmt: skip
 
 
+# -- the first difference -------------------------------------------------------------------------
+
+(ODD_NAN,) = struct.unpack(">d", bytes.fromhex("7ff8000000000001"))
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "words"),
+    [
+        ({"a": 1}, {"a": 2}, "a: 1 and 2"),
+        ({"a": 1}, {"a": True}, "a: a int and a bool"),
+        ({"a": 1}, {"a": 1.0}, "a: a int and a float"),
+        ({"a": 0.0}, {"a": -0.0}, "a: 0.0 and -0.0"),
+        ({"a": float("nan")}, {"a": ODD_NAN}, "a: nan and nan"),
+        ({1: 0}, {True: 0}, "state[1]: only in the first"),
+        ({}, {"x": 0}, "x: only in the second"),
+        ({"a": (1,)}, {"a": [1]}, "a: a tuple and a list"),
+        ({"a": [1, 2]}, {"a": [1]}, "a: 2 and 1 items"),
+        ({"a": defaultdict(list)}, {"a": defaultdict(int)}, "factories"),
+        ({"o": {"s": {3: {"m": torch.ones(2)}}}}, {"o": {"s": {3: {"m": torch.ones(3)}}}},
+         "o.s[3]['m']: shapes [2] and [3]"),
+        ([torch.ones(2)], [torch.ones(2).double()], "state[0]: dtypes"),
+        ([torch.tensor([1.0, 2.0, 3.0])], [torch.tensor([1.0, 2.5, 3.25])],
+         "2 of 3 elements differ, largest absolute difference 0.5 (2.0 and 2.5)"),
+        ([torch.tensor([1.0, float("nan")])], [torch.tensor([1.0, 2.0])],
+         "1 of 2 elements differ, by NaN"),
+        ([torch.tensor([0.0])], [torch.tensor([-0.0])], "bits only"),
+        ([torch.ones(2).to(torch.float8_e5m2)], [torch.zeros(2).to(torch.float8_e5m2)],
+         "difference 1"),
+        ([np.ones(2)], [np.zeros(2)], "difference 1"),
+        ([np.ones(2, ">f4")], [np.zeros(2, ">f4")], "difference 1"),
+        ([np.float32(1)], [np.float64(1)], "a float32 and a float64"),
+        ([np.ones(2)], [torch.ones(2)], "a ndarray and a Tensor"),
+    ],
+)  # fmt: skip
+def test_a_difference_is_named_with_place_and_size(a, b, words):
+    found = first_difference(a, b)
+    assert found is not None
+    assert words in found
+    assert first_difference(b, a) is not None
+
+
 @pytest.mark.parametrize(
     ("a", "b"),
     [
-        ({"a": defaultdict(list)}, {"a": defaultdict(int)}),
-        ({"a": (1,)}, {"a": [1]}),
-        ({1: 0}, {True: 0}),
-        ({"a": 1}, {"a": 1.0}),
-        ({"a": [torch.ones(1)]}, {"a": (torch.ones(1),)}),
-        ([np.float32(1)], [np.float64(1)]),
-        ({"a": {}}, {"a": {"b": {}}}),
-        ({"a": []}, {"a": [[]]}),
+        ({"a": float("nan"), "b": 2}, {"b": 2, "a": float("nan")}),
+        ([torch.tensor([float("nan")])], [torch.tensor([float("nan")])]),
+        ([torch.arange(6.0).reshape(2, 3).t()], [torch.arange(6.0).reshape(2, 3).t().contiguous()]),
+        ([torch.nn.Parameter(torch.ones(2))], [torch.ones(2)]),
+        ([torch.zeros(0, 3), np.zeros((0, 2))], [torch.zeros(0, 3), np.zeros((0, 2))]),
+        ([torch.arange(4.0)[1:2:2]], [torch.ones(1)]),
+        ([torch.tensor([1 + 2j]).conj()], [torch.tensor([1 - 2j])]),
     ],
-)
-def test_whatever_a_restore_would_notice_is_a_difference(a: Any, b: Any) -> None:
-    assert not compare(a, b)["equal"] and not compare(b, a)["equal"]
-    assert compare(a, a)["equal"] and compare(b, b)["equal"]
-
-
-def test_numbers_without_a_place_in_json_are_words() -> None:
-    import json
-
-    a = {"a": float("inf"), "b": 10**40, "c": "\ud800", "\ud800": 1, "d": [float("nan")]}
-    b = {"a": 1.0, "b": 10**41, "c": "x", "\ud800": 2, "d": [1.0]}
-    told = compare(a, b)
-    assert len(told["differing"]) == 5
-    json.dumps(told, allow_nan=False, ensure_ascii=False).encode()
-
-
-class Silent:
-    """Instead of the descriptor to which a child tells its progress."""
-
-    def progress(self, what: str, done: int, total: int | None) -> None: ...
-
-
-def test_ranks_that_only_one_checkpoint_has_are_entries_of_it(run: RunFolder) -> None:
-    take_claim(run)
-    state = {"rank": {"random": {"torch": torch.ones(2)}}}
-    one, two = commit(run, 1, 7, state=state), commit(run, 1, 8, state=state, world=2)
-    told = work({"a": str(one.path), "b": str(two.path)}, Silent())  # type: ignore[arg-type]
-    assert [found["name"] for found in told["only_in_b"]] == ["rank1.random.torch"]
-    assert told["differing"] == [] and not told["equal"]
-
-
-def test_a_damaged_checkpoint_is_not_compared(run: RunFolder) -> None:
-    take_claim(run)
-    one, two = commit(run, 1, 7), commit(run, 1, 8)
-    flip(two.path / "part-00000.safetensors", -1)
-    with pytest.raises(DamagedCheckpoint, match="is damaged between"):
-        work({"a": str(one.path), "b": str(two.path)}, Silent())  # type: ignore[arg-type]
-
-
-# -- tables ---------------------------------------------------------------------------------------
-
-COLUMNS = (Column("name", least=12), Column("x", drop=1), Column("words", least=8, drop=2))
-
-
-@given(st.lists(st.tuples(*[st.text(max_size=60)] * 3), max_size=4), st.integers(12, 100))
-def test_tables_fit_any_window_whatever_the_names(rows: list[Any], width: int) -> None:
-    head, lines = make_table(COLUMNS, rows, width)
-    assert all(cell_len(line) <= width for line in [head, *lines])
-    assert all(line.isprintable() or "\x1b" not in line for line in lines)
-    assert len(lines) == len(rows) + 1
-
-
-@given(st.text(max_size=80), st.integers(1, 40))
-def test_a_shortened_name_keeps_its_beginning_and_its_end(text: str, width: int) -> None:
-    short = shorten(text, width)
-    assert cell_len(short) <= max(width, 1)
-    if short != text:
-        head, _, tail = short.partition("…")
-        assert text.startswith(head) and text.endswith(tail)
+)  # fmt: skip
+def test_what_has_no_influence_on_numbers_is_no_difference(a, b):
+    assert first_difference(a, b) is None

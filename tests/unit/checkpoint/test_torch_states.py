@@ -20,13 +20,10 @@ P = list[nn.Parameter]
 OPTIMIZERS: dict[str, Callable[[P], optim.Optimizer]] = {
     "ASGD": optim.ASGD,
     "Adadelta": optim.Adadelta,
-    "Adadelta foreach": lambda p: optim.Adadelta(p, foreach=True),
     "Adafactor": optim.Adafactor,
     "Adagrad": optim.Adagrad,
-    "Adagrad fused": lambda p: optim.Adagrad(p, fused=True),
     "Adam": lambda p: optim.Adam(p, betas=(0.9, 0.99)),
     "Adam amsgrad foreach": lambda p: optim.Adam(p, amsgrad=True, foreach=True),
-    "Adam fused": lambda p: optim.Adam(p, fused=True),
     "Adam lr tensor": lambda p: optim.Adam(p, lr=torch.tensor(1e-3), foreach=False),
     "AdamW": optim.AdamW,
     "AdamW fused amsgrad": lambda p: optim.AdamW(p, fused=True, amsgrad=True),
@@ -38,7 +35,6 @@ OPTIMIZERS: dict[str, Callable[[P], optim.Optimizer]] = {
     "RAdam": lambda p: optim.RAdam(p, foreach=True),
     "RMSprop": lambda p: optim.RMSprop(p, centered=True, momentum=0.9),
     "Rprop": optim.Rprop,
-    "SGD": lambda p: optim.SGD(p, lr=0.1),
     "SGD momentum nesterov": lambda p: optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
     "SGD fused": lambda p: optim.SGD(p, lr=0.1, momentum=0.9, fused=True),
 }
@@ -54,9 +50,7 @@ SCHEDULERS: dict[str, Callable[[optim.Optimizer], Any]] = {
     "CosineAnnealingLR": lambda o: lr.CosineAnnealingLR(o, 10),
     "CosineAnnealingWarmRestarts": lambda o: lr.CosineAnnealingWarmRestarts(o, 3),
     "CyclicLR": lambda o: lr.CyclicLR(o, 0.01, 0.1),
-    "CyclicLR exp_range": lambda o: lr.CyclicLR(o, 0.01, 0.1, mode="exp_range", gamma=0.9),
     "OneCycleLR": lambda o: lr.OneCycleLR(o, 0.1, total_steps=10, cycle_momentum=False),
-    "OneCycleLR momentum": lambda o: lr.OneCycleLR(o, 0.1, total_steps=10),
     "ReduceLROnPlateau": lr.ReduceLROnPlateau,
     "SequentialLR": lambda o: lr.SequentialLR(
         o, [lr.ConstantLR(o), lr.ExponentialLR(o, 0.9)], milestones=[2]
@@ -68,18 +62,18 @@ SCHEDULERS: dict[str, Callable[[optim.Optimizer], Any]] = {
 NOT_FOR_DENSE_GRADIENTS = {"Optimizer", "SparseAdam"}
 
 
-def round_trip(state: object) -> Any:
+def round_trip(state):
     encoded = encode(state)
     return decode(json.loads(json.dumps(encoded.tree, allow_nan=False)), encoded.tensors)
 
 
-def small_model() -> nn.Module:
+def small_model():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
 
 
-def step(model: nn.Module, optimizer: optim.Optimizer) -> None:
-    def closure() -> torch.Tensor:
+def step(model, optimizer):
+    def closure():
         optimizer.zero_grad()
         loss = model(torch.linspace(-1, 1, 20).reshape(5, 4)).square().sum()
         loss.backward()
@@ -89,7 +83,7 @@ def step(model: nn.Module, optimizer: optim.Optimizer) -> None:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_an_optimizer_goes_on_bit_by_bit_from_its_stored_state(name: str) -> None:
+def test_an_optimizer_goes_on_bit_by_bit_from_its_stored_state(name):
     model, twin = small_model(), small_model()
     optimizer = OPTIMIZERS[name](list(model.parameters()))
     for _ in range(2):
@@ -106,16 +100,10 @@ def test_an_optimizer_goes_on_bit_by_bit_from_its_stored_state(name: str) -> Non
     assert first_difference(optimizer.state_dict(), resumed.state_dict()) is None
 
 
-def test_no_optimizer_of_torch_is_forgotten() -> None:
-    known = {name.split()[0] for name in OPTIMIZERS} | NOT_FOR_DENSE_GRADIENTS
-    found = {n for n, v in vars(optim).items() if isinstance(v, type)}
-    assert {n for n in found if issubclass(getattr(optim, n), optim.Optimizer)} <= known
-
-
 @pytest.mark.parametrize("name", SCHEDULERS)
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_a_scheduler_goes_on_from_its_stored_state(name: str) -> None:
-    def make() -> tuple[optim.Optimizer, Any]:
+def test_a_scheduler_goes_on_from_its_stored_state(name):
+    def make():
         optimizer = optim.SGD(small_model().parameters(), lr=0.1, momentum=0.9)
         return optimizer, SCHEDULERS[name](optimizer)
 
@@ -137,13 +125,17 @@ def test_a_scheduler_goes_on_from_its_stored_state(name: str) -> None:
         assert other.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
 
 
-def test_no_scheduler_of_torch_is_forgotten() -> None:
-    known = {name.split()[0] for name in SCHEDULERS} | {"LRScheduler", "_LRScheduler"}
-    found = {n: v for n, v in vars(lr).items() if isinstance(v, type)}
-    assert {n for n, v in found.items() if issubclass(v, lr.LRScheduler)} - known == set()
+def test_no_optimizer_and_no_scheduler_of_torch_is_forgotten():
+    for module, base, known, others in (
+        (optim, optim.Optimizer, OPTIMIZERS, NOT_FOR_DENSE_GRADIENTS),
+        (lr, lr.LRScheduler, SCHEDULERS, {"LRScheduler", "_LRScheduler"}),
+    ):
+        found = {name: one for name, one in vars(module).items() if isinstance(one, type)}
+        names = {name for name, one in found.items() if issubclass(one, base)}
+        assert names <= {name.split()[0] for name in known} | others
 
 
-def test_scaler_and_random_generators_go_on_where_they_were() -> None:
+def test_scaler_and_random_generators_go_on_where_they_were():
     torch.manual_seed(3)
     np.random.seed(3)
     random.seed(3)
@@ -166,13 +158,3 @@ def test_scaler_and_random_generators_go_on_where_they_were() -> None:
     np.random.set_state(state["numpy"])
     random.setstate(state["python"])
     assert again == (torch.rand(3).tolist(), np.random.rand(3).tolist(), random.gauss(0, 1))
-
-
-def test_low_precision_state_that_optimizers_cast_is_seen() -> None:
-    weight = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
-    optimizer = optim.SGD([weight], lr=0.1, momentum=0.9)
-    optimizer.state[weight]["momentum_buffer"] = torch.full((3,), 0.1)
-    kept = round_trip(optimizer.state_dict())
-    optimizer.load_state_dict(kept)
-    words = first_difference(kept, optimizer.state_dict())
-    assert words == "state[0]['momentum_buffer']: dtypes torch.float32 and torch.bfloat16"

@@ -6,21 +6,16 @@ import hashlib
 import json
 import os
 import random
-import shutil
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from tests.unit.checkpoint.commits import commit, flip
 
-from tasuki.checkpoint.commit import Checkpoint
 from tasuki.checkpoint.parts import read_part
 from tasuki.checkpoint.records import CHUNK_BYTES, FileRecord, check_file, write_file
 from tasuki.checkpoint.verify import read_manifest, verify
 from tasuki.errors import DamagedCheckpoint, NewerFormat, StoreError
 from tasuki.runs.claims import take_claim
-from tasuki.runs.runs import RunFolder
 
 FILES = [
     "manifest.json",
@@ -32,19 +27,23 @@ FILES = [
 
 
 @pytest.fixture
-def made(run: RunFolder) -> Checkpoint:
-    state = {"model": {"weight": torch.randn(40, 30)}, "betas": (0.9, 0.99), "best": float("inf")}
+def made(run):
+    state = {
+        "model": {"weight": torch.arange(1200.0).view(40, 30)},
+        "betas": (0.9, 0.99),
+        "best": float("inf"),
+    }
     return commit(run, take_claim(run), 5, state=state, world=2)
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_every_flipped_bit_is_found(made: Checkpoint, name: str) -> None:
+def test_every_flipped_bit_is_found(made, name):
     path = made.path / name
     whole = path.read_bytes()
     picks = random.Random(name)
-    offsets = {0, 7, 8, len(whole) - 1} | {picks.randrange(len(whole)) for _ in range(80)}
+    offsets = {0, 7, 8, len(whole) - 1} | {picks.randrange(len(whole)) for _ in range(25)}
     if name == "manifest.json":
-        offsets = set(range(0, len(whole), 3)) | {len(whole) - 1}
+        offsets = set(range(0, len(whole), 7)) | {len(whole) - 1}
     for offset in sorted(offsets):
         flip(path, offset, picks.randrange(8))
         with pytest.raises(DamagedCheckpoint):
@@ -54,51 +53,38 @@ def test_every_flipped_bit_is_found(made: Checkpoint, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_every_cut_and_every_added_byte_is_found(made: Checkpoint, name: str) -> None:
-    path = made.path / name
-    whole = path.read_bytes()
-    for size in {0, 1, 8, len(whole) // 2, len(whole) - 1}:
-        path.write_bytes(whole[:size])
+def test_a_file_that_is_cut_another_missing_or_no_plain_file_is_found(run, made, name):
+    path, whole = made.path / name, (made.path / name).read_bytes()
+    other = commit(run, 1, 6, state={"model": {"weight": torch.zeros(40, 30)}}, world=2)
+    cuts = [whole[:size] for size in (0, 1, 8, len(whole) // 2, len(whole) - 1)]
+    for content in (*cuts, whole + b"\n", (other.path / name).read_bytes()):
+        path.write_bytes(content)
         with pytest.raises(DamagedCheckpoint):
             verify(made.path)
-    path.write_bytes(whole + b"\n")
-    with pytest.raises(DamagedCheckpoint):
-        verify(made.path)
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_a_missing_or_linked_file_is_found_and_named(made: Checkpoint, name: str) -> None:
     aside = made.path.parent / "aside"
-    (made.path / name).rename(aside)
-    with pytest.raises(DamagedCheckpoint, match=name):
-        verify(made.path)
-    (made.path / name).symlink_to(aside)
-    with pytest.raises(DamagedCheckpoint, match=name):
-        verify(made.path)
-
-
-def test_a_pipe_in_place_of_a_file_is_found_and_does_not_hang(made: Checkpoint) -> None:
-    (made.path / "part-00000.json").unlink()
-    os.mkfifo(made.path / "part-00000.json")
-    with pytest.raises(DamagedCheckpoint):
-        verify(made.path)
-
-
-@pytest.mark.parametrize("name", ["part-00002.json", "x", ".part-00000.json.1.tmp"])
-def test_a_foreign_file_is_found_and_named(made: Checkpoint, name: str) -> None:
-    (made.path / name).touch()
-    with pytest.raises(DamagedCheckpoint, match=name):
-        verify(made.path)
-
-
-def test_swapped_files_and_swapped_manifests_are_found(run: RunFolder, made: Checkpoint) -> None:
-    other = commit(run, 1, 6, state={"model": {"weight": torch.randn(40, 30)}}, world=2)
-    for name in FILES:
-        kept = (made.path / name).read_bytes()
-        shutil.copy(other.path / name, made.path / name)
-        with pytest.raises(DamagedCheckpoint):
+    path.rename(aside)
+    for make in (lambda: None, lambda: path.symlink_to(aside), lambda: os.mkfifo(path)):
+        path.unlink(missing_ok=True)
+        make()
+        with pytest.raises(DamagedCheckpoint, match=name):
             verify(made.path)
-        (made.path / name).write_bytes(kept)
+    path.unlink()
+    path.write_bytes(whole)
+    verify(made.path)
+
+
+def test_files_and_checkpoints_under_another_name_are_found(made):
+    for name in ("part-00002.json", "x", ".part-00000.json.1.tmp"):
+        (made.path / name).touch()
+        with pytest.raises(DamagedCheckpoint, match=name):
+            verify(made.path)
+        (made.path / name).unlink()
+    first, second = made.path / "part-00000.json", made.path / "part-00001.json"
+    aside = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    with pytest.raises(DamagedCheckpoint, match="is part 1, not part 0"):
+        read_part(made.path, 0)
+    first.write_bytes(aside)
     moved = made.path.with_name("step-000000009.c1")
     made.path.rename(moved)
     with pytest.raises(DamagedCheckpoint, match="holds the manifest of"):
@@ -108,19 +94,7 @@ def test_swapped_files_and_swapped_manifests_are_found(run: RunFolder, made: Che
         verify(made.path)
 
 
-def test_parts_of_two_ranks_cannot_be_swapped(run: RunFolder) -> None:
-    made = commit(run, take_claim(run), 5, state={"w": torch.ones(3)}, world=2)
-    first, second = made.path / "part-00000.json", made.path / "part-00001.json"
-    aside = first.read_bytes()
-    first.write_bytes(second.read_bytes())
-    second.write_bytes(aside)
-    with pytest.raises(DamagedCheckpoint):
-        verify(made.path)
-    with pytest.raises(DamagedCheckpoint, match="is part 1, not part 0"):
-        read_part(made.path, 0)
-
-
-def test_reading_with_records_finds_what_changed_since_verification(made: Checkpoint) -> None:
+def test_reading_with_records_finds_what_changed_since_verification(made):
     path = made.path / "part-00001.safetensors"
     flip(path, path.stat().st_size - 3)
     read_part(made.path, 1)  # a flipped weight is a weight
@@ -128,7 +102,7 @@ def test_reading_with_records_finds_what_changed_since_verification(made: Checkp
         read_part(made.path, 1, records=made.manifest.files)
 
 
-def rewrite(path: Path, **changes: Any) -> None:
+def rewrite(path, **changes):
     """A manifest by someone who knows how its sha256 is made."""
     value = json.loads(path.read_text()) | changes
     del value["sha256"]
@@ -137,12 +111,14 @@ def rewrite(path: Path, **changes: Any) -> None:
     path.write_bytes(canonical(value))
 
 
-def canonical(value: object) -> bytes:
+def canonical(value):
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return text.encode() + b"\n"
 
 
-def test_a_newer_format_is_refused_by_name_and_not_called_damage(made: Checkpoint) -> None:
+def test_a_newer_format_is_not_called_damage_and_a_new_key_needs_none(made):
+    rewrite(made.path / "manifest.json", added="later")
+    assert verify(made.path) == made.manifest
     rewrite(made.path / "manifest.json", format=2)
     with pytest.raises(NewerFormat, match="format 2"):
         read_manifest(made.path)
@@ -171,9 +147,7 @@ RECORD = {"name": "part-00000.json", "size": 3, "chunk_bytes": 16, "crc32": [0]}
         {"facts": {"best": 3}}, {"facts": {"best": {**BEST, "step": "/"}}},
     ],
 )  # fmt: skip
-def test_a_manifest_with_impossible_content_is_damage_even_with_a_good_sha256(
-    made: Checkpoint, changes: dict[str, Any]
-) -> None:
+def test_a_manifest_with_impossible_content_is_damage_even_with_a_good_sha256(made, changes):
     if changes == {"parts": 10**9}:
         changes = {"parts": 10**5}
     rewrite(made.path / "manifest.json", **changes)
@@ -181,12 +155,7 @@ def test_a_manifest_with_impossible_content_is_damage_even_with_a_good_sha256(
         verify(made.path)
 
 
-def test_a_later_tasuki_may_add_a_key_without_a_new_format(made: Checkpoint) -> None:
-    rewrite(made.path / "manifest.json", added="later")
-    assert verify(made.path) == made.manifest
-
-
-def test_damage_in_a_large_file_is_named_by_its_chunk(tmp_path: Path) -> None:
+def test_damage_in_a_large_file_is_named_by_its_chunk(tmp_path):
     path = tmp_path / "part-00000.safetensors"
     record = write_file(path, bytes(CHUNK_BYTES + 5))
     assert len(record.crc32) == 2
@@ -201,7 +170,7 @@ def test_damage_in_a_large_file_is_named_by_its_chunk(tmp_path: Path) -> None:
         check_file(path, record)
 
 
-def test_an_error_of_the_file_system_is_not_called_damage(made: Checkpoint) -> None:
+def test_an_error_of_the_file_system_is_not_called_damage(made):
     (made.path / "manifest.json").unlink()
     (made.path / "manifest.json").mkdir()
     with pytest.raises(DamagedCheckpoint, match="not a plain file"):

@@ -42,15 +42,6 @@ def request(*indices: int) -> Request:
     return Request(list(indices), [SEEDS[i] for i in indices])
 
 
-class Fragile(Data):
-    """Two samples draw, and then fail."""
-
-    def __getitem__(self, index: int) -> Tensor:
-        if index in (20, 21):
-            raise ValueError(f"drew {random.random()}")
-        return super().__getitem__(index)
-
-
 def collate_of_three(samples: list[Tensor]) -> list[float]:
     """Draws for batches of more than two samples."""
     return [float(sample[0]) + (random.random() if len(samples) > 2 else 0) for sample in samples]

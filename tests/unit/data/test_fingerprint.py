@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import random
 import shutil
@@ -21,17 +22,18 @@ from tasuki.data.fetch import Fetcher
 from tasuki.data.fingerprint import (
     Looked,
     compare,
+    digest_of,
     fingerprint_files,
     fingerprint_samples,
 )
 from tasuki.data.order import Order
 
 BLOCK = 64 << 10
-LARGE = 40 << 20
+LARGE = 17 << 20
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """A data set for each split, and a folder of small files."""
     for number, split in enumerate(("train", "val")):
         (tmp_path / f"{split}.h5").write_bytes(bytes([number]) * 1000)
@@ -41,7 +43,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def large(path: Path) -> Path:
+def large(path):
     """A sparse file with something in every block."""
     with path.open("wb") as file:
         for start in range(0, LARGE, BLOCK):
@@ -49,12 +51,6 @@ def large(path: Path) -> Path:
             file.write(start.to_bytes(8, "little"))
         file.truncate(LARGE)
     return path
-
-
-def write_at(path: Path, place: int, data: bytes) -> None:
-    with path.open("r+b") as file:
-        file.seek(place)
-        file.write(data)
 
 
 # -- files ----------------------------------------------------------------------------------------
@@ -70,6 +66,9 @@ def test_a_file_a_folder_a_pattern_and_a_list_are_known_by_what_they_hold(folder
     assert both is not None and both.startswith("2 files, 2000 bytes, ")
     images = fingerprint_files(str(folder / "images"), "train")
     assert images is not None and images.startswith("3 files, ")
+    for other in ("val.h5", "notes.txt"):
+        (folder / other).write_text("other")
+    assert fingerprint_files(str(folder), "train") == file
 
 
 @pytest.mark.parametrize("source", ["generated", "", None, 3, [], ["generated"], "http://x/y"])
@@ -94,13 +93,6 @@ def test_times_inodes_modes_links_and_other_places_change_nothing(folder, tmp_pa
     assert fingerprint_files(str(tmp_path / "link"), "train") == before
 
 
-def test_another_split_s_file_changes_nothing(folder):
-    before = fingerprint_files(str(folder), "train")
-    (folder / "val.h5").write_text("other")
-    (folder / "notes.txt").write_text("other")
-    assert fingerprint_files(str(folder), "train") == before
-
-
 CHANGES: dict[str, Callable[[Path], object]] = {
     "content": lambda images: (images / "b.png").write_bytes(b"B.PNG" * 50),
     "size": lambda images: (images / "b.png").write_bytes(b"b.png" * 51),
@@ -112,7 +104,7 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 }
 
 
-def swap(one: Path, other: Path) -> None:
+def swap(one, other):
     data = one.read_bytes()
     one.write_bytes(other.read_bytes())
     other.write_bytes(data)
@@ -130,25 +122,23 @@ def test_of_a_large_file_both_ends_and_some_places_are_read(tmp_path):
     path = large(tmp_path / "large.bin")
     before = fingerprint_files(str(path), "train")
     chance = random.Random(1)
-    found = 0
-    for place in (0, BLOCK - 1, LARGE - BLOCK, LARGE - 1):
-        kept = path.read_bytes()[place : place + 1]
-        write_at(path, place, bytes([kept[0] ^ 1]))
-        assert fingerprint_files(str(path), "train") != before, place
-        write_at(path, place, kept)
-    for _ in range(20):
-        # A tenth of the file, as when a data set is generated anew in part.
-        place = chance.randrange(LARGE - LARGE // 10)
-        kept = path.read_bytes()[place : place + LARGE // 10]
-        write_at(path, place, chance.randbytes(LARGE // 10))
-        found += fingerprint_files(str(path), "train") != before
-        write_at(path, place, kept)
-    assert found >= 19 and fingerprint_files(str(path), "train") == before
+    places = [(place, 1) for place in (0, BLOCK - 1, LARGE - BLOCK, LARGE - 1)]
+    # A tenth of the file, as when a data set is generated again in part.
+    places += [(chance.randrange(LARGE - LARGE // 10), LARGE // 10) for _ in range(8)]
+    for place, length in places:
+        with path.open("r+b") as file:
+            file.seek(place)
+            kept = file.read(length)
+            file.seek(place)
+            file.write(bytes(byte ^ 1 for byte in kept) if length == 1 else b"x" * length)
+            file.flush()
+            assert fingerprint_files(str(path), "train") != before, place
+            file.seek(place)
+            file.write(kept)
+    assert fingerprint_files(str(path), "train") == before
 
 
-def test_of_very_many_files_names_and_sizes_count_and_of_far_too_many_nothing(
-    tmp_path, monkeypatch
-):
+def test_of_very_many_files_names_and_sizes_count(tmp_path, monkeypatch):
     monkeypatch.setattr("tasuki.data.fingerprint._FILES_READ", 5)
     monkeypatch.setattr("tasuki.data.fingerprint._MOST_FILES", 40)
     for number in range(40):
@@ -180,25 +170,25 @@ class Graph:
 class Listed:
     """A map-style data set of anything."""
 
-    def __init__(self, make: Callable[[int], Any], num: int = 50) -> None:
+    def __init__(self, make, num=50):
         self.make, self.num = make, num
         self.asked = 0
 
-    def __len__(self) -> int:
+    def __len__(self):
         return self.num
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         self.asked += 1
         return self.make(index)
 
 
-def look(make: Callable[[int], Any], *, within_s: float = 60.0) -> Looked:
+def look(make, *, within_s=60.0):
     order = Order(plan_buckets(None, 50), seed=1, stage="s", effective_batch=4)
     fetcher = Fetcher(Listed(make), lambda samples: samples)
     return fingerprint_samples(fetcher, order, within_s=within_s)
 
 
-def drawn(index: int) -> Tensor:
+def drawn(index):
     return index + torch.rand(3) + random.random() + float(np.random.rand())
 
 
@@ -206,6 +196,7 @@ def test_samples_are_the_same_however_often_and_whenever_they_are_read():
     first = look(drawn)
     torch.rand(1), random.random(), np.random.rand()
     assert first.digest is not None and look(drawn) == first
+    assert look(lambda index: drawn(index) + 1).digest not in (None, first.digest)
 
 
 KINDS: list[tuple[Any, Any]] = [
@@ -233,8 +224,7 @@ KINDS: list[tuple[Any, Any]] = [
 
 @pytest.mark.parametrize(("one", "other"), KINDS, ids=[str(n) for n in range(len(KINDS))])
 def test_samples_of_every_kind_are_told_apart_by_content(one, other):
-    found = [look(lambda _, value=value: value).digest for value in (one, one, other)]
-    assert None not in found and found[0] == found[1] != found[2]
+    assert digest_of(one) == digest_of(copy.deepcopy(one)) != digest_of(other)
 
 
 def test_reading_leaves_nothing_behind_in_the_data_set_or_the_random_numbers(capfd):
@@ -250,15 +240,15 @@ def test_reading_leaves_nothing_behind_in_the_data_set_or_the_random_numbers(cap
     )
 
 
-def unseeded(index: int) -> float:
+def unseeded(index):
     return float(np.random.default_rng().random())
 
 
-def broken(index: int) -> int:
+def broken(index):
     raise ValueError("planted")
 
 
-def deadly(index: int) -> int:
+def deadly(index):
     os._exit(3)
 
 
@@ -302,8 +292,6 @@ HERE = {"files": "1 files, 10 bytes, aa", "samples": "11", "made_by": "x"}
         ),
         ({**HERE, "files": None, "samples": "22"}, "the content of its samples"),
         ({**HERE, "samples": "22", "made_by": "y"}, None),
-        ({**HERE, "files": "1 files, 10 bytes, bb", "made_by": "y"}, "the content of its files"),
-        ({**HERE, "files": None, "samples": None}, None),
         ({}, None),
         (None, None),
     ],

@@ -6,24 +6,24 @@ import contextlib
 import os
 import random
 import signal
+import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import h5py
 import numpy as np
 import psutil
 import pytest
 import torch
+from tests.unit.data.waiting import is_gone, wait_until
 from torch import Tensor
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+from tasuki.data import children
 from tasuki.data.buckets import BucketRule, plan_buckets
 from tasuki.data.collate import pad_collate
 from tasuki.data.fetch import Fetcher
-from tasuki.data.hdf5.dataset import Hdf5Dataset
+from tasuki.data.foreign import iterate
 from tasuki.data.loader import Loader, _prepare_worker
 from tasuki.data.order import Order
 from tasuki.data.shares import StepSplit
@@ -35,20 +35,13 @@ Seen = list[tuple[int, list[tuple[int, list[float]]]]]
 """Of each step: its samples over all ranks, and (samples, numbers) of each micro-batch."""
 
 
-def is_gone(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-    except FileNotFoundError:
-        return True
-
-
 class Noisy(Dataset[Tensor]):
     """Every sample draws from all three generators; sizes differ."""
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(SIZES)
 
-    def __getitem__(self, index: int) -> Tensor:
+    def __getitem__(self, index):
         drawn = random.random() + float(np.random.rand())
         return index + drawn + torch.rand(SIZES[index], dtype=torch.float64)
 
@@ -56,22 +49,20 @@ class Noisy(Dataset[Tensor]):
 class Deadly(Noisy):
     """Fetching one sample ends the process, as running out of memory does."""
 
-    def __getitem__(self, index: int) -> Tensor:
+    def __getitem__(self, index):
         if index == 20:
             os.kill(os.getpid(), signal.SIGKILL)
         return super().__getitem__(index)
 
 
 class Wrong(Noisy):
-    def __getitem__(self, index: int) -> Tensor:
+    def __getitem__(self, index):
         if index == 20:
             raise ValueError("two\nlines: here")
         return super().__getitem__(index)
 
 
-def make_loader(
-    dataset: Any = None, *, split: StepSplit | None = None, workers: int = 0, **options: Any
-) -> Loader:
+def make_loader(dataset=None, *, split=None, workers=0, **options):
     dataset = dataset if dataset is not None else Noisy()
     plan = plan_buckets(SIZES, len(SIZES), rule=BucketRule(kind="auto", count=2))
     order = Order(plan, seed=4, stage="s", effective_batch=5)
@@ -86,12 +77,12 @@ def make_loader(
     )
 
 
-def numbers(data: Any) -> list[float]:
+def numbers(data):
     parts = data if isinstance(data, list) else data.values() if isinstance(data, dict) else [data]
     return [number for part in parts for number in part.flatten().tolist()]
 
 
-def see(loader: Loader, retunes: dict[int, LoaderSettings] | None = None) -> Seen:
+def see(loader, retunes=None):
     """Everything until the end; other settings after some steps. Training draws meanwhile."""
     seen: Seen = []
     try:
@@ -106,40 +97,41 @@ def see(loader: Loader, retunes: dict[int, LoaderSettings] | None = None) -> See
 
 
 @pytest.fixture(scope="module")
-def plain() -> Seen:
+def plain():
     return see(make_loader())
 
 
-def children() -> set[int]:
+def list_children():
     """Without Python's own, which spawning starts once and keeps."""
     pids = {child.pid for child in psutil.Process().children()}
     return {pid for pid in pids if not is_gone(pid) and "resource_tracker" not in command_of(pid)}
 
 
-def command_of(pid: int) -> str:
+def command_of(pid):
     with contextlib.suppress(FileNotFoundError):
         return Path(f"/proc/{pid}/cmdline").read_text()
     return ""
 
 
-def wait_until_gone(pids: set[int]) -> None:
-    until = time.monotonic() + 20
-    while not all(is_gone(pid) for pid in pids):
-        assert time.monotonic() < until, "workers live on"
-        time.sleep(0.01)
-
-
 @pytest.fixture(autouse=True)
-def no_worker_is_left() -> Iterator[None]:
-    before = children()
+def no_worker_is_left():
+    before = list_children()
     yield
-    left = children() - before
+    left = list_children() - before
     try:
-        wait_until_gone(left)
+        wait_until(lambda: all(map(is_gone, left)), "workers live on")
     finally:
         for pid in left:  # else Python waits for them at its end
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+
+def test_a_worker_whose_rank_is_gone_already_leaves_at_once():
+    worker = os.fork()
+    if worker == 0:
+        _prepare_worker(0, parent=-1)
+        os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]) == 0
 
 
 def test_a_worker_dies_with_its_rank_however_early_the_rank_is_killed():
@@ -151,48 +143,55 @@ def test_a_worker_dies_with_its_rank_however_early_the_rank_is_killed():
         if worker == 0:
             _prepare_worker(0, parent=parent)
             os.write(writer, f"{os.getpid()}\n".encode())
-            time.sleep(600)
         time.sleep(600)
     worker = int(os.read(reader, 20))
     os.kill(rank, signal.SIGKILL)
     os.waitpid(rank, 0)
-    until = time.monotonic() + 20
-    while not is_gone(worker):
-        assert time.monotonic() < until, "the worker lives on"
-        time.sleep(0.01)
-
-
-def test_a_worker_whose_rank_is_gone_already_leaves_at_once():
-    worker = os.fork()
-    if worker == 0:
-        _prepare_worker(0, parent=-1)
-        os._exit(7)
-    assert os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]) == 0
+    wait_until(lambda: is_gone(worker), "the worker lives on")
 
 
 # -- the same batches ---------------------------------------------------------------------------
 
 
+def drawn(workers):
+    """The batches, and what training draws between them while the number of workers changes."""
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    loader = make_loader(workers=workers)
+    seen = see(loader, {3: replace(loader.settings, workers=workers + 1)})
+    return seen, [random.random(), float(np.random.rand()), float(torch.rand(()))]
+
+
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@pytest.mark.parametrize(("workers", "prefetch"), [(1, 1), (1, 4), (3, 2)])
-def test_batches_are_the_same_bit_for_bit_with_any_number_of_workers(
-    plain: Seen, workers: int, prefetch: int
-) -> None:
-    assert see(make_loader(workers=workers, prefetch=prefetch)) == plain
+def test_batches_and_trainings_draws_are_the_same_bit_for_bit_with_any_number_of_workers(plain):
+    assert drawn(0) == drawn(1)
+    assert see(make_loader(workers=3, prefetch=4)) == plain
+    for workers in (0, 2):
+        assert see(make_loader(workers=workers, first_step=7)) == plain[7:]
+
+
+def test_workers_may_change_at_any_step_without_changing_a_batch(plain):
+    workers = {1: 1, 3: 0, 6: 2, 9: 0, 12: 1}
+    retunes = {step: LoaderSettings(workers=num) for step, num in workers.items()}
+    assert see(make_loader(), retunes) == plain
+
+
+@pytest.mark.long
+def test_spawned_workers_give_the_same_batches_too(plain):
+    assert see(make_loader(workers=1, context="spawn")) == plain
 
 
 class Computing(Dataset[Tensor]):
     """Samples whose last bits hang on threads and alignment, if nobody takes care."""
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 8
 
-    def __getitem__(self, index: int) -> Tensor:
+    def __getitem__(self, index):
         values = torch.randn(1_000_000, generator=torch.Generator().manual_seed(index))
         return (values * values.sum())[1:69].view(4, 17)
 
 
-def test_batches_and_what_a_model_makes_of_them_do_not_depend_on_who_computed_them() -> None:
+def test_batches_and_what_a_model_makes_of_them_do_not_depend_on_who_computed_them():
     torch.manual_seed(1)
     layer = torch.nn.Linear(17, 8)
     found = []
@@ -220,44 +219,11 @@ def test_batches_and_what_a_model_makes_of_them_do_not_depend_on_who_computed_th
     assert found[1] == found[3]
 
 
-@pytest.mark.long
-def test_spawned_workers_give_the_same_batches_too(plain: Seen) -> None:
-    assert see(make_loader(workers=1, context="spawn")) == plain
-
-
-def test_workers_may_change_at_any_step_without_changing_a_batch(plain: Seen) -> None:
-    steps = len(plain)
-    settings = [LoaderSettings(workers=w, prefetch=p) for w, p in ((1, 1), (0, 2), (2, 3), (1, 2))]
-    retunes = {number: settings[number % 4] for number in range(0, steps, 3)}
-    assert see(make_loader(workers=2), retunes) == plain
-
-
-def test_a_loader_that_begins_in_the_middle_gives_the_rest(plain: Seen) -> None:
-    for workers in (0, 2):
-        assert see(make_loader(workers=workers, first_step=7)) == plain[7:]
-
-
-def test_training_draws_the_same_random_numbers_with_any_number_of_workers() -> None:
-    def drawn(workers: int) -> list[float]:
-        random.seed(1), np.random.seed(1), torch.manual_seed(1)
-        loader = make_loader(workers=workers)
-        found = []
-        for number, (batches, _) in enumerate(loader.steps()):
-            list(batches)
-            found += [random.random(), float(np.random.rand()), float(torch.rand(()))]
-            if number == 3:
-                loader.retune(replace(loader.settings, workers=workers + 1))
-        loader.stop()
-        return found
-
-    assert drawn(0) == drawn(1)
-
-
-def test_every_sample_of_an_epoch_comes_once_over_all_ranks_whatever_it_costs() -> None:
+def test_every_sample_of_an_epoch_comes_once_over_all_ranks_whatever_it_costs():
     costs = np.array([7 * size for size in SIZES])
     data = TensorDataset(torch.arange(len(SIZES), dtype=torch.float64))
 
-    def taken(world: int, workers: int) -> list[list[float]]:
+    def taken(world, workers):
         splits = [
             StepSplit(rank=rank, world=world, micro_batch=9, costs=costs, budget=30)
             for rank in range(world)
@@ -274,45 +240,27 @@ def test_every_sample_of_an_epoch_comes_once_over_all_ranks_whatever_it_costs() 
     assert sorted(number for step in epoch for number in step) == list(range(len(SIZES)))
 
 
-def test_a_file_is_read_the_same_by_forked_workers_while_this_process_reads_it_too(
-    tmp_path: Path,
-) -> None:
-    with h5py.File(tmp_path / "x.h5", "w") as file:
-        file["n"] = SIZES
-        rows = np.random.default_rng(1).random((len(SIZES), 5))
-        file.create_dataset("x", data=rows, chunks=(4, 5), compression="gzip")
-    data = Hdf5Dataset(tmp_path / "x.h5")
-    expected = see(make_loader(data))
-    loader = make_loader(data, workers=2)
-    found: Seen = []
-    for batches, num_samples in loader.steps():
-        found.append((num_samples, [(b.num_samples, numbers(b.data)) for b in batches]))
-        assert data[len(found) % len(SIZES)]["x"].tolist() == rows[len(found) % len(SIZES)].tolist()
-    loader.stop()
-    assert found == expected
-
-
 # -- workers that come, go and die --------------------------------------------------------------
 
 
-def test_workers_are_gone_after_a_change_and_after_the_end() -> None:
-    others = children()
+def test_workers_are_gone_after_a_change_and_after_the_end():
+    others = list_children()
     loader = make_loader(workers=2)
     steps = loader.steps()
     list(next(steps)[0])
-    first = children() - others
+    first = list_children() - others
     assert len(first) == 2
     loader.retune(LoaderSettings(workers=1))
-    wait_until_gone(first)
+    wait_until(lambda: all(map(is_gone, first)))
     list(next(steps)[0])
-    second = children() - others - first
+    second = list_children() - others - first
     assert len(second) == 1
     loader.stop()
-    wait_until_gone(second)
+    wait_until(lambda: all(map(is_gone, second)))
     loader.stop()  # once more does no harm
 
 
-def test_an_error_in_a_worker_says_what_it_says_without_workers() -> None:
+def test_an_error_in_a_worker_says_what_it_says_without_workers():
     said = []
     for workers in (0, 1):
         with pytest.raises(DataError) as caught:
@@ -325,15 +273,14 @@ def test_an_error_in_a_worker_says_what_it_says_without_workers() -> None:
     assert "`__getitem__`" in said[0][1]
 
 
-def test_a_worker_that_is_killed_gives_one_clear_message() -> None:
+def test_a_worker_that_is_killed_gives_one_clear_message():
     """In a process of its own: torch tells of a dead worker wherever the main thread is."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
         words = "nothing"
         try:
-            for batches, _ in make_loader(Deadly(), workers=1).steps():
-                list(batches)
+            see(make_loader(Deadly(), workers=1))
         except RunError as error:
             words = f"{error.message}|{error.hint}"
         except BaseException as error:
@@ -341,8 +288,108 @@ def test_a_worker_that_is_killed_gives_one_clear_message() -> None:
         os.write(writer, words.encode())
         os._exit(0)
     os.close(writer)
-    words = os.read(reader, 4096).decode()
-    os.close(reader)
+    with os.fdopen(reader) as stream:
+        words = stream.read()
     os.waitpid(pid, 0)
     assert words.startswith("a loader worker is gone")
     assert "|often memory: fewer `loader.workers`" in words
+
+
+# -- loaders of others ----------------------------------------------------------------------------
+
+
+class Stuck(Dataset):
+    """Batches come, and then no more."""
+
+    def __len__(self):
+        return 1000
+
+    def __getitem__(self, i):
+        if i == 40:
+            time.sleep(600)
+        return torch.zeros(1)
+
+
+@pytest.fixture
+def passes():
+    """Passes through loaders, whose workers do not outlive the test."""
+    made = []
+
+    def make(loader):
+        made.append(iterate(loader))
+        return made[-1]
+
+    make.made = made
+    yield make
+    for one in made:
+        children.kill_workers(one.iterator)
+
+
+def kill_one(one):
+    children._nursery.has_news = False
+    os.kill(one.iterator._workers[0].pid, signal.SIGKILL)
+
+
+def test_a_worker_that_dies_between_two_batches_is_an_exception_at_the_next_one_only(passes):
+    one = passes(DataLoader(Stuck(), batch_size=4, num_workers=2))
+    next(one)
+    kill_one(one)
+    wait_until(lambda: children._nursery.has_news)  # torch's own handler would raise in here
+    with pytest.raises(RuntimeError, match="DataLoader worker"):
+        next(one)
+
+
+def test_a_worker_that_dies_while_a_batch_is_waited_for_is_an_exception_at_once(passes):
+    """By the signal, not by torch's own look every five seconds: its cause says which."""
+    one = passes(DataLoader(Stuck(), batch_size=4, num_workers=1))
+    for _ in range(10):
+        next(one)
+    threading.Timer(0.1, kill_one, [one]).start()  # before or during the wait: both must do
+    with pytest.raises(RuntimeError, match="DataLoader worker") as caught:
+        next(one)
+    assert "is killed by signal: Killed" in f"{caught.value} {caught.value.__cause__}"
+
+
+def test_workers_that_are_ended_by_us_are_no_news(passes):
+    one = passes(DataLoader(Stuck(), batch_size=4, num_workers=2))
+    next(one)
+    children._nursery.has_news = False
+    children.kill_workers(one.iterator)
+    wait_until(lambda: children._nursery.has_news)
+    with children.waiting():
+        pass
+
+
+def is_deaf(pid):
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    blocked = next(line.split()[1] for line in lines if line.startswith("SigBlk"))
+    return bool(int(blocked, 16) >> (signal.SIGTERM - 1) & 1)
+
+
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
+def test_workers_of_a_foreign_loader_hear_no_notices_and_we_do(passes, context):
+    """Also those that start with the first batch, not with the pass."""
+    loader = DataLoader([0.0] * 100, 4, num_workers=2, multiprocessing_context=context)
+    started = []
+
+    def lazy():
+        started.append(iter(loader))
+        yield from started[0]
+
+    for one in (passes(loader), passes(lazy())):
+        next(one)
+    for batches in (passes.made[0].iterator, *started):
+        assert [is_deaf(worker.pid) for worker in batches._workers] == [True, True]
+        children.kill_workers(batches)
+    assert not is_deaf(os.getpid())
+
+
+def test_workers_that_were_killed_are_no_concern_of_the_next_pass(passes):
+    first = passes(DataLoader(Stuck(), batch_size=4, num_workers=2))
+    next(first)
+    children.kill_workers(first.iterator)
+    for worker in first.iterator._workers:
+        worker.join()  # dead for certain, and `first` is still there
+    second = passes(DataLoader(Stuck(), batch_size=4, num_workers=1))
+    signal.raise_signal(signal.SIGCHLD)  # as any child that ends sends it
+    assert len(next(second)) == 4

@@ -7,9 +7,9 @@ from typing import Any
 
 import h5py
 import numpy as np
+from tests.unit.data.heard import Heard
 
 from tasuki.data.curate.work import work
-from tasuki.subprocesses import Progress
 
 Sample = dict[str, np.ndarray]
 
@@ -92,21 +92,6 @@ def contents(samples: list[Sample]) -> list[str]:
         str([(name, v.dtype.str, v.shape, v.tobytes()) for name, v in sorted(sample.items())])
         for sample in ({name: np.asarray(value) for name, value in one.items()} for one in samples)
     ]
-
-
-class Heard:
-    """Remembers the sentences of the work, and may act on its progress."""
-
-    def __init__(self, act: Any = None) -> None:
-        self.sentences: list[str] = []
-        self._act = act
-
-    def __call__(self, progress: Progress) -> None:
-        what, done, total = progress.what, progress.done, progress.total or 0
-        if total == 0:
-            self.sentences.append(what)
-        elif self._act is not None:
-            self._act(what, done)
 
 
 def order(verb: str, *files: Path | str, **more: Any) -> dict[str, Any]:

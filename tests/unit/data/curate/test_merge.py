@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from tests.unit.data.curate.samples import (
     WRITERS,
-    Heard,
     contents,
     do,
     make_samples,
@@ -21,42 +20,63 @@ from tests.unit.data.curate.samples import (
     write_groups,
     write_rows,
 )
+from tests.unit.data.heard import Heard
 
 from tasuki.data.curate.contents import Contents
 from tasuki.data.curate.duplicates import find_duplicates
 from tasuki.data.curate.findings import no_findings
 from tasuki.data.curate.scan import Scan
-from tasuki.data.hdf5.dataset import Hdf5Dataset
 from tasuki.data.hdf5.reader import Hdf5File
 from tasuki.errors import DataError, StoreError, UsageError
 
 PACKED = {"chunks": True, "compression": "gzip"}
 
 
-@pytest.mark.parametrize("options", [{}, PACKED], ids=["plain", "compressed"])
 @pytest.mark.parametrize("layout", WRITERS)
-def test_the_merged_file_has_the_samples_of_all_files_in_their_order(tmp_path, layout, options):
-    write, samples = WRITERS[layout], make_samples(101)
-    parts = [write(tmp_path / "a.h5", samples[:70], **options)]
-    parts.append(write(tmp_path / "b.h5", samples[70:]))
-    report = do("merge", *parts, output=tmp_path / "all.h5")
-    merged = read_samples(tmp_path / "all.h5")
-    assert contents(merged) == contents(read_samples(parts[0]) + read_samples(parts[1]))
-    assert report["samples"] == 101 and report["duplicates"]["samples"] == 0
-    before, after = Hdf5File(parts[0]).layout, Hdf5File(tmp_path / "all.h5").layout
-    assert after.columns == before.columns
-    assert names(tmp_path) == ["a.h5", "all.h5", "b.h5"]
+def test_the_merged_file_has_the_samples_of_all_files_in_their_order(tmp_path, layout):
+    """Repeated ones are named, and `unique` keeps the first; compressed files give the same."""
+    samples, write = make_samples(40), WRITERS[layout]
+    files = [write(tmp_path / "a.h5", [*samples[:20], samples[3]], **PACKED)]
+    files.append(write(tmp_path / "b.h5", [*samples[20:], samples[7], samples[3]]))
+    report = do("merge", *files, output=tmp_path / "all.h5")
+    merged = contents(read_samples(tmp_path / "all.h5"))
+    assert merged == contents(read_samples(files[0]) + read_samples(files[1]))
+    assert Hdf5File(tmp_path / "all.h5").layout.columns == Hdf5File(files[0]).layout.columns
+    assert (report["samples"], report["duplicates"]["samples"]) == (43, 3)
+    pairs = [
+        (Path(one["file"]).name, one["sample"], Path(one["same_file"]).name, one["same_sample"])
+        for one in report["duplicates"]["first"]
+    ]
+    assert pairs == [("a.h5", 20, "a.h5", 3), ("b.h5", 20, "a.h5", 7), ("b.h5", 21, "a.h5", 3)]
+    report = do("merge", *files, output=tmp_path / "unique.h5", unique=True)
+    assert (report["samples"], report["duplicates"]["left_out"]) == (40, 3)
+    write(tmp_path / "expected.h5", samples)
+    expected = contents(read_samples(tmp_path / "expected.h5"))
+    assert contents(read_samples(tmp_path / "unique.h5")) == expected
+    assert names(tmp_path) == ["a.h5", "all.h5", "b.h5", "expected.h5", "unique.h5"]
 
 
-def test_our_reader_reads_what_was_merged(tmp_path):
-    samples = make_samples(20)
-    write_flat(tmp_path / "a.h5", samples[:9])
-    write_flat(tmp_path / "b.h5", samples[9:])
-    do("merge", tmp_path / "a.h5", tmp_path / "b.h5", output=tmp_path / "all.h5")
-    one, both = Hdf5Dataset(tmp_path / "all.h5"), Hdf5Dataset(str(tmp_path / "[ab].h5"))
-    for i in range(20):
-        for name in one[i]:
-            np.testing.assert_array_equal(one[i][name], both[i][name])
+@pytest.mark.parametrize("layout", ["rows", "groups"])
+def test_what_files_say_besides_their_samples_is_kept_where_they_agree(tmp_path, layout):
+    samples, write = make_samples(6), WRITERS[layout]
+    files = [write(tmp_path / f"{name}.h5", samples[i : i + 3]) for i, name in enumerate("ab")]
+    for number, path in enumerate(files):
+        with h5py.File(path, "a") as file:
+            file.attrs["unit"], file.attrs["made"] = "metres", number
+            file["n"].attrs["about"] = "nodes"
+            file["mean"] = 2.5
+            file["notes/text"] = "hello"
+            if layout == "groups":
+                file["samples/1"].attrs["id"] = f"sample {number}"
+                file["samples/1/name"] = "text"
+    report = do("merge", *files, output=tmp_path / "all.h5")
+    assert report["warnings"] == ["left out, as the files do not agree on it: attribute `made`"]
+    with h5py.File(tmp_path / "all.h5") as file:
+        assert dict(file.attrs) == {"unit": "metres"} and file["n"].attrs["about"] == "nodes"
+        assert file["mean"][()] == 2.5 and file["notes/text"][()] == b"hello"
+        if layout == "groups":
+            assert file["samples/4"].attrs["id"] == "sample 1"
+            assert file["samples/4/name"][()] == b"text"
 
 
 def test_all_types_and_shapes_survive(tmp_path):
@@ -85,26 +105,6 @@ def test_all_types_and_shapes_survive(tmp_path):
         assert file["sparse_offsets"][()].tolist() == expected
 
 
-@pytest.mark.parametrize("layout", WRITERS)
-def test_repeated_samples_are_named_and_unique_keeps_the_first(tmp_path, layout):
-    samples, write = make_samples(40), WRITERS[layout]
-    write(tmp_path / "a.h5", [*samples[:20], samples[3]])
-    write(tmp_path / "b.h5", [*samples[20:], samples[7], samples[3]])
-    files = [tmp_path / "a.h5", tmp_path / "b.h5"]
-    report = do("merge", *files, output=tmp_path / "all.h5")
-    assert (report["samples"], report["duplicates"]["samples"]) == (43, 3)
-    pairs = [
-        (Path(one["file"]).name, one["sample"], Path(one["same_file"]).name, one["same_sample"])
-        for one in report["duplicates"]["first"]
-    ]
-    assert pairs == [("a.h5", 20, "a.h5", 3), ("b.h5", 20, "a.h5", 7), ("b.h5", 21, "a.h5", 3)]
-    report = do("merge", *files, output=tmp_path / "unique.h5", unique=True)
-    assert (report["samples"], report["duplicates"]["left_out"]) == (40, 3)
-    write(tmp_path / "expected.h5", samples)
-    expected = contents(read_samples(tmp_path / "expected.h5"))
-    assert contents(read_samples(tmp_path / "unique.h5")) == expected
-
-
 def test_a_digest_alone_makes_no_duplicate(tmp_path):
     samples = make_samples(6)
     file = Contents(write_rows(tmp_path / "a.h5", [*samples, samples[2]]))
@@ -124,7 +124,13 @@ def test_files_of_different_samples_are_refused_and_nothing_is_written(tmp_path)
     write_flat(tmp_path / "b.h5", samples)
     with pytest.raises(DataError, match=r"b.h5` has `nodes`, but `.*a.h5` does not"):
         do("merge", tmp_path / "a.h5", tmp_path / "b.h5", output=tmp_path / "all.h5")
-    assert names(tmp_path) == ["a.h5", "b.h5"]
+    c = write_groups(tmp_path / "c.h5", samples)
+    for sample in samples:
+        sample["nodes"] = sample["nodes"].astype(np.float64)
+    d = write_groups(tmp_path / "d.h5", samples)
+    with pytest.raises(DataError, match=r"`nodes` is float32 in groups in .* but float64"):
+        do("merge", c, d, output=tmp_path / "all.h5")
+    assert names(tmp_path) == ["a.h5", "b.h5", "c.h5", "d.h5"]
 
 
 def test_files_with_bad_samples_are_refused_and_nothing_is_written(tmp_path):
@@ -172,39 +178,6 @@ def test_a_dry_run_tells_all_and_writes_nothing(tmp_path):
     assert abs(told["bytes"] - done["bytes"]) < 4096
 
 
-@pytest.mark.parametrize("layout", WRITERS)
-def test_what_files_say_besides_their_samples_is_kept_where_they_agree(tmp_path, layout):
-    samples, write = make_samples(6), WRITERS[layout]
-    files = [write(tmp_path / f"{name}.h5", samples[i : i + 3]) for i, name in enumerate("ab")]
-    for number, path in enumerate(files):
-        with h5py.File(path, "a") as file:
-            file.attrs["unit"], file.attrs["made"] = "metres", number
-            file["n"].attrs["about"] = "nodes"
-            file["mean"] = 2.5
-            file["notes/text"] = "hello"
-            if layout == "groups":
-                file["samples/1"].attrs["id"] = f"sample {number}"
-                file["samples/1/name"] = "text"
-    report = do("merge", *files, output=tmp_path / "all.h5")
-    assert report["warnings"] == ["left out, as the files do not agree on it: attribute `made`"]
-    with h5py.File(tmp_path / "all.h5") as file:
-        assert dict(file.attrs) == {"unit": "metres"} and file["n"].attrs["about"] == "nodes"
-        assert file["mean"][()] == 2.5 and file["notes/text"][()] == b"hello"
-        if layout == "groups":
-            assert file["samples/4"].attrs["id"] == "sample 1"
-            assert file["samples/4/name"][()] == b"text"
-
-
-def test_growth_of_compressed_sources_is_said_before(tmp_path):
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        file["n"] = np.arange(1, 5)
-        file["id"] = np.arange(4)
-        file.create_dataset("x", data=np.zeros((4, 1 << 18)), **PACKED)
-    heard = Heard()
-    do("merge", tmp_path / "a.h5", output=tmp_path / "all.h5", heard=heard)
-    assert [line for line in heard.sentences if "become 8.39 MB" in line]
-
-
 def test_too_little_room_is_noticed_before_anything_is_read(tmp_path):
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["n"] = np.arange(1, 1001)
@@ -225,26 +198,6 @@ def test_a_source_that_changes_meanwhile_is_no_source(tmp_path):
         assert not (tmp_path / "all.h5").exists()
 
 
-def test_an_interrupted_merge_of_files_that_changed_starts_over_aloud(tmp_path):
-    samples = make_samples(200)
-    path = write_rows(tmp_path / "a.h5", samples[:150])
-
-    def stop(what, done):
-        if what == "writing" and done > 60:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        do("merge", path, output=tmp_path / "all.h5", heard=Heard(stop))
-    assert ".all.h5.partial" in names(tmp_path) and "all.h5" not in names(tmp_path)
-    shutil.copy(write_rows(tmp_path / "b.h5", samples[50:]), path)
-    heard = Heard()
-    do("merge", path, output=tmp_path / "all.h5", heard=heard)
-    assert [line for line in heard.sentences if "changed since" in line and "a.h5" in line]
-    assert [line for line in heard.sentences if "starting the output over" in line]
-    assert contents(read_samples(tmp_path / "all.h5")) == contents(read_samples(path))
-    assert names(tmp_path) == ["a.h5", "all.h5", "b.h5"]
-
-
 def test_two_at_a_time_do_not_write_one_output(tmp_path, monkeypatch):
     monkeypatch.setattr("tasuki.runs.locks._LOCK_WITHIN_S", 0.0)
     a = write_rows(tmp_path / "a.h5", make_samples(50))
@@ -260,28 +213,43 @@ def test_two_at_a_time_do_not_write_one_output(tmp_path, monkeypatch):
     assert seen and len(read_samples(tmp_path / "all.h5")) == 50
 
 
-def test_grouped_files_need_not_agree_on_shapes_only_on_types(tmp_path):
-    samples = make_samples(8)
-    a = write_groups(tmp_path / "a.h5", samples[:4])
-    for sample in samples[4:]:
-        sample["nodes"] = sample["nodes"].astype(np.float64)
-    b = write_groups(tmp_path / "b.h5", samples[4:])
-    with pytest.raises(DataError, match=r"`nodes` is float32 in groups in .* but float64"):
-        do("merge", a, b, output=tmp_path / "all.h5")
-
-
-def test_an_interrupted_reading_is_gone_on_with_too(tmp_path):
-    path = write_rows(tmp_path / "a.h5", [*make_samples(300), make_samples(300)[7]])
-
-    def stop(what, done):
-        if what == "reading" and done > 200:
+def stop(phase, at):
+    def act(what, done):
+        if what == phase and done > at:
             raise KeyboardInterrupt
 
+    return Heard(act)
+
+
+def test_an_interrupted_merge_loses_only_what_it_had_not_noted(tmp_path):
+    samples = make_samples(300)
+    path = write_rows(tmp_path / "a.h5", [*samples, samples[7]])
+    more = {"output": tmp_path / "all.h5", "block_bytes": 256}
     with pytest.raises(KeyboardInterrupt):
-        do("merge", path, output=tmp_path / "all.h5", block_bytes=256, heard=Heard(stop))
-    seen: list[int] = []
-    heard = Heard(lambda what, done: what == "reading" and seen.append(done))
-    report = do("merge", path, output=tmp_path / "all.h5", block_bytes=256, heard=heard)
-    assert seen[0] > 100 and seen[-1] == 301
+        do("merge", path, **more, heard=stop("reading", 200))
+    again = stop("writing", 150)
+    with pytest.raises(KeyboardInterrupt):
+        do("merge", path, **more, heard=again)
+    reading = [done for what, done in again.progressed if what == "reading"]
+    assert reading[0] > 100 and reading[-1] == 301
+    assert ".all.h5.partial" in names(tmp_path) and "all.h5" not in names(tmp_path)
+    last = Heard()
+    report = do("merge", path, **more, heard=last)
+    assert "reading" not in dict(last.progressed)
+    assert min(done for what, done in last.progressed if what == "writing") > 100
     assert report["duplicates"]["first"][0]["same_sample"] == 7
     assert contents(read_samples(tmp_path / "all.h5")) == contents(read_samples(path))
+
+
+def test_an_interrupted_merge_of_files_that_changed_starts_over_with_a_warning(tmp_path):
+    samples = make_samples(200)
+    path = write_rows(tmp_path / "a.h5", samples[:150])
+    with pytest.raises(KeyboardInterrupt):
+        do("merge", path, output=tmp_path / "all.h5", heard=stop("writing", 60))
+    shutil.copy(write_rows(tmp_path / "b.h5", samples[50:]), path)
+    heard = Heard()
+    do("merge", path, output=tmp_path / "all.h5", heard=heard)
+    assert [line for line in heard.sentences if "changed since" in line and "a.h5" in line]
+    assert [line for line in heard.sentences if "starting the output over" in line]
+    assert contents(read_samples(tmp_path / "all.h5")) == contents(read_samples(path))
+    assert names(tmp_path) == ["a.h5", "all.h5", "b.h5"]

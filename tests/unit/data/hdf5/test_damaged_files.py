@@ -5,9 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import h5py
 import numpy as np
@@ -31,7 +28,7 @@ from tasuki.errors import DataError
 
 
 @pytest.mark.parametrize("change", ["touched", "cut", "replaced", "gone"])
-def test_a_file_that_changes_while_it_is_used_is_refused(tmp_path: Path, change: str) -> None:
+def test_a_file_that_changes_while_it_is_used_is_refused(tmp_path, change):
     data, _ = make_packed(tmp_path)
     path = tmp_path / "x.h5"
     data.read_raw([1])
@@ -54,7 +51,7 @@ def test_a_file_that_changes_while_it_is_used_is_refused(tmp_path: Path, change:
         worker.read_raw([1])
 
 
-def test_rows_that_vanish_during_a_read_are_an_error_and_no_signal(tmp_path: Path) -> None:
+def test_rows_that_vanish_during_a_read_are_an_error_and_no_signal(tmp_path):
     path = write(tmp_path / "x.h5", lambda f: f.__setitem__("x", values(NUM, 4000)))
     file = Hdf5File(path)
     [column] = file.layout.columns
@@ -64,17 +61,12 @@ def test_rows_that_vanish_during_a_read_are_an_error_and_no_signal(tmp_path: Pat
     refuse(lambda: opened.read(column, np.array([0, 7])), words)
 
 
-@pytest.mark.parametrize("keep", [0.1, 0.5, 0.99])
-def test_a_file_that_was_cut_short_is_refused_when_it_is_opened(
-    tmp_path: Path, keep: float
-) -> None:
-    path = write(tmp_path / "x.h5", lambda f: f.__setitem__("x", values(NUM, 400)))
-    os.truncate(path, int(path.stat().st_size * keep))
-    error = refuse(lambda: Hdf5File(path), r"x.h5` cannot be opened as an HDF5 file: .*truncated")
-    assert "interrupted copy" in error.hint
-
-
-def test_what_is_no_hdf5_file_is_named(tmp_path: Path) -> None:
+def test_what_is_no_whole_hdf5_file_is_refused_in_words(tmp_path):
+    for keep in (0.1, 0.99):
+        path = write(tmp_path / f"{keep}.h5", lambda f: f.__setitem__("x", values(NUM, 400)))
+        os.truncate(path, int(path.stat().st_size * keep))
+        error = refuse(lambda path=path: Hdf5File(path), r"cannot be opened .*truncated")
+        assert path.name in error.message and "interrupted copy" in error.hint
     (tmp_path / "empty.h5").touch()
     refuse(lambda: Hdf5File(tmp_path / "empty.h5"), "empty.h5` is an empty file")
     (tmp_path / "text.h5").write_text("n: 3\n" * 1000)
@@ -83,11 +75,11 @@ def test_what_is_no_hdf5_file_is_named(tmp_path: Path) -> None:
     refuse(lambda: Hdf5File(tmp_path), "cannot be opened")
 
 
-def count_refusals(folder: Path, whole: bytes) -> int:
-    """Every used byte in turn (150 of them) is overwritten; anything but a message is raised."""
+def count_refusals(folder, whole):
+    """Every used byte in turn (60 of them) is overwritten; what is no message is raised."""
     refused = 0
     used = np.flatnonzero(np.frombuffer(whole, dtype="u1")).tolist()
-    for number, place in enumerate(used[:: len(used) // 150]):
+    for number, place in enumerate(used[:: len(used) // 60]):
         content = bytearray(whole)
         content[place] = (0, 255, 37)[number % 3]
         # Another file each time: HDF5 remembers what it read of one that is still open.
@@ -103,10 +95,10 @@ def count_refusals(folder: Path, whole: bytes) -> int:
     return refused
 
 
-def test_damage_in_the_headers_is_a_message_wherever_it_is(tmp_path: Path) -> None:
+def test_damage_in_the_headers_is_a_message_wherever_it_is(tmp_path):
     """HDF5 has many words for that. In a process of its own: it has crashes for some, too."""
 
-    def fill(file: h5py.File) -> None:
+    def fill(file):
         write_flat(file, "flat", values(sum(LENGTHS), 2), LENGTHS, **STORAGES["packed"])
         for number in range(NUM):
             file[f"samples/{number}/x"] = values(number + 1)
@@ -115,7 +107,7 @@ def test_damage_in_the_headers_is_a_message_wherever_it_is(tmp_path: Path) -> No
     if (pid := os.fork()) == 0:
         status = 1
         try:
-            status = 0 if count_refusals(tmp_path, whole) > 50 else 2
+            status = 0 if count_refusals(tmp_path, whole) > 20 else 2
         finally:
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
@@ -123,35 +115,30 @@ def test_damage_in_the_headers_is_a_message_wherever_it_is(tmp_path: Path) -> No
 
 WRONG: list[tuple[Write, str]] = [
     (lambda f: f.__delitem__("n"), r"has no `n`"),
-    (lambda f: (f.__delitem__("n"), f.create_group("n")), "has no `n`"),
     (lambda f: replace(f, "n", np.linspace(0, 1, NUM)), "`n` of .*float64 in the shape"),
     (lambda f: replace(f, "n", np.ones((NUM, 2), dtype=int)), "`n` of .*not a size per sample"),
     (lambda f: replace(f, "n", 7), "`n` of .*not a size per sample"),
     (lambda f: replace(f, "n", np.zeros(0, dtype=int)), "has no samples"),
     (lambda f: replace(f, "x", values(NUM - 1, 3)), f"has {NUM - 1} rows for {NUM} samples"),
     (lambda f: replace(f, "x", [b"a"] * NUM), "cannot become a tensor"),
-    (lambda f: replace(f, "x", ["text"] * NUM), "cannot become a tensor"),
     (lambda f: replace(f, "x", np.zeros(NUM, dtype="i4,f4")), "cannot become a tensor"),
     (lambda f: replace(f, "x_offsets", np.arange(NUM)), f"samples need {NUM + 1} whole numbers"),
     (lambda f: replace(f, "x_offsets", np.arange(NUM + 1.0)), "float64 in the shape"),
     (lambda f: replace(f, "y", h5py.SoftLink("/nowhere")), "`y` of .*leads nowhere"),
-    (lambda f: replace(f, "y", h5py.ExternalLink("no.h5", "/y")), "`y` of .*leads nowhere"),
     (lambda f: f.create_group("samples/0"), f"has 1 groups in `samples` for {NUM} sizes"),
     (lambda f: [f.create_group(f"samples/{k + 1}") for k in range(NUM)], "name|groups in"),
 ]
 
 
-def replace(file: h5py.File, name: str, value: Any) -> None:
+def replace(file, name, value):
     if name in file:
         del file[name]
     file[name] = value
 
 
 @pytest.mark.parametrize(("spoil", "words"), WRONG)
-def test_a_file_that_is_laid_out_wrongly_is_refused_in_words(
-    tmp_path: Path, spoil: Write, words: str
-) -> None:
-    def fill(file: h5py.File) -> None:
+def test_a_file_that_is_laid_out_wrongly_is_refused_in_words(tmp_path, spoil, words):
+    def fill(file):
         file["x"] = values(NUM, 3)
         spoil(file)
 
@@ -168,10 +155,8 @@ def test_a_file_that_is_laid_out_wrongly_is_refused_in_words(
         ([0, 3, 3, 8, 9, 10, 14, 16, 99], 7),
     ],
 )
-def test_offsets_that_cannot_be_name_the_sample_and_the_rows(
-    tmp_path: Path, offsets: list[int], sample: int
-) -> None:
-    def fill(file: h5py.File) -> None:
+def test_offsets_that_cannot_be_name_the_sample_and_the_rows(tmp_path, offsets, sample):
+    def fill(file):
         file["x"] = values(sum(LENGTHS), 2)
         file["x_offsets"] = offsets
 
@@ -192,10 +177,8 @@ def test_offsets_that_cannot_be_name_the_sample_and_the_rows(
         (lambda g: (g.__delitem__("x"), g.create_group("x")), "cannot be read .`x`."),
     ],
 )
-def test_a_group_that_is_unlike_the_others_is_named(
-    tmp_path: Path, spoil: Callable[[h5py.Group], object], words: str
-) -> None:
-    def fill(file: h5py.File) -> None:
+def test_a_group_that_is_unlike_the_others_is_named(tmp_path, spoil, words):
+    def fill(file):
         for number in range(NUM):
             file[f"samples/{number}/x"] = values(2)
         spoil(file["samples/3"])
@@ -206,9 +189,7 @@ def test_a_group_that_is_unlike_the_others_is_named(
     assert "sample 3" in error.message and "x.h5" in error.message
 
 
-def test_without_h5py_the_message_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_h5py_the_message_says_what_to_install(tmp_path, monkeypatch):
     path = write(tmp_path / "x.h5", lambda f: f.__setitem__("x", values(NUM)))
     monkeypatch.setitem(sys.modules, "h5py", None)
     error = refuse(lambda: Hdf5File(path), "is an HDF5 file, and h5py is not installed")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -17,7 +15,6 @@ from tests.unit.data.hdf5.reading import (
     LENGTHS,
     NUM,
     STORAGES,
-    Write,
     is_same,
     make_packed,
     refuse,
@@ -33,42 +30,40 @@ from tasuki.data.hdf5.dataset import Hdf5Dataset
 
 
 @pytest.mark.parametrize("storage", STORAGES)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_rows_and_flat_rows_of_every_type_are_what_h5py_reads(
-    tmp_path: Path, dtype: str, storage: str
-) -> None:
-    options = STORAGES[storage]
-    rows, one = values(NUM, 2, 3, dtype=dtype), values(NUM, dtype=dtype, seed=2)
-    flat = values(sum(LENGTHS), 2, dtype=dtype, seed=3)
-
-    def fill(file: h5py.File) -> None:
-        file.create_dataset("rows", data=rows, **options)
-        file.create_dataset("one", data=one, **options)
-        write_flat(file, "flat", flat, LENGTHS, **options)
-
-    data = Hdf5Dataset(write(tmp_path / "x.h5", fill))
-    native = np.dtype(dtype).newbyteorder("=")
-    bounds = np.cumsum([0, *LENGTHS])
+def test_rows_and_flat_rows_of_every_type_are_what_h5py_reads(tmp_path, storage):
+    options, arrays = STORAGES[storage], {"late": np.full((NUM, 2), 7.0)}
+    with h5py.File(tmp_path / "x.h5", "w", userblock_size=1024) as file:
+        file["n"] = np.arange(1, NUM + 1)
+        file.create_dataset("late", (NUM, 2), "f8", fillvalue=7)  # never written
+        for number, dtype in enumerate(DTYPES):
+            rows, one = values(NUM, 2, 3, dtype=dtype), values(NUM, dtype=dtype, seed=2)
+            flat = values(sum(LENGTHS), 2, dtype=dtype, seed=3)
+            file.create_dataset(f"rows{number}", data=rows, **options)
+            file.create_dataset(f"one{number}", data=one, **options)
+            write_flat(file, f"flat{number}", flat, LENGTHS, **options)
+            arrays[f"rows{number}"], arrays[f"one{number}"] = rows, one
+            arrays[f"flat{number}"] = np.split(flat, np.cumsum(LENGTHS)[:-1])
+    data = Hdf5Dataset(tmp_path / "x.h5")
     for chosen in ([6, 0, 2, 2, 5, 1], list(range(NUM)), [3]):
         for index, sample in zip(chosen, data.read_raw(chosen), strict=True):
-            assert list(sample) == ["n", "flat", "one", "rows"]
+            assert list(sample) == ["n", *sorted(arrays)]
             assert sample["n"] == index + 1 and type(sample["n"]) is int
-            assert is_same(sample["rows"], rows[index].astype(native))
-            assert is_same(sample["one"], one[index].astype(native))
-            own = flat[bounds[index] : bounds[index + 1]]
-            assert is_same(sample["flat"], own.astype(native))
-            assert sample["flat"].dtype.isnative
+            for name, expected in arrays.items():
+                native = expected[index].dtype.newbyteorder("=")
+                assert is_same(sample[name], expected[index].astype(native))
+                assert np.asarray(sample[name]).dtype.isnative
+    first = data[2]["rows3"].copy()
+    sample = data[2]
+    sample["rows3"] += 1  # a copy
+    assert is_same(data[2]["rows3"], first)
 
 
-@pytest.mark.parametrize("storage", STORAGES)
-def test_samples_in_groups_are_what_h5py_reads_each_with_its_own_shape(
-    tmp_path: Path, storage: str
-) -> None:
+def test_samples_in_groups_are_what_h5py_reads_each_with_its_own_shape(tmp_path):
     arrays = [values(k % 3 + 1, k % 2 + 1, dtype=">f4", seed=k) for k in range(NUM)]
 
-    def fill(file: h5py.File) -> None:
+    def fill(file):
         for number, array in enumerate(arrays):
-            file.create_dataset(f"samples/{number}/x", data=array, **STORAGES[storage])
+            file.create_dataset(f"samples/{number}/x", data=array, **STORAGES["packed"])
             file[f"samples/{number}/label"] = np.int16(number)
 
     data = Hdf5Dataset(write(tmp_path / "x.h5", fill))
@@ -78,10 +73,10 @@ def test_samples_in_groups_are_what_h5py_reads_each_with_its_own_shape(
     assert data.read_stacked([0, 3]) is None
 
 
-def test_stacked_samples_are_the_single_ones_where_their_shapes_agree(tmp_path: Path) -> None:
+def test_stacked_samples_are_the_single_ones_where_their_shapes_agree(tmp_path):
     rows, flat = values(NUM, 3), values(sum(LENGTHS), 2, seed=3)
 
-    def fill(file: h5py.File) -> None:
+    def fill(file):
         file["rows"] = rows
         write_flat(file, "flat", flat, LENGTHS)
 
@@ -94,14 +89,6 @@ def test_stacked_samples_are_the_single_ones_where_their_shapes_agree(tmp_path: 
             assert is_same(stacked[name], np.stack([data[i][name] for i in chosen]))
 
 
-def test_a_row_that_is_changed_does_not_change_the_data(tmp_path: Path) -> None:
-    data = Hdf5Dataset(write(tmp_path / "x.h5", lambda file: file.__setitem__("x", values(NUM, 3))))
-    first = data[2]["x"].copy()
-    sample = data[2]
-    sample["x"] += 1
-    assert is_same(data[2]["x"], first)
-
-
 ODD_TYPES = {
     "bfloat16": (h5py.h5t.IEEE_F32LE, 2),
     "12 bits": (h5py.h5t.STD_U16LE, None),
@@ -109,9 +96,7 @@ ODD_TYPES = {
 
 
 @pytest.mark.parametrize("kind", ODD_TYPES)
-def test_numbers_that_lie_in_the_file_otherwise_than_in_memory_are_converted(
-    tmp_path: Path, kind: str
-) -> None:
+def test_numbers_that_lie_in_the_file_otherwise_than_in_memory_are_converted(tmp_path, kind):
     stored, size = ODD_TYPES[kind]
     stored = stored.copy()
     if size:
@@ -123,7 +108,7 @@ def test_numbers_that_lie_in_the_file_otherwise_than_in_memory_are_converted(
         stored.set_offset(4)
     expected = values(NUM, 4, dtype="f4" if size else "u2")
 
-    def fill(file: h5py.File) -> None:
+    def fill(file):
         space = h5py.h5s.create_simple((NUM, 4))
         data = h5py.h5d.create(file.id, b"x", stored, space)
         data.write(h5py.h5s.ALL, h5py.h5s.ALL, expected)
@@ -132,22 +117,22 @@ def test_numbers_that_lie_in_the_file_otherwise_than_in_memory_are_converted(
     assert is_same(np.stack([sample["x"] for sample in data.read_raw(range(NUM))]), expected)
 
 
-def far(file: h5py.File) -> None:
+def far(file):
     file["x"] = h5py.ExternalLink("other.h5", "/x")
 
 
-def virtual(file: h5py.File) -> None:
+def virtual(file):
     layout = h5py.VirtualLayout((NUM, 3), dtype="f4")
     layout[:] = h5py.VirtualSource("other.h5", "x", shape=(NUM, 3))
     file.create_virtual_dataset("x", layout)
 
 
-def outside(file: h5py.File) -> None:
+def outside(file):
     file.create_dataset("x", (NUM, 3), "f4", external=[("x.raw", 0, h5py.h5f.UNLIMITED)])
     file["x"][:] = values(NUM, 3)
 
 
-def compact(file: h5py.File) -> None:
+def compact(file):
     options = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     options.set_layout(h5py.h5d.COMPACT)
     space = h5py.h5s.create_simple((NUM, 3))
@@ -156,29 +141,15 @@ def compact(file: h5py.File) -> None:
 
 
 @pytest.mark.parametrize("fill", [far, virtual, outside, compact])
-def test_rows_that_lie_in_another_place_are_found_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fill: Write
-) -> None:
+def test_rows_that_lie_in_another_place_are_found_there(tmp_path, monkeypatch, fill):
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "other.h5", lambda file: file.__setitem__("x", values(NUM, 3)))
     data = Hdf5Dataset(write(tmp_path / "a.h5", fill))
     assert is_same(np.stack([sample["x"] for sample in data.read_raw(range(NUM))]), values(NUM, 3))
 
 
-def test_a_user_block_before_the_data_and_rows_that_were_never_written_are_no_trouble(
-    tmp_path: Path,
-) -> None:
-    def fill(file: h5py.File) -> None:
-        file["x"] = values(NUM, 3)
-        file.create_dataset("late", (NUM, 2), "f8", fillvalue=7)
-
-    data = Hdf5Dataset(write(tmp_path / "x.h5", fill, userblock_size=1024))
-    assert is_same(data[5]["x"], values(NUM, 3)[5])
-    assert is_same(data[5]["late"], np.array([7.0, 7.0]))
-
-
-def test_samples_without_any_numbers_are_read_as_such(tmp_path: Path) -> None:
-    def fill(file: h5py.File) -> None:
+def test_samples_without_any_numbers_are_read_as_such(tmp_path):
+    def fill(file):
         file["nothing"] = np.zeros((NUM, 0), dtype="f4")
         write_flat(file, "empty", np.zeros((0, 3)), [0] * NUM)
 
@@ -189,26 +160,21 @@ def test_samples_without_any_numbers_are_read_as_such(tmp_path: Path) -> None:
     assert (stacked["nothing"].shape, stacked["empty"].shape) == ((2, 0), (2, 0, 3))
 
 
-def test_groups_single_values_and_types_beside_the_samples_are_left_alone(tmp_path: Path) -> None:
-    def fill(file: h5py.File) -> None:
-        file["x"] = values(NUM, 3)
+def test_groups_single_values_and_types_beside_the_samples_are_left_alone(tmp_path):
+    def fill(file):
+        file["samples"] = values(NUM, 3)
         file["about/words"] = "measured in 1999"
         file["scale"] = 3.5
         file["kind"] = np.dtype("f4")
         file["void"] = h5py.Empty("f4")
 
-    assert list(Hdf5Dataset(write(tmp_path / "x.h5", fill))[0]) == ["n", "x"]
-
-
-def test_a_data_set_may_be_called_samples(tmp_path: Path) -> None:
-    data = Hdf5Dataset(write(tmp_path / "x.h5", lambda f: f.__setitem__("samples", values(NUM, 3))))
-    assert is_same(data[2]["samples"], values(NUM, 3)[2])
+    assert list(Hdf5Dataset(write(tmp_path / "x.h5", fill))[0]) == ["n", "samples"]
 
 
 # -- several files ------------------------------------------------------------------------------
 
 
-def make_part(path: Path, first: int, num: int) -> Path:
+def make_part(path, first, num):
     path.parent.mkdir(exist_ok=True)
     with h5py.File(path, "w") as file:
         file["n"] = np.arange(first, first + num) + 1
@@ -216,7 +182,7 @@ def make_part(path: Path, first: int, num: int) -> Path:
     return path
 
 
-def test_several_files_are_one_data_set_in_a_fixed_order(tmp_path: Path) -> None:
+def test_several_files_are_one_data_set_in_a_fixed_order(tmp_path):
     paths = [
         make_part(tmp_path / name, *part)
         for name, part in {"b.h5": (0, 3), "a.hdf5": (3, 4), "c.hdf": (7, 2)}.items()
@@ -235,16 +201,12 @@ def test_several_files_are_one_data_set_in_a_fixed_order(tmp_path: Path) -> None
     assert data.sizes[np.int64(4)] == 5
 
 
-def test_a_pattern_takes_the_files_sorted_by_name(tmp_path: Path) -> None:
-    for name, first in (("p10.h5", 2), ("p2.h5", 4), ("q.h5", 9)):
+def test_a_folder_or_a_pattern_takes_the_files_of_the_split_sorted_by_name(tmp_path):
+    for name, first in (("p10.h5", 2), ("p2.h5", 4), ("q[1].h5", 9)):
         make_part(tmp_path / name, first, 2)
-    data = Hdf5Dataset(f"{tmp_path}/p*.h5")
-    assert np.asarray(data.sizes).tolist() == [3, 4, 5, 6]
-    assert len(Hdf5Dataset([f"{tmp_path}/p*.h5", tmp_path / "q.h5"])) == 6
+    assert np.asarray(Hdf5Dataset(f"{tmp_path}/p*.h5").sizes).tolist() == [3, 4, 5, 6]
+    assert len(Hdf5Dataset([f"{tmp_path}/p*.h5", tmp_path / "q[1].h5"])) == 6
     assert len(Hdf5Dataset(tmp_path)) == 6
-
-
-def test_a_folder_gives_the_file_of_the_split_also_through_a_pattern(tmp_path: Path) -> None:
     for folder, first in (("s1", 0), ("s2", 5)):
         make_part(tmp_path / folder / "train.h5", first, 2)
         make_part(tmp_path / folder / "val.h5", first + 2, 1)
@@ -252,10 +214,6 @@ def test_a_folder_gives_the_file_of_the_split_also_through_a_pattern(tmp_path: P
     assert np.asarray(Hdf5Dataset(f"{tmp_path}/s*", "val").sizes).tolist() == [3, 8]
     error = refuse(lambda: Hdf5Dataset(tmp_path / "s1", "test"), "has no `test.h5`; it has train")
     assert "tasuki data split" in error.hint
-
-
-def test_a_file_whose_name_looks_like_a_pattern_is_a_file(tmp_path: Path) -> None:
-    assert len(Hdf5Dataset(make_part(tmp_path / "a[1].h5", 0, 2))) == 2
 
 
 @pytest.mark.parametrize(
@@ -267,15 +225,10 @@ def test_a_file_whose_name_looks_like_a_pattern_is_a_file(tmp_path: Path) -> Non
         ("empty", r"empty` has no HDF5 file"),
     ],
 )
-def test_data_that_are_not_there_are_named_with_what_is(
-    tmp_path: Path, source: str, words: str
-) -> None:
+def test_data_that_are_not_there_are_named_with_what_is(tmp_path, source, words):
     make_part(tmp_path / "train.h5", 0, 1)
     (tmp_path / "empty").mkdir()
     refuse(lambda: Hdf5Dataset(tmp_path / source, "train"), words)
-
-
-def test_no_file_at_all_is_refused_in_words() -> None:
     refuse(lambda: Hdf5Dataset([]), "no file of data is named")
 
 
@@ -286,14 +239,11 @@ def test_no_file_at_all_is_refused_in_words() -> None:
             lambda f: f.__setitem__("x", values(NUM, 3, dtype="f8")),
             r"`x` is float32 \(3 per sample",
         ),
-        (lambda f: f.__setitem__("x", values(NUM, 4)), "but float32 .4 per sample"),
         (lambda f: write_flat(f, "x", values(9, 3), [9] + [0] * (NUM - 1)), "per row"),
         (lambda f: f.__setitem__("y", values(NUM, 3)), "has `x`, but .*b.h5` does not"),
     ],
 )
-def test_files_that_do_not_go_together_are_refused_with_both_names(
-    tmp_path: Path, fill: Write, words: str
-) -> None:
+def test_files_that_do_not_go_together_are_refused_with_both_names(tmp_path, fill, words):
     a = write(tmp_path / "a.h5", lambda f: f.__setitem__("x", values(NUM, 3)))
     b = write(tmp_path / "b.h5", fill)
     error = refuse(lambda: Hdf5Dataset([a, b]), words)
@@ -303,8 +253,8 @@ def test_files_that_do_not_go_together_are_refused_with_both_names(
 # -- numbers per sample -------------------------------------------------------------------------
 
 
-def test_counts_are_rows_of_flat_data_and_whole_numbers_per_sample(tmp_path: Path) -> None:
-    def fill(file: h5py.File) -> None:
+def test_counts_are_rows_of_flat_data_and_whole_numbers_per_sample(tmp_path):
+    def fill(file):
         write_flat(file, "edges", values(sum(LENGTHS), 2), LENGTHS)
         file["weight"] = np.arange(NUM, dtype="u1")
         file["score"] = np.linspace(0, 1, NUM)
@@ -317,23 +267,14 @@ def test_counts_are_rows_of_flat_data_and_whole_numbers_per_sample(tmp_path: Pat
     assert data.scores().tolist() == np.linspace(0, 1, NUM).tolist() * 2
     for name in ("score", "nodes"):  # cut to whole numbers, a score would be 0
         refuse(lambda name=name: data.counts(name), f"no number per sample called `{name}`")
-
-
-def test_a_score_must_be_one_number_per_sample(tmp_path: Path) -> None:
-    data = Hdf5Dataset(write(tmp_path / "x.h5", lambda f: f.__setitem__("score", values(NUM, 2))))
-    assert "sample_scores" in refuse(data.scores, "no data set `score`").hint
-
-
-def test_sizes_below_one_are_refused_with_the_sample(tmp_path: Path) -> None:
-    path = write(tmp_path / "x.h5", lambda f: f.__setitem__("x", values(NUM)))
+    path = write(tmp_path / "c.h5", lambda f: f.__setitem__("score", values(NUM, 2)))
     with h5py.File(path, "r+") as file:
         file["n"][5] = 0
-    refuse(lambda: np.asarray(Hdf5Dataset(path).sizes), "sample 5 of .*x.h5` has size 0")
+    refuse(lambda: np.asarray(Hdf5Dataset(path).sizes), "sample 5 of .*c.h5` has size 0")
+    assert "sample_scores" in refuse(Hdf5Dataset(path).scores, "no data set `score`").hint
 
 
-def test_more_samples_than_are_kept_in_memory_are_looked_up_one_by_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_samples_than_are_kept_in_memory_are_looked_up_one_by_one(tmp_path, monkeypatch):
     flat = values(sum(LENGTHS), 2)
     path = write(tmp_path / "x.h5", lambda f: write_flat(f, "flat", flat, LENGTHS))
     usual = Hdf5Dataset(path).read_raw([6, 0, 1, 6])
@@ -345,17 +286,17 @@ def test_more_samples_than_are_kept_in_memory_are_looked_up_one_by_one(
 # -- only what is asked for ---------------------------------------------------------------------
 
 
-def bytes_read() -> int:
+def bytes_read():
     """By this process so far, from the kernel."""
     told = Path("/proc/self/io").read_text().split()
     return int(told[told.index("rchar:") + 1])
 
 
 @pytest.mark.parametrize("storage", STORAGES)
-def test_only_the_samples_asked_for_are_read(tmp_path: Path, storage: str) -> None:
+def test_only_the_samples_asked_for_are_read(tmp_path, storage):
     num = 500
 
-    def fill(file: h5py.File) -> None:
+    def fill(file):
         options = {**STORAGES[storage]} | ({"chunks": (4, 1000)} if storage != "contiguous" else {})
         file.create_dataset("x", data=np.random.default_rng(1).random((num, 1000)), **options)
         write_flat(file, "flat", np.random.default_rng(2).random((num * 100, 4)), [100] * num)
@@ -369,10 +310,10 @@ def test_only_the_samples_asked_for_are_read(tmp_path: Path, storage: str) -> No
     assert own * 0.9 <= bytes_read() - before < 5 * own
 
 
-def test_a_damaged_sample_is_named_and_the_others_can_be_read(tmp_path: Path) -> None:
+def test_a_damaged_sample_is_named_and_the_others_can_be_read(tmp_path):
     rows = np.random.default_rng(1).random((20, 50))
 
-    def fill(file: h5py.File) -> None:
+    def fill(file):
         file.create_dataset("x", data=rows, chunks=(1, 50), fletcher32=True)
 
     path = write(tmp_path / "x.h5", fill, num=20)
@@ -392,7 +333,13 @@ def test_a_damaged_sample_is_named_and_the_others_can_be_read(tmp_path: Path) ->
 # -- in any process -----------------------------------------------------------------------------
 
 
-def read_at_random(data: Hdf5Dataset, rows: np.ndarray, seed: int) -> bool:
+def is_open(path):
+    """In this process."""
+    held = (Path(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd"))
+    return any(one.resolve() == path for one in held)
+
+
+def read_at_random(data, rows, seed):
     chance = np.random.default_rng(seed)
     batches = [chance.integers(0, len(rows), 6) for _ in range(40)]
     return all(
@@ -401,34 +348,22 @@ def read_at_random(data: Hdf5Dataset, rows: np.ndarray, seed: int) -> bool:
     )
 
 
-def test_forked_processes_and_this_one_read_the_same_file_at_the_same_time(tmp_path: Path) -> None:
+def test_forked_processes_and_this_one_read_the_same_file_at_the_same_time(tmp_path):
     data, rows = make_packed(tmp_path)
-    assert read_at_random(data, rows, 0)
+    assert read_at_random(data, rows, 0) and is_open(tmp_path / "x.h5")
+    assert is_same(pickle.loads(pickle.dumps(data))[150]["x"], rows[150])
     pids = []
     for seed in (1, 2, 3):
         if (pid := os.fork()) == 0:
-            os._exit(0 if read_at_random(data, rows, seed) else 1)
+            # An open file is never handed on.
+            handed_on = is_open(tmp_path / "x.h5")
+            os._exit(0 if not handed_on and read_at_random(data, rows, seed) else 1)
         pids.append(pid)
     assert read_at_random(data, rows, 4)
     assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids] == [0, 0, 0]
 
 
-def test_an_open_file_is_never_handed_on_to_a_forked_process(tmp_path: Path) -> None:
-    data, rows = make_packed(tmp_path)
-    data.read_raw([1])
-
-    def is_open() -> bool:
-        held = (Path(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd"))
-        return any(path.resolve() == tmp_path / "x.h5" for path in held)
-
-    assert is_open()
-    if (pid := os.fork()) == 0:
-        os._exit(1 if is_open() else 0)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert is_same(data[5]["x"], rows[5])
-
-
-def test_threads_that_read_the_same_file_never_get_each_others_samples(tmp_path: Path) -> None:
+def test_threads_that_read_the_same_file_never_get_each_others_samples(tmp_path):
     data, rows = make_packed(tmp_path)
     right: list[bool] = []
     threads = [
@@ -442,25 +377,11 @@ def test_threads_that_read_the_same_file_never_get_each_others_samples(tmp_path:
     assert right == [True] * 4
 
 
-def test_a_reader_can_be_sent_to_another_process_while_it_is_open(tmp_path: Path) -> None:
-    data, rows = make_packed(tmp_path)
-    data.read_raw([3])
-    code = (
-        "import pickle, sys; d = pickle.load(sys.stdin.buffer); print(d[150]['x'].tobytes().hex())"
-    )
-    sent = subprocess.run(
-        [sys.executable, "-c", code], input=pickle.dumps(data), capture_output=True, check=True
-    )
-    assert sent.stdout.decode().strip() == rows[150].tobytes().hex()
-    assert is_same(data[150]["x"], rows[150])
-
-
-def test_files_that_are_closed_or_forgotten_leave_nothing_open(tmp_path: Path) -> None:
-    before = len(os.listdir("/proc/self/fd"))
+def test_files_that_are_closed_or_forgotten_leave_nothing_open(tmp_path):
     for _ in range(5):
         data, _rows = make_packed(tmp_path)
         data.read_raw([1])
         data.files[0].close()
         assert data.read_raw([2])[0]["n"] == 3  # opened again when it is needed
         del data
-    assert len(os.listdir("/proc/self/fd")) == before
+        assert not is_open(tmp_path / "x.h5")

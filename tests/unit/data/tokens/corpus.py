@@ -10,25 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tests.unit.data.heard import Heard
 
 from tasuki.data.tokens.index import read_index
 from tasuki.data.tokens.work import work
-from tasuki.subprocesses import Progress
-
-
-class Heard:
-    """Whoever asked: remembers sentences and progress."""
-
-    def __init__(self) -> None:
-        self.sentences: list[str] = []
-        self.progressed: list[tuple[str, int, int]] = []
-
-    def __call__(self, progress: Progress) -> None:
-        what, done, total = progress.what, progress.done, progress.total or 0
-        if total == 0:
-            self.sentences.append(what)
-        else:
-            self.progressed.append((what, done, total))
 
 
 def make_documents(num: int, *, seed: int = 1) -> list[str]:
@@ -57,6 +42,20 @@ def write_parquet(path: Path, documents: Sequence[str | None], *, rows: int = 7)
     table = pa.table({"text": pa.array(documents, pa.string()), "id": range(len(documents))})
     pq.write_table(table, path, row_group_size=rows)
     return path
+
+
+def write_all_kinds(folder: Path) -> list[Path]:
+    """One file of each kind."""
+    texts = make_documents(24)
+    files = [write_jsonl(folder / "a.jsonl", texts[:8])]
+    files.append(write_jsonl(folder / "b.jsonl.gz", texts[8:14]))
+    files.append(write_parquet(folder / "c.parquet", texts[14:20], rows=3))
+    (folder / "d.txt").write_text("\n".join(texts[20:]))
+    return [*files, folder / "d.txt"]
+
+
+SMALL = {"block_bytes": 200, "keep_bytes": 300, "shard_size": "700"}
+"""Many blocks, notes and shards of few documents."""
 
 
 def order(*files: Path, output: Path, **more: Any) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import pickle
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,18 +13,13 @@ from tests.unit.data.tokens.corpus import make_documents, read_stream, tokenize,
 from torch.utils.data import DataLoader, default_collate
 
 import tasuki
-from tasuki.data.buckets import plan_buckets
 from tasuki.data.fetch import Fetcher, Request
-from tasuki.data.loader import Loader
-from tasuki.data.order import Order
-from tasuki.data.shares import StepSplit
-from tasuki.data.tempo import LoaderSettings
 from tasuki.data.tokens import TokenDataset
 from tasuki.errors import DataError, StoreError
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
+def folder(tmp_path_factory):
     """12,000 tokens or so in chunks of 64, in several shards."""
     path = tmp_path_factory.mktemp("tokens")
     write_jsonl(path / "a.jsonl", make_documents(60))
@@ -34,7 +28,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def copy(folder, tmp_path) -> Path:
+def copy(folder, tmp_path):
     target = tmp_path / "t"
     target.mkdir()
     for path in folder.iterdir():
@@ -42,7 +36,7 @@ def copy(folder, tmp_path) -> Path:
     return target
 
 
-def padded(folder: Path, chunk: int = 64) -> np.ndarray:
+def padded(folder, chunk=64):
     stream = read_stream(folder).astype(np.int64)
     return np.concatenate([stream, np.full(-len(stream) % chunk, 256)])
 
@@ -69,7 +63,7 @@ def test_a_batch_is_the_stack_of_its_samples(folder):
     assert torch.equal(fetcher(Request(indices, None)), expected)
 
 
-@pytest.mark.parametrize("context", [1, 16, 32, 64])
+@pytest.mark.parametrize("context", [1, 16, 64])
 def test_a_context_cuts_chunks_and_loses_no_token(folder, context):
     dataset = TokenDataset(folder, context=context)
     whole = torch.cat([dataset[i] for i in range(len(dataset))]).numpy()
@@ -78,15 +72,6 @@ def test_a_context_cuts_chunks_and_loses_no_token(folder, context):
     assert len(whole) - len(stream) < context, "pieces of padding alone are left out"
     counts = [dataset.num_tokens(i) for i in range(len(dataset))]
     assert sum(counts) == len(stream) and set(counts[:-1]) <= {context}
-
-
-def test_two_end_tokens_in_a_row_are_padding_and_nothing_else(folder):
-    dataset = TokenDataset(folder)
-    last = dataset[-1]
-    is_pair = (last[:-1] == dataset.end_token) & (last[1:] == dataset.end_token)
-    assert int(is_pair.sum()) == 64 - dataset.num_tokens(-1)
-    stream = read_stream(folder)
-    assert not ((stream[:-1] == 256) & (stream[1:] == 256)).any()
 
 
 def test_a_context_that_does_not_divide_the_chunk_names_those_that_do(folder):
@@ -99,13 +84,15 @@ def test_a_context_that_does_not_divide_the_chunk_names_those_that_do(folder):
         TokenDataset(folder, context=32.0)
 
 
-def test_parts_are_disjoint_complete_and_always_the_same(folder):
+def test_parts_are_disjoint_complete_and_always_the_same(folder, tmp_path):
     shares = (0.5, 0.25, 0.25)
     parts = {name: TokenDataset(folder, name, shares=shares) for name in ("train", "val", "test")}
     chunks = [part._chunks.tolist() for part in parts.values()]
     assert sorted(chunk for some in chunks for chunk in some) == list(
         range(parts["train"].index.chunks)
     )
+    (tmp_path / "val").symlink_to(folder)  # a folder per part is taken whole
+    assert len(TokenDataset(tmp_path, "val")) == parts["train"].index.chunks
     again = TokenDataset(folder, "val", shares=shares)
     assert again._chunks.tolist() == chunks[1]
     other = TokenDataset(folder, "val", shares=shares, seed=1)
@@ -139,13 +126,6 @@ def test_a_part_without_chunks_and_a_part_of_another_name_are_refused(folder):
         TokenDataset(folder, "val", shares=(0.9, 0.2, 0.1))
 
 
-def test_a_folder_per_part_is_taken_whole(copy, tmp_path):
-    (tmp_path / "parts").mkdir()
-    copy.rename(tmp_path / "parts" / "val")
-    dataset = TokenDataset(tmp_path / "parts", "val")
-    assert len(dataset) == dataset.index.chunks
-
-
 @pytest.mark.parametrize("change", [-2, 2])
 def test_a_shard_of_another_length_is_refused_with_name_and_numbers(copy, change):
     path = copy / "tokens-00001.bin"
@@ -170,20 +150,24 @@ def test_a_shard_that_shrinks_or_vanishes_while_it_is_read_is_an_error(copy):
         TokenDataset(copy)
 
 
-def change_index(folder: Path, **changes: object) -> None:
-    told = json.loads((folder / "index.json").read_text())
-    (folder / "index.json").write_text(json.dumps(told | changes))
-
-
 def test_an_index_that_is_newer_damaged_or_missing_is_refused(copy, tmp_path):
-    change_index(copy, format=2)
+    path = copy / "index.json"
+    good = json.loads(path.read_text())
+    path.write_text(json.dumps(good | {"format": 2}))
     with pytest.raises(StoreError, match="has format 2"):
         TokenDataset(copy)
-    for changes in ({"dtype": "float32"}, {"vocab": 70_000}, {"tokens": 5}, {"shards": []}):
-        change_index(copy, format=1, **changes)
+    outside = [good["shards"][0] | {"name": "../secret"}, *good["shards"][1:]]
+    for change in (
+        {"dtype": "float32"},
+        {"vocab": 70_000},
+        {"tokens": 5},
+        {"shards": []},
+        {"shards": outside},
+    ):
+        path.write_text(json.dumps(good | change))
         with pytest.raises(StoreError, match="is damaged"):
             TokenDataset(copy)
-    (copy / "index.json").unlink()
+    path.unlink()
     with pytest.raises(DataError, match=r"it has no `index\.json`") as error:
         TokenDataset(copy)
     assert "tasuki data tokenize" in error.value.hint
@@ -191,25 +175,12 @@ def test_an_index_that_is_newer_damaged_or_missing_is_refused(copy, tmp_path):
         TokenDataset(tmp_path / "tokens")
 
 
-def test_a_shard_may_not_lie_outside_the_folder(copy):
-    told = json.loads((copy / "index.json").read_text())
-    told["shards"][0]["name"] = "../secret"
-    change_index(copy, shards=told["shards"])
-    with pytest.raises(StoreError, match="is damaged"):
-        TokenDataset(copy)
-
-
-def test_pickles_are_small_and_read_the_same(folder):
-    dataset = TokenDataset(folder, context=32)
-    dataset[3]
-    again = pickle.loads(pickle.dumps(dataset))
-    assert torch.equal(again.batch([3, 50, 1]), dataset.batch([3, 50, 1]))
-
-
-@pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_workers_read_the_same(folder, context):
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
+def test_workers_and_pickles_read_the_same(folder, context):
     dataset = TokenDataset(folder)
     dataset[0]
+    again = pickle.loads(pickle.dumps(dataset))
+    assert torch.equal(again.batch([3, 50, 1]), dataset.batch([3, 50, 1]))
     loader = DataLoader(
         dataset, 16, num_workers=1, multiprocessing_context=multiprocessing.get_context(context)
     )
@@ -225,65 +196,20 @@ def test_more_shards_than_files_may_be_open(folder, monkeypatch):
     assert len(dataset._files._open) == 2
 
 
-def test_a_subclass_with_its_own_samples_is_asked_through_them(folder):
+def test_a_subclass_with_its_own_samples_or_batches_is_asked_and_seeded(folder):
     class Shifted(TokenDataset):
         def __getitem__(self, index):
             return super().__getitem__(index) + 1
 
-    dataset = Shifted(folder)
-    fetcher = Fetcher(dataset, None)
-    assert fetcher.is_seeded
-    assert torch.equal(fetcher(Request([4], [0])), TokenDataset(folder).batch([4]) + 1)
-
-
-def test_a_subclass_with_its_own_batches_may_draw(folder):
     class Masked(TokenDataset):
         def batch(self, indices):
             batch = super().batch(indices)
             return torch.where(torch.rand(batch.shape) < 0.5, -1, batch)
 
+    fetcher = Fetcher(Shifted(folder), None)
+    assert fetcher.is_seeded
+    assert torch.equal(fetcher(Request([4], [0])), TokenDataset(folder).batch([4]) + 1)
     fetcher = Fetcher(Masked(folder), None)
     assert fetcher.is_seeded
     request = Request([4, 5], [0, 1])
     assert torch.equal(fetcher(request), fetcher(request))
-
-
-def test_large_vocabularies_are_read_from_four_bytes(tmp_path):
-    """As `tokenize` would store them."""
-    values = np.random.default_rng(0).integers(0, 2**32, size=256, dtype=np.uint32)
-    values.astype("<u4").tofile(tmp_path / "tokens-00000.bin")
-    shard = {"name": "tokens-00000.bin", "chunks": 4, "tokens": 256, "bytes": 1024, "sha256": ""}
-    index = {
-        "dtype": "uint32",
-        "chunk": 64,
-        "vocab": 2**32,
-        "end_token": 0,
-        "tokens": 256,
-        "documents": 1,
-        "shards": [shard],
-    }
-    (tmp_path / "index.json").write_text(json.dumps(index))
-    dataset = TokenDataset(tmp_path)
-    np.testing.assert_array_equal(dataset.batch([0, 1, 2, 3]).numpy().reshape(-1), values)
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_an_epoch_through_the_loader_has_each_chunk_once(folder, workers):
-    dataset = TokenDataset(folder)
-    order = Order(plan_buckets(None, len(dataset)), seed=1, stage="s", effective_batch=16)
-    loader = Loader(
-        Fetcher(dataset, None),
-        order,
-        StepSplit(micro_batch=8),
-        first_step=0,
-        total_steps=order.steps_per_epoch,
-        settings=LoaderSettings(workers=workers),
-    )
-    seen: dict[int, torch.Tensor] = {}
-    for step, _ in loader.steps():
-        for batch in step:
-            assert batch.data.dtype == torch.int64
-            seen |= zip(batch.indices, batch.data, strict=True)
-    loader.stop()
-    assert sorted(seen) == list(range(len(dataset)))
-    assert all(torch.equal(seen[i], dataset[i]) for i in seen)
