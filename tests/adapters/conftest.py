@@ -1,38 +1,34 @@
-"""Processes that fork scripts with a framework imported already, one per framework and session."""
+"""Processes that fork scripts with a framework imported already, one per framework and session.
+`warm`, of all tests, is the one of a loop of one's own."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
-from tests.harness.warm import Warm, warm_server
+from tests.adapters.subjects import Script, Servers, Subject, make_script
 
-
-class Servers:
-    """By the module that is imported beforehand; started when first asked for."""
-
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
-        self._folder, self._stack = folder, stack
-        self._known: dict[str, Warm] = {}
-
-    def __getitem__(self, framework: str) -> Warm:
-        if framework not in self._known:
-            folder = self._folder / framework
-            folder.mkdir()
-            modules = (framework, "tasuki.spec.load", "torch.distributed")
-            server = self._stack.enter_context(warm_server(folder, *modules))
-            self._known[framework] = server
-        return self._known[framework]
+from tasuki.errors import EXIT_DONE
 
 
 @pytest.fixture(scope="session")
-def servers(tmp_path_factory):
+def servers(tmp_path_factory, warm):
     with ExitStack() as stack:
-        yield Servers(tmp_path_factory.mktemp("servers"), stack)
+        yield Servers(tmp_path_factory.mktemp("servers"), stack, warm)
 
 
 @pytest.fixture(scope="session")
-def warm(servers):
-    """The one that has torch and one's own loop."""
-    return servers["tasuki.integrations.open"]
+def undisturbed(servers, tmp_path_factory) -> Callable[[Subject], Script]:
+    """Each subject once, to its end in one go."""
+    known: dict[str, Script] = {}
+
+    def make(subject: Subject) -> Script:
+        if subject.name not in known:
+            script = make_script(tmp_path_factory.mktemp("whole") / "p", subject)
+            assert script.attempt(servers) == [EXIT_DONE] * subject.ranks, script.said()
+            assert script.run.is_complete(), script.said()
+            known[subject.name] = script
+        return known[subject.name]
+
+    return make

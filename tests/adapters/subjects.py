@@ -8,13 +8,12 @@ leaves its run in ./runs/train, with a model, state and metrics as tasuki's own 
 from __future__ import annotations
 
 import json
-import os
 import socket
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.adapters.conftest import Servers
-from tests.harness.warm import Started, Warm
+from tests.harness.warm import Started, Warm, warm_server
 
 from tasuki.commands.compare import compare_runs
 from tasuki.runs.runs import RunFolder
@@ -29,6 +28,8 @@ import tasuki
 
 torch.manual_seed(1); random.seed(2); np.random.seed(3)
 WORKERS = int(os.environ.get("WORKERS", "0"))
+MEET = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"]),
+        "init_method": os.environ["MEET"]} if "MEET" in os.environ else {}
 
 
 class Noisy(Dataset):
@@ -162,7 +163,7 @@ RANKS = (
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-dist.init_process_group("gloo")
+dist.init_process_group("gloo", **MEET)
 torch.manual_seed(1 + dist.get_rank())
 model = DistributedDataParallel(build(nn.LayerNorm))
 opt = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -173,6 +174,23 @@ with tasuki.open_run(save="7 steps", log_every=3) as run:
         loss = loss_of(model, batch)
         opt.zero_grad(); loss.backward(); opt.step()
         run.log(loss=loss)
+"""
+)
+
+ALIKE = (
+    DATA
+    + """
+import time
+model = build(nn.LayerNorm)
+opt = torch.optim.SGD(model.parameters(), lr=1e-2)
+loader = DataLoader(Noisy(24), batch_size=4, shuffle=True)
+with tasuki.open_run(save="4 steps", log_every=2) as run:
+    run.track(model=model, optimizer=opt)
+    for batch in run.steps(loader, epochs=8):
+        loss = loss_of(model, batch)
+        opt.zero_grad(); loss.backward(); opt.step()
+        run.log(loss=loss)
+        time.sleep(0.03)  # no collective keeps these ranks together
 """
 )
 
@@ -212,7 +230,7 @@ LIGHTNING, HF = "tasuki.integrations.lightning", "tasuki.integrations.hf"
 
 
 def _of_framework(name: str) -> str:
-    """A script that is also one of test_adapters.py, with its run where the contract wants it."""
+    """A script of a framework, with its run where the contract wants it."""
     lines = (
         "import runpy, sys",
         f"sys.path.insert(0, {str(FRAMEWORKS)!r})",
@@ -222,20 +240,38 @@ def _of_framework(name: str) -> str:
     return "\n".join(lines)
 
 
+_LIGHT, _HUGGING = _of_framework("light.py"), _of_framework("hugging.py")
 _MUCH = {"ACCUMULATION": "2", "VALIDATE_EVERY": "4", "SCHEDULE": "plateau", "EPOCHS": "3"}
 _MUCH["QUIET_VALIDATION"] = "yes"
 ADAPTERS = [
-    Subject("lightning", _of_framework("light.py"), 18, 1, (0, 2), _MUCH, LIGHTNING),
-    Subject("hf", _of_framework("hugging.py"), 18, 1, (0, 2), _MUCH, HF),
+    Subject("lightning", _LIGHT, 18, 1, (0, 2), _MUCH, LIGHTNING),
+    Subject("hf", _HUGGING, 18, 1, (0, 2), _MUCH, HF),
 ]
+_THREE = {"EPOCHS": "3"}
 ADAPTERS_OF_RANKS = [
     # With two ranks a sum has one order: three are the first that can tell whether DDP's groups of
     # gradients are the same after a resume.
-    Subject(
-        "lightning-3-ranks", _of_framework("light.py"), 12, 3, (0,), {"EPOCHS": "3"}, LIGHTNING
-    ),
-    Subject("hf-3-ranks", _of_framework("hugging.py"), 12, 3, (0,), {"EPOCHS": "3"}, HF),
+    Subject("lightning-3-ranks", _LIGHT, 12, 3, (0,), _THREE, LIGHTNING, is_slow=True),
+    Subject("hf-3-ranks", _HUGGING, 12, 3, (0,), _THREE, HF, is_slow=True),
 ]
+# It steps after every second batch: every other boundary lies between backward and step.
+MANUAL = Subject("lightning-manual", _LIGHT, 22, 1, (0,), {"MANUAL": "yes"}, LIGHTNING, True)
+
+
+class Servers:
+    """By the module that is imported beforehand; started when first asked for."""
+
+    def __init__(self, folder: Path, stack: ExitStack, warm: Warm) -> None:
+        self._folder, self._stack = folder, stack
+        self._known = {"tasuki.integrations.open": warm}
+
+    def __getitem__(self, framework: str) -> Warm:
+        if framework not in self._known:
+            folder = self._folder / framework
+            folder.mkdir()
+            server = self._stack.enter_context(warm_server(folder, framework))
+            self._known[framework] = server
+        return self._known[framework]
 
 
 @dataclass(frozen=True)
@@ -255,6 +291,7 @@ class Script:
         """Its ranks."""
         server = warm if isinstance(warm, Warm) else warm[self.subject.framework]
         port = _free_port()
+        meet = self.folder / f"meet.{len(list(self.folder.glob('meet.*')))}"
         environment = {
             **self.subject.environment,
             "WORKERS": str(workers),
@@ -268,7 +305,9 @@ class Script:
             if self.subject.ranks > 1:
                 own |= {"RANK": str(rank), "WORLD_SIZE": str(self.subject.ranks)}
                 own |= {"LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1"}
-                own |= {"MASTER_PORT": str(port)}
+                # Frameworks meet at the port, our own loops at a file: another process may take a
+                # port between its choice and its use.
+                own |= {"MASTER_PORT": str(port), "MEET": f"file://{meet}"}
             log = self.folder / f"{rank}.log"
             started.append(server.start_script(self.folder / "train.py", log=log, **own))
         return started
@@ -281,9 +320,14 @@ class Script:
         return "\n".join(path.read_text() for path in sorted(self.folder.glob("*.log")))
 
     def differences(self, other: Script) -> list[str]:
-        """What is not bit for bit the same."""
+        """What is not bit for bit the same, also of what a framework has at its end."""
         comparison = compare_runs(self.run, other.run, ["train"])
-        return [what for what, is_equal in comparison.checks if not is_equal]
+        found = [what for what, is_equal in comparison.checks if not is_equal]
+        outcomes = [
+            {path.name: path.read_text() for path in one.folder.glob("out.*.json")}
+            for one in (self, other)
+        ]
+        return found if outcomes[0] == outcomes[1] else [*found, f"outcome: {outcomes}"]
 
 
 def make_script(folder: Path, subject: Subject) -> Script:
@@ -296,10 +340,6 @@ def _free_port() -> int:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])
-
-
-def is_gone(pid: int) -> bool:
-    return not os.path.exists(f"/proc/{pid}")  # noqa: PTH110
 
 
 SMALL = (

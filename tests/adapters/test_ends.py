@@ -1,5 +1,6 @@
 """The end of a loop, between its last checkpoint and the marker: a kill there costs a start, never
-the run, and what follows the loop counts as what is in it."""
+the run, and what follows the loop counts as what is in it. What is logged stands in lines of the
+step at which it was logged."""
 
 from __future__ import annotations
 
@@ -12,10 +13,10 @@ from tests.harness.samples import check_samples
 
 from tasuki.checkpoint.lineage import list_checkpoints
 from tasuki.commands.why import tell_why
-from tasuki.errors import EXIT_DONE
+from tasuki.errors import EXIT_DONE, EXIT_RESUME_ME
 from tasuki.runs.metrics import read_metrics
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(300)
 
 BEGIN = SMALL.replace("    return loss", "    run.log(loss=loss)\n    return loss")
 BEST = """
@@ -46,17 +47,6 @@ with tasuki.open_run(log_every=2, save="2 steps") as run:
             break
     run.finish({"stopped": run.step})
 """
-EARLY_EPOCH = """
-with tasuki.open_run(log_every=2, save="2 steps") as run:
-    run.track(model=model, optimizer=opt)
-    for epoch in run.epochs(4):
-        for batch in run.steps(loader):
-            loss = step(batch)
-        run.best(loss=loss)
-        if epoch == 1:
-            break
-    run.finish()
-"""
 BODY = """
 with tasuki.open_run(log_every=2, save="5 steps") as run:
     run.track(model=model, optimizer=opt)
@@ -79,7 +69,7 @@ with tasuki.open_run(log_every=2) as run:
 BODY_EARLY = EARLY.replace("run.finish({", 'run.finish({"loss": loss.item(), ').replace(
     "        step(batch)", "        loss = step(batch)"
 )
-ENDS = {"best": BEST, "epochs": EPOCHS, "early": EARLY, "early-epoch": EARLY_EPOCH}
+ENDS = {"best": BEST, "epochs": EPOCHS, "early": EARLY}
 ENDS |= {"body": BODY, "body-epochs": BODY_EPOCHS, "body-early": BODY_EARLY}
 PLACES = ("finish.begin", "finish.weights", "finish.swept", "finish.marker")
 
@@ -102,18 +92,17 @@ def whole(warm, tmp_path_factory):
     return get
 
 
-def quick(name: str, *places: str) -> list:
+def at(name: str, *quick: str) -> list:
     marks = pytest.mark.long
-    return [pytest.param(name, p, marks=() if p in places else marks) for p in PLACES]
+    return [pytest.param(name, p, marks=() if p in quick else marks) for p in PLACES]
 
 
 @pytest.mark.parametrize(
     ("name", "place"),
     [
-        *quick("best", "finish.swept"),
-        *quick("epochs", "finish.marker"),
-        *quick("early", "finish.begin"),
-        *quick("early-epoch"),
+        *at("best", "finish.swept"),
+        *at("epochs", "finish.marker"),
+        *at("early", "finish.begin"),
     ],
 )
 def test_killed_between_its_last_checkpoint_and_the_marker_it_still_ends_as_if_undisturbed(
@@ -125,8 +114,11 @@ def test_killed_between_its_last_checkpoint_and_the_marker_it_still_ends_as_if_u
     assert script.attempt(warm) == [EXIT_DONE], script.said()
     assert script.run.is_complete(), script.said()
     assert script.differences(whole(name)) == [], script.said()
-    steps = json.loads(script.run.stage("train").metrics.read_text())
-    assert steps["best"] == json.loads(whole(name).run.stage("train").metrics.read_text())["best"]
+    bests = [
+        json.loads(one.run.stage("train").metrics.read_text())["best"]
+        for one in (script, whole(name))
+    ]
+    assert bests[0] == bests[1]
 
 
 def results(script: Script) -> dict:
@@ -140,7 +132,7 @@ def results(script: Script) -> dict:
         pytest.param("body", "finish.swept", marks=pytest.mark.long),
         ("body-epochs", "script.after"),
         pytest.param("body-epochs", "finish.begin", marks=pytest.mark.long),
-        ("body-early", "finish.begin"),
+        pytest.param("body-early", "finish.begin", marks=pytest.mark.long),
         pytest.param("body-early", "finish.marker", marks=pytest.mark.long),
     ],
 )
@@ -175,7 +167,7 @@ def test_where_the_save_before_the_last_step_is_damaged_more_steps_are_gone_thro
 
 
 @pytest.mark.long
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 def test_ranks_go_through_the_last_step_again_together(warm, tmp_path):
     end = """
     tasuki.failpoints.failpoint("script.after")
@@ -220,3 +212,46 @@ def test_what_is_logged_after_the_loop_stands_in_its_last_line(whole):
     row = read_metrics(whole("epochs").run)[-1]
     assert (row["step"], row["at"], row["split"]) == (12, 4, "train")
     assert "value" in row and "loss" in row
+
+
+VALIDATES = """
+with tasuki.open_run(log_every=5, save="2 steps") as run:
+    run.track(model=model, optimizer=opt)
+    for epoch in run.epochs(4):
+        for batch in run.steps(loader):
+            step(batch)
+            if run.step % 3 == 0:
+                run.log(inside=run.step, split="val")
+        run.log(epoch_loss=epoch, split="val")
+        run.log(accuracy=epoch, split="val")
+        run.log(robust=epoch, split="noisy")
+    run.log(accuracy=9, split="test")
+"""
+
+
+def rows_of(script: Script, split: str) -> dict[int, dict]:
+    return {row["step"]: row for row in read_metrics(script.run) if row["split"] == split}
+
+
+def test_each_validation_has_a_line_at_its_step_whatever_log_every_says(warm, tmp_path):
+    script, again = (
+        make_script(tmp_path / name, Subject("s", BEGIN + VALIDATES, 12)) for name in ("p", "q")
+    )
+    assert script.attempt(warm) == [EXIT_DONE], script.said()
+    val = rows_of(script, "val")
+    assert list(val) == [1, 3, 4, 6, 7, 9, 10, 12]
+    assert [val[step]["inside"] for step in (1, 4, 7, 10)] == [0, 3, 6, 9]
+    for epoch in range(4):
+        row = val[3 * epoch + 3]
+        assert (row["epoch_loss"], row["accuracy"], row["samples"]) == (
+            epoch,
+            epoch,
+            24 * epoch + 24,
+        )
+    assert list(rows_of(script, "noisy")) == [3, 6, 9, 12]
+    assert rows_of(script, "test")[12]["accuracy"] == 9
+    assert list(rows_of(script, "train")) == [5, 10, 12]
+    strike = {"at": "step.done", "do": "term", "count": 4}  # in the middle of an epoch
+    assert again.attempt(warm, strike) == [EXIT_RESUME_ME], again.said()
+    assert again.attempt(warm) == [EXIT_DONE], again.said()
+    assert again.differences(script) == []

@@ -2,36 +2,33 @@
 
 from __future__ import annotations
 
-import importlib.util
-import inspect
-import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import h5py
+import msgspec
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 from tests.commands.person import Project, kill_leftovers, person_environment
 from tests.commands.warm_python import write_warm_python
+from tests.examples import copies
+from tests.examples.copies import EXAMPLES, copy_example
 from tests.harness.faulty import used
 from tests.harness.warm import warm_server
 
-from tasuki.commands.compare import compare_runs
 from tasuki.runs.events import read_events
 from tasuki.runs.metrics import read_metrics
 from tasuki.runs.runs import RunFolder
 from tasuki.spec.load import load_spec
-from tasuki.spec.resolved import ResolvedStage, to_plain
+from tasuki.spec.resolved import to_plain
 from tasuki.train.data import prepare_data
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "can_graphs"
+NAME = "can_graphs"
+EXAMPLE = EXAMPLES / NAME
 SETS = {
     "hcrl_ch": 45_000,
     "hcrl_sa": 50_000,
@@ -40,55 +37,28 @@ SETS = {
     "set_03": 195_000,
     "set_04": 190_000,
 }
-NAMES = [f"{kind}_{name}" for name in SETS for kind in ("vgae", "gat")]
+EXPERIMENTS = [f"{kind}_{name}" for name in SETS for kind in ("vgae", "gat")]
 CAP = {"TASUKI_MEMORY_CAP": "4M"}
 """Room for the largest graph of all, not for a whole step with large ones."""
 
 
-def generate(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(EXAMPLE / "generate.py"), *words],
-        cwd=folder,
-        env=person_environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"can_graphs_{name}", EXAMPLE / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look for themselves there
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
 def recipe() -> ModuleType:
-    return load("recipe")
+    return copies.load(NAME, "recipe")
 
 
 @pytest.fixture(scope="module")
 def generator() -> ModuleType:
-    return load("generate")
+    return copies.load(NAME, "generate")
 
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory) -> Path:
     """A copy elsewhere, with the data of one set."""
-    folder = tmp_path_factory.mktemp("can_graphs") / "original"
-    copy_example(folder)
-    done = generate(folder, "--sets", "hcrl_ch")
-    assert done.returncode == 0, done
+    folder = copy_example(NAME, tmp_path_factory.mktemp("can_graphs") / "original").folder
+    done = copies.generate(NAME, folder, "--sets", "hcrl_ch")
+    assert done.code == 0, done
     return folder
-
-
-def copy_example(folder: Path) -> Project:
-    shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns("data*", "runs*", "__pycache__"))
-    return Project(folder, person_environment())
 
 
 @pytest.fixture
@@ -154,24 +124,6 @@ def test_a_gat_begins_with_the_encoder_of_its_vgae_and_both_reach_what_the_readm
 
 
 @pytest.mark.long
-def test_preempted_in_mid_epoch_it_ends_with_the_bits_of_an_undisturbed_run(example, quickly):
-    words = ("run", "spec.py:quick", "--stages", "vgae", *quickly, "--set", "steps=10")
-    notices = [{"at": "step.forward", "do": "term", "count": 5, "claim": 1}]
-    disturbed = example.type(*words, TASUKI_FAILPOINTS=json.dumps(notices))
-    if disturbed.code == 75:
-        disturbed = example.type(*words)
-    assert disturbed.code == 0, f"{disturbed}\n{example.logs()}"
-    assert disturbed.run["stages"][0]["is_trained"] and disturbed.run["attempts"] == 2
-    whole = example.type(*words, "--set", "runs=undisturbed")
-    assert whole.code == 0 and whole.run["attempts"] == 1, whole
-    one, other = (
-        RunFolder(example.folder / runs / "quick") for runs in ("runs-quick", "undisturbed")
-    )
-    compared = compare_runs(one, other, ["vgae"])
-    assert compared.is_equal, compared
-
-
-@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("stage", ["vgae", "easy"])
 def test_interrupted_four_times_it_has_the_bits_of_an_uninterrupted_run(example, quickly, stage):
@@ -217,28 +169,6 @@ def told_to_split(run: RunFolder) -> list[str]:
     return [event["reason"].partition(":")[0].partition(" (")[0] for event in told]
 
 
-@pytest.mark.long
-@pytest.mark.timeout(300)
-def test_memory_is_foretold_at_the_budget_and_what_fits_is_far_more(example, warm_graphs):
-    words = ("estimate", "spec.py:make", "--experiment", "gat_hcrl_ch", "--gpu", "a100-40gb")
-    found = example.type(*words, "--json", within_s=280).json()
-    assert not any("no effect" in warning for warning in found["warnings"])
-    for row in found["stages"]:
-        assert row["micro_batch"] is None and row["max_micro_batch"] is None
-        assert 1000 < row["budget"] < row["cost_budget"] / 100, "all of a step, on such a card"
-        # 1.2 to 1.7 kB for each node or edge, and what any card holds beside it.
-        assert 1.1e3 < row["tensor_peak_bytes"] / row["budget"] < 2e3
-    told = example.type("inspect", *words[1:], "--json", within_s=280).json()
-    stages = {stage["stage"]: stage for part in told["parts"] for stage in part["stages"]}
-    for row in found["stages"]:
-        assert stages[row["stage"]]["budget"] == row["budget"]
-        assert stages[row["stage"]]["peak_bytes"] == row["peak_bytes"]
-    assert not any("micro_batch" in bucket for part in told["parts"] for bucket in part["buckets"])
-    given = example.type(*words, "--set", "buckets.budget=4000", "--json", within_s=280).json()
-    for row in given["stages"]:
-        assert row["budget"] == 4000 and row["tensor_peak_bytes"] < 2e3 * 4000
-
-
 # -- specs ----------------------------------------------------------------------------------------
 
 
@@ -253,9 +183,9 @@ def test_python_and_yaml_say_the_same_but_for_the_start_that_only_python_can_say
     python, yaml = (
         load_spec(str(EXAMPLE / name), environ=environ) for name in ("spec.py:make", "tasuki.yaml")
     )
-    assert [experiment.name for experiment in python.experiments] == NAMES
+    assert [experiment.name for experiment in python.experiments] == EXPERIMENTS
     by_name = {experiment.name: experiment for experiment in yaml.experiments}
-    assert sorted(by_name) == sorted(NAMES)
+    assert sorted(by_name) == sorted(EXPERIMENTS)
     for experiment in python.experiments:
         for stage, same in zip(experiment.stages, by_name[experiment.name].stages, strict=True):
             one, other = to_plain(stage), to_plain(same)
@@ -274,25 +204,16 @@ def test_what_is_set_on_the_command_line_wins_over_python_values():
         assert stage["effective_batch"] == 7 and stage["safety_factor"] == 0.7
 
 
-def test_the_params_of_the_spec_are_the_arguments_of_the_recipes(recipe):
-    encoder = inspect.signature(recipe.CanGraphs.__init__).parameters
-    defaults = {n: p.default for n, p in encoder.items() if p.kind is p.KEYWORD_ONLY}
-    for name in NAMES[:2]:
-        for stage in plain_stages("spec.py:make", name):
-            assert stage["params"] == defaults
-            getattr(recipe, stage["recipe"].partition(":")[2])(**stage["params"]).build_model()
-
-
-def test_all_graphs_are_planned_without_gpu_and_data(tmp_path):
-    project = copy_example(tmp_path / "laptop")
+def test_all_graphs_are_planned_without_gpu_and_data(here, tmp_path):
+    project = copy_example(NAME, tmp_path / "laptop")
     before = project.tree()
-    said = project.type("plan", "spec.py:full", "--json")
+    said = here(project.folder, "plan", "spec.py:full", "--json")
     assert said.code == 0, said
     jobs = said.json()["jobs"]
     assert all(job["expected_s"] <= job["limit_s"] == 8 * 3600 for job in jobs)
     pieces = [piece for job in jobs for lane in job["lanes"] for piece in lane["stages"]]
     assert {piece["source"] for piece in pieces} == {"given"}
-    assert {piece["experiment"] for piece in pieces} == set(NAMES)
+    assert {piece["experiment"] for piece in pieces} == set(EXPERIMENTS)
     # Longer than a job: what was killed at its limit goes on in the next one.
     of_set_02 = [p for p in pieces if p["experiment"] == "vgae_set_02" and p["kind"] == "train"]
     assert len(of_set_02) == 2
@@ -325,43 +246,23 @@ def test_what_the_readme_types_works(example, warm_graphs, words):
 
 
 def test_the_first_stage_of_a_gat_goes_from_easy_windows_to_hard_ones(recipe, original):
-    easy, shuffled = (read_stage(original, stage) for stage in ("easy", "all"))
-    gat = recipe.GAT()
-    shares, sizes, mixes = zip(*look_at_steps(gat, easy), strict=True)
-    num = len(shares) // 2
-    assert np.mean(shares[:num]) > 2 * np.mean(shares[num:]), "the attacker does less and less"
-    assert np.mean(sizes[:num]) < np.mean(sizes[num:]) / 2, "and hides in more and more"
-    assert all(0.2 < mix < 0.6 for mix in mixes[:-1]), "there are both in every step"
-    assert list(look_at_steps(gat, easy, epoch=1)) == list(look_at_steps(gat, easy))
-    assert list(look_at_steps(gat, shuffled, epoch=1)) != list(look_at_steps(gat, shuffled))
-
-
-def read_stage(folder: Path, name: str) -> ResolvedStage:
-    spec = load_spec(f"{folder}/spec.py:make", environ=person_environment())
+    spec = load_spec(f"{original}/spec.py:make", environ=person_environment())
     (gat,) = [one for one in spec.experiments if one.name == "gat_hcrl_ch"]
-    (stage,) = [one for one in gat.stages if one.name == name]
-    assert isinstance(stage.data, str)
-    return type(stage)(**{**_fields(stage), "data": str(folder / stage.data)})
-
-
-def _fields(stage: ResolvedStage) -> dict[str, Any]:
-    return {name: getattr(stage, name) for name in stage.__struct_fields__}
-
-
-def look_at_steps(
-    gat: Any, stage: ResolvedStage, epoch: int = 0
-) -> Iterator[tuple[float, float, float]]:
-    """Of each step: the attackers' share of messages, the size of quiet windows, attacks."""
+    (stage,) = [one for one in gat.stages if one.name == "easy"]
+    gat = recipe.GAT()
+    stage = msgspec.structs.replace(stage, data=str(original / str(stage.data)))
     data = prepare_data(gat, stage, rank=0, world=1)
-    attack, messages, injected = (
-        data.dataset.counts(name) for name in ("attack", "messages", "injected")
-    )
-    sizes = gat.sample_sizes(data.dataset)
-    for number in range(data.order.steps_per_epoch):
-        taken = data.order.step(epoch, number).indices
-        hit, quiet = taken[attack[taken] > 0], taken[attack[taken] == 0]
-        share = float(np.mean(injected[hit] / messages[hit]))
-        yield share, float(np.mean(sizes[quiet])), len(hit) / len(taken)
+    counts = {name: data.dataset.counts(name) for name in ("attack", "messages", "injected")}
+    hit, sizes = counts["attack"] > 0, gat.sample_sizes(data.dataset)
+    steps = [data.order.step(0, n).indices for n in range(data.order.steps_per_epoch)]
+    attackers = counts["injected"] / counts["messages"]
+    shares = [attackers[step[hit[step]]].mean() for step in steps]
+    quiet = [sizes[step[~hit[step]]].mean() for step in steps]
+    half = len(steps) // 2
+    assert np.mean(shares[:half]) > 2 * np.mean(shares[half:]), "the attacker does less and less"
+    assert np.mean(quiet[:half]) < np.mean(quiet[half:]) / 2, "and hides in more and more"
+    assert all(0.2 < hit[step].mean() < 0.6 for step in steps[:-1]), "both are in every step"
+    assert data.order.step(1, 0).indices.tolist() == steps[0].tolist(), "in each epoch"
 
 
 # -- graphs ---------------------------------------------------------------------------------------
@@ -391,20 +292,6 @@ def test_a_loss_does_not_hang_on_how_graphs_are_put_together(recipe, original):
         torch.testing.assert_close(sum(pieces), whole)
 
 
-def test_no_pair_beside_the_edges_is_an_edge_and_evaluations_take_the_same_ones(recipe, original):
-    vgae = recipe.VGAE()
-    source = str(original / "data" / "hcrl_ch")
-    test, train = (vgae.build_dataset(source, split) for split in ("test", "train"))
-    for number in range(len(test)):
-        graph = test[number]
-        edges, others = (
-            set(map(tuple, p.t().tolist())) for p in (graph.edge_index, graph.other_index)
-        )
-        assert not edges & others and graph.other_index.shape[1] <= graph.num_edges
-    assert torch.equal(test[3].other_index, test[3].other_index)
-    assert not torch.equal(train[3].noise, train[3].noise)
-
-
 def test_the_area_under_the_curve_is_the_share_of_pairs_in_order(recipe):
     found = torch.tensor([3.0, 1.0, 2.0, 2.0, 0.0, 5.0])
     labels = torch.tensor([1, 0, 1, 0, 0, 0])
@@ -416,31 +303,7 @@ def test_the_area_under_the_curve_is_the_share_of_pairs_in_order(recipe):
 # -- data -----------------------------------------------------------------------------------------
 
 
-def test_the_largest_windows_are_thirty_times_the_usual_one_and_attacks_are_of_three_kinds(
-    original,
-):
-    with h5py.File(original / "data" / "hcrl_ch" / "train.h5") as file:
-        nodes, edges = (np.diff(file[f"{name}_offsets"][:]) for name in ("nodes", "edges"))
-        attack, injected = file["attack"][:], file["injected"][:]
-        assert (file["n"][:] == nodes).all() and len(nodes) == round(0.02 * 0.7 * 45_000)
-        counts = np.add.reduceat(file["edges"][:, 2], file["edges_offsets"][:-1])
-        assert (counts == file["messages"][:] - 1).all(), "one step from message to message"
-    sizes = nodes + edges
-    assert sizes.max() > 30 * np.median(sizes)
-    assert ((injected > 0) == (attack > 0)).all() and 0.3 < np.mean(attack > 0) < 0.5
-    assert np.unique(attack).tolist() == [0, 1, 2, 3]
-    with h5py.File(original / "data" / "hcrl_ch" / "train.h5") as file:
-        for number in range(len(nodes)):
-            ids = file["nodes"][
-                file["nodes_offsets"][number] : file["nodes_offsets"][number + 1], 0
-            ]
-            assert len(np.unique(ids)) == len(ids)
-            assert (attack[number] == 1) <= (0 in ids), "a flood of ID 0"
-
-
-def test_the_data_sets_have_their_true_counts_and_a_graph_hangs_on_nothing_else(
-    generator, tmp_path
-):
+def test_the_data_sets_have_their_true_counts_and_a_graph_hangs_on_nothing_else(generator):
     assert {name: one.graphs for name, one in generator.SETS.items()} == SETS
     for name, graphs in SETS.items():
         made = [generator.num_graphs(name, split, 1.0) for split in generator.SPLITS]
@@ -451,36 +314,3 @@ def test_the_data_sets_have_their_true_counts_and_a_graph_hangs_on_nothing_else(
         assert {len(messages.times) for messages in drives} == {length}
     one, same = (generator.make_window(car, np.random.default_rng([1, 2, 0, 5])) for _ in "ab")
     assert np.array_equal(one.nodes, same.nodes) and np.array_equal(one.edges, same.edges)
-    words = ("--sets", "hcrl_sa", "--scale", "0.001")
-    for out in ("one", "two"):
-        assert generate(tmp_path, "--out", out, *words).returncode == 0
-    one, two = (tmp_path / out / "hcrl_sa" / "val.h5" for out in ("one", "two"))
-    assert one.read_bytes() == two.read_bytes()
-
-
-def test_files_made_otherwise_are_replaced_only_by_force(tmp_path):
-    small = ("--sets", "hcrl_ch", "--scale", "0.001")
-    assert generate(tmp_path, *small).returncode == 0
-    path = tmp_path / "data" / "hcrl_ch" / "train.h5"
-    before = path.read_bytes()
-    again = generate(tmp_path, *small)
-    assert again.returncode == 0 and again.stdout.count("there already") == 3
-    refused = generate(tmp_path, *small[:3], "0.002")
-    assert refused.returncode == 1 and "--force" in refused.stderr
-    assert path.read_bytes() == before
-    assert generate(tmp_path, *small, "--seed", "2", "--force").returncode == 0
-    assert path.read_bytes() != before
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (("--scale", "2"), "up to 1"),
-        (("--scale", "all"), "up to 1"),
-        (("--sets", "set_9"), "set_01"),
-    ],
-)
-def test_the_generator_says_what_is_wrong_with_its_arguments(tmp_path, words, told):
-    done = generate(tmp_path, *words)
-    assert done.returncode != 0 and told in done.stderr and "Traceback" not in done.stderr
-    assert list(tmp_path.iterdir()) == []

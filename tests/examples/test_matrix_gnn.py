@@ -2,68 +2,47 @@
 
 from __future__ import annotations
 
-import importlib.util
-import shutil
-import signal
-import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
-from pathlib import Path
-from types import ModuleType
 
 import h5py
 import numpy as np
 import pytest
-from tests.commands.person import Project, kill_leftovers, person_environment
-from tests.commands.warm_python import write_warm_python
+from tests.commands.person import Project, kill_leftovers
+from tests.examples import copies
+from tests.examples.copies import EXAMPLES, ROOT, copy_example
 
 from tasuki.spec.load import load_spec
 
-ROOT = Path(__file__).parents[2]
-EXAMPLE = ROOT / "examples" / "matrix_gnn"
+NAME = "matrix_gnn"
+EXAMPLE = EXAMPLES / NAME
 TEMPLATES = ROOT / "src" / "tasuki" / "templates"
 STAGES = ["small_16", "small_32", "size_48", "size_64", "size_96", "size_128"]
 
 
-def copy_example(folder: Path) -> Project:
-    shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns("data*", "runs*", "__pycache__"))
-    return Project(folder, person_environment())
+def generate(folder, *words):
+    return copies.generate(NAME, folder, *words)
 
 
-def generate(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(EXAMPLE / "generate.py"), *words],
-        cwd=folder,
-        env=person_environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+@pytest.fixture(scope="module")
+def generator():
+    return copies.load(NAME, "generate")
 
 
-@pytest.fixture
-def generator() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("generate", EXAMPLE / "generate.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture
-def example(tmp_path) -> Iterator[Project]:
+@pytest.fixture(scope="module")
+def example(tmp_path_factory) -> Iterator[Project]:
     """A copy elsewhere, with its data."""
-    project = copy_example(tmp_path / "elsewhere")
+    project = copy_example(NAME, tmp_path_factory.mktemp("elsewhere") / "p")
     done = generate(project.folder)
-    assert done.returncode == 0, done
+    assert done.code == 0, done
     yield project
-    kill_leftovers(tmp_path)
+    kill_leftovers(project.folder)
 
 
-def test_a_copy_of_the_folder_runs_and_learns_more_than_a_guess(example):
-    said = example.type("run", "--config", "quick", "--json")
+def test_a_copy_of_the_folder_runs_and_learns_more_than_a_guess(example, warm_python):
+    python = ("--set", f"cluster.python={warm_python}")
+    said = example.type("run", "--config", "quick", "--json", *python)
     assert said.code == 0, f"{said}\n{example.logs()}"
     assert said.run["state"] == "complete"
     metrics = said.run["stages"][-1]["metrics"]
@@ -72,9 +51,9 @@ def test_a_copy_of_the_folder_runs_and_learns_more_than_a_guess(example):
 
 
 @pytest.mark.long
-def test_every_stage_is_trained_and_the_first_ones_help_the_last(example, warm, tmp_path):
-    python = write_warm_python(tmp_path / "python", socket=warm._path)
-    said = example.type("run", "--json", "--set", f"cluster.python={python}")
+def test_every_stage_is_trained_and_the_first_ones_help_the_last(example, warm_python):
+    words = ("--set", f"cluster.python={warm_python}", "--set")
+    said = example.type("run", "--json", *words, "runs=all")
     assert said.code == 0, f"{said}\n{example.logs()}"
     stages = said.run["stages"]
     assert [stage["name"] for stage in stages] == STAGES
@@ -82,23 +61,22 @@ def test_every_stage_is_trained_and_the_first_ones_help_the_last(example, warm, 
     assert last["error_128"] < first["error_128"] / 3
     assert last["error"] < last["guess"] / 5
     stages = "defaults.stages=[{name: size_128, data: data/size_128, epochs: 20, lr: 0.005}]"
-    words = ("--set", f"cluster.python={python}", "--set", "runs=alone", "--set", stages)
-    alone = example.type("run", "--json", *words)
+    alone = example.type("run", "--json", *words, "runs=alone", "--set", stages)
     assert alone.code == 0, f"{alone}\n{example.logs()}"
     assert last["error_128"] < alone.run["stages"][-1]["metrics"]["error_128"] / 3
 
 
-def test_stages_found_in_the_data_are_the_ones_listed_by_hand(example):
-    said = example.type("plan", "auto.yaml", "--no-measure", "--json")
+def test_stages_found_in_the_data_are_the_ones_listed_by_hand(here, example):
+    said = here(example.folder, "plan", "auto.yaml", "--no-measure", "--json")
     assert said.code == 0, said
     pieces = [p for job in said.json()["jobs"] for lane in job["lanes"] for p in lane["stages"]]
     assert [piece["stage"] for piece in pieces if piece["kind"] == "train"] == STAGES
 
 
-def test_the_gpu_spec_is_planned_without_gpu_and_data(tmp_path):
-    project = copy_example(tmp_path / "laptop")
+def test_the_gpu_spec_is_planned_without_gpu_and_data(here, tmp_path):
+    project = copy_example(NAME, tmp_path / "laptop")
     before = project.tree()
-    said = project.type("plan", "gpu.yaml", "--json")
+    said = here(project.folder, "plan", "gpu.yaml", "--json")
     assert said.code == 0, said
     plan = said.json()
     jobs = [
@@ -140,21 +118,9 @@ def test_the_answer_of_a_matrix_is_its_largest_eigenvalue(generator, size):
     assert answer == pytest.approx(exact, rel=1e-9)
 
 
-def test_generated_files_are_the_same_bytes_whatever_else_is_made(tmp_path):
-    assert generate(tmp_path, "--out", "one", "--sizes", "8:3", "12:2").returncode == 0
-    two = ("--out", "two", "--sizes", "20:1", "12:2", "30:1", "--together", "mixed=20,30")
-    assert generate(tmp_path, *two).returncode == 0
-    for split in ("train", "val", "test"):
-        one, same = (tmp_path / out / "size_12" / f"{split}.h5" for out in ("one", "two"))
-        assert one.read_bytes() == same.read_bytes()
-    assert generate(tmp_path, "--out", "three", "--sizes", "12:2", "--seed", "2").returncode == 0
-    other = (tmp_path / "three" / "size_12" / "train.h5").read_bytes()
-    assert other != (tmp_path / "one" / "size_12" / "train.h5").read_bytes()
-
-
 def test_two_sizes_share_a_file_and_splits_share_no_sample(tmp_path):
     words = ("--sizes", "12:2", "8:3", "--together", "mixed=8,12", "--val", "2", "--test", "3")
-    assert generate(tmp_path, *words).returncode == 0
+    assert generate(tmp_path, *words).code == 0
     matrices = {}
     for split in ("train", "val", "test"):
         with h5py.File(tmp_path / "data" / "mixed" / f"{split}.h5") as file:
@@ -166,61 +132,26 @@ def test_two_sizes_share_a_file_and_splits_share_no_sample(tmp_path):
     assert sorted(matrices.values()) == ["test"] * 6 + ["train"] * 5 + ["val"] * 4
 
 
-def test_an_interrupted_generator_leaves_no_half_file_and_goes_on_with_the_rest(tmp_path):
-    # Small matrices, as what is made again takes time; many, so that it is not done before.
-    few = ("--val", "1", "--test", "1", "--sizes", "8:2")
-    process = subprocess.Popen(
-        [sys.executable, str(EXAMPLE / "generate.py"), *few, "64:200000"],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        # A shell's background jobs, and so all their children, ignore it.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
-    )
-    try:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if b"size_64/train.h5" in line:
-                break
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) != 0
-    finally:
-        process.kill()
-    assert sorted(path.name for path in (tmp_path / "data" / "size_8").iterdir()) == [
-        "test.h5", "train.h5", "val.h5",
-    ]  # fmt: skip
-    assert list((tmp_path / "data" / "size_64").iterdir()) == []
-    again = generate(tmp_path, *few, "64:1")
-    assert again.returncode == 0 and again.stdout.count("there already") == 3
-    assert "size_64/train.h5: 1 samples" in again.stdout
+def test_an_interrupted_generator_leaves_no_half_file_and_goes_on_with_the_rest(
+    generator, tmp_path, monkeypatch
+):
+    make_sample = generator.make_sample
 
+    def interrupted(seed, split, size, number):
+        if (size, number) == (12, 1):
+            raise KeyboardInterrupt
+        return make_sample(seed, split, size, number)
 
-def test_files_made_otherwise_are_replaced_only_by_force(tmp_path):
-    assert generate(tmp_path, "--sizes", "8:2").returncode == 0
-    path = tmp_path / "data" / "size_8" / "train.h5"
-    before = path.read_bytes()
-    again = generate(tmp_path, "--sizes", "8:2")
-    assert again.returncode == 0 and again.stdout.count("there already") == 3
-    refused = generate(tmp_path, "--sizes", "8:3")
-    assert refused.returncode == 1 and "--force" in refused.stderr
-    assert path.read_bytes() == before
-    assert generate(tmp_path, "--sizes", "8:3", "--force").returncode == 0
-    assert path.read_bytes() != before
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (("--sizes", "16"), "SIZE:COUNT"),
-        (("--sizes", "16:0"), "0 is not a number of at least 1"),
-        (("--together", "16,32"), "write small=16,32"),
-        (("--sizes", "16:2", "--together", "a=16,32"), "names size 32"),
-    ],
-)
-def test_the_generator_says_what_is_wrong_with_its_arguments(tmp_path, words, told):
-    done = generate(tmp_path, *words)
-    assert done.returncode != 0 and told in done.stderr and "Traceback" not in done.stderr
-    assert list(tmp_path.iterdir()) == []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["generate.py", "--sizes", "8:2", "12:2"])
+    monkeypatch.setattr(generator, "make_sample", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        generator.main()
+    made = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.*"))
+    assert made == [f"data/size_8/{split}.h5" for split in ("test", "train", "val")]
+    again = generate(tmp_path, "--sizes", "8:2", "12:1")
+    assert again.code == 0 and again.out.count("there already") == 3
+    assert "size_12/train.h5: 1 samples" in again.out
 
 
 def test_the_demo_has_the_examples_own_code():

@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import difflib
-import shutil
 from pathlib import Path
 
-import pytest
-from tests.harness.warm import warm_server
+from tests.examples.copies import EXAMPLES, copy_example
 
 from tasuki.commands.compare import compare_runs
 from tasuki.errors import EXIT_DONE, EXIT_RESUME_ME
 from tasuki.runs.metrics import read_metrics
 from tasuki.runs.runs import RunFolder
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "own_loop"
-
-
-@pytest.fixture(scope="module")
-def warm(tmp_path_factory):
-    with warm_server(tmp_path_factory.mktemp("warm"), "tasuki.integrations.open") as server:
-        yield server
+EXAMPLE = EXAMPLES / "own_loop"
 
 
 def start(warm, folder: Path, script: str = "train.py", failpoints: str = "[]") -> int:
     if not folder.exists():
-        shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns("runs"))
+        copy_example("own_loop", folder)
     environment = {"TASUKI_SITE": "", "TASUKI_FAILPOINTS": failpoints}
     return warm.start_script(folder / script, log=folder / "log", **environment).wait()
 

@@ -84,8 +84,10 @@ def serve(path: str, modules: list[str]) -> None:
     import torch._dynamo  # torch's optimizers import it when the first one is made: 1.4 s
     import torch._inductor.config  # noqa: F401
 
+    import tasuki.integrations.open
     import tasuki.jobs.__main__
     import tasuki.jobs.loop
+    import tasuki.spec.load
     import tasuki.train.evaluate
     import tasuki.train.training
     import tasuki.train.worker  # noqa: F401

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import errno
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import h5py
 import numpy as np
 import pytest
 import torch
-from tests.commands.person import Project
-from tests.unit.planning.test_cut import HOUR, work
 from torch import nn
 
 from tasuki.data.split import resolve_batch
 from tasuki.errors import PlanError
 from tasuki.planning.cut import cut_into_jobs
+from tasuki.planning.values import StageWork
 from tasuki.runs.claims import list_claims
 from tasuki.runs.control import last_said
 from tasuki.spec.buckets import Buckets
@@ -30,36 +29,19 @@ from tasuki.train.advice import (
 from tasuki.train.shortage import find_shortage
 
 HUNGRY = '''
-import os
 import torch
 from recipes import Learner
 
 
 class Hungry(Learner):
-    """A real allocation that no machine can serve, for more than `room` samples at once."""
-
-    def __init__(self, room=4, trap=None, **more):
-        super().__init__(**more)
-        self.room, self.trap, self.steps = room, trap, 0
+    """A real allocation that no machine can serve."""
 
     def sample_sizes(self, dataset):
         return [512] * len(dataset)
 
     def loss(self, model, batch):
-        self.steps += 1
-        if self.trap and self.steps > 10 and os.path.exists(self.trap):
-            os.unlink(self.trap)
-            torch.empty(10**15)
-        if not self.trap and len(batch[0]) > self.room:
-            torch.empty(10**15)
-        return super().loss(model, batch)
+        torch.empty(10**15)
 '''
-
-
-def hungry(project: Any, **more: Any) -> Project:
-    made: Project = project(recipe="hungry:Hungry", **more)
-    (made.folder / "hungry.py").write_text(HUNGRY)
-    return made
 
 
 def memory_hint(stage: ResolvedStage, error: BaseException, *, ranks: int = 1) -> str:
@@ -78,7 +60,9 @@ CPU = MemoryError()
 def test_out_of_memory_with_one_sample_fails_at_once_and_names_stage_batch_size_and_what_helps(
     project, here
 ):
-    made = hungry(project, params={"room": 0})
+    """What fits in smaller parts is survived: tests/resume."""
+    made = project(recipe="hungry:Hungry")
+    (made.folder / "hungry.py").write_text(HUNGRY)
     said = here(made.folder, "run", "--json")
     assert said.code == 1 and said.run["state"] == "failed", said
     assert said.run["reason"] == (
@@ -92,42 +76,6 @@ def test_out_of_memory_with_one_sample_fails_at_once_and_names_stage_batch_size_
     assert told.hint.endswith("then `tasuki run --accept-change gradient_checkpointing`")
     assert list_claims(made.run()) == [1]
     assert "Traceback" in made.logs()  # for who wants to know more
-
-
-def test_a_micro_batch_that_does_not_fit_is_halved_and_the_run_goes_on(project, here):
-    made = hungry(project)
-    said = here(made.folder, "run", "--json")
-    assert said.code == 0 and said.run["state"] == "complete", f"{said}\n{made.logs()}"
-    assert said.run["attempts"] == 1
-    words = "step 0 ran out of memory with a micro-batch of 8 samples (it asked for 4,000 TB more)"
-    assert words in " ".join(said.err.split())
-
-
-def test_memory_that_ran_out_after_progress_is_survived_in_the_same_attempt(project, here):
-    made = hungry(project, params={"trap": "trap"})
-    (made.folder / "trap").touch()
-    said = here(made.folder, "run", "--json")
-    assert said.code == 0 and said.run["state"] == "complete", f"{said}\n{made.logs()}"
-    assert said.run["attempts"] == 1 and not (made.folder / "trap").exists()
-
-
-def test_an_evaluation_that_runs_out_of_memory_says_so(project, here):
-    made = hungry(
-        project,
-        params={"room": 4, "trap": None},
-        defaults__micro_batch=4,
-        experiments__exp__evaluate={"data": "d"},
-        experiments__exp__stages=[{"name": "one", "data": "d", "steps": 2}],
-    )
-    path = made.folder / "hungry.py"
-    path.write_text(path.read_text().replace("> self.room", "> self.room or not model.training"))
-    said = here(made.folder, "run", "--json")
-    assert said.run["state"] == "failed", said
-    assert said.run["reason"] == (
-        "evaluating stage `one` ran out of memory with a batch of 1 sample of size 512 (it asked "
-        "for 4,000 TB more)"
-    )
-    assert "more memory" in said.run["hint"] and "checkpointing" not in said.run["hint"]
 
 
 @pytest.mark.parametrize(
@@ -189,22 +137,30 @@ def test_where_one_sample_does_not_fit_a_card_it_says_what_is_held_and_which_car
     assert silent.of_a_card() == ""
 
 
-def test_a_written_accumulation_is_named_with_the_micro_batch_so_that_both_agree():
-    stage = ResolvedStage(name="a", effective_batch=24, micro_batch=6, accumulation=2)
-    hint = memory_hint(stage, CPU, ranks=2)
-    assert "`micro_batch: 3` and `accumulation: 4` (the effective batch stays 24)" in hint
-    assert "`tasuki run --accept-change micro_batch --accept-change accumulation`" in hint
-    assert resolve_batch(24, 3, 4, 2).effective_batch == 24
-
-
-def test_where_the_micro_batch_is_one_nothing_smaller_is_advised():
-    hint = memory_hint(ResolvedStage(name="a", effective_batch=4, micro_batch=1), CPU)
-    assert "micro_batch" not in hint and "more memory" in hint
-
-
-def test_a_cost_budget_is_what_is_made_smaller():
-    buckets = Buckets(kind="cost", cost="nodes", budget=200_000)
-    assert "`budget: 100000`" in memory_hint(ResolvedStage(name="a", buckets=buckets), CPU)
+@pytest.mark.parametrize(
+    ("keys", "ranks", "words"),
+    [
+        (
+            {"effective_batch": 24, "micro_batch": 6, "accumulation": 2},
+            2,
+            [
+                "`micro_batch: 3` and `accumulation: 4` (the effective batch stays 24)",
+                "`tasuki run --accept-change micro_batch --accept-change accumulation`",
+            ],
+        ),
+        ({"effective_batch": 4, "micro_batch": 1}, 1, ["more memory"]),
+        (
+            {"buckets": Buckets(kind="cost", cost="nodes", budget=200_000)},
+            1,
+            ["`budget: 100000`"],
+        ),
+    ],
+    ids=["accumulation", "one", "cost"],
+)
+def test_what_splits_a_step_is_made_smaller_where_that_is_possible(keys, ranks, words):
+    hint = memory_hint(ResolvedStage(name="a", **keys), CPU, ranks=ranks)
+    assert all(word in hint for word in words), hint
+    assert ("micro_batch" in hint) == ("accumulation" in keys)
 
 
 def test_growing_segments_are_advised_on_gpus_that_do_not_have_them(monkeypatch):
@@ -252,20 +208,39 @@ def test_a_missing_hdf5_file_is_found_in_the_words_of_hdf5(tmp_path: Path):
 # -- time ---------------------------------------------------------------------------------------
 
 
+HOUR = 3600.0
+ONE = StageWork(
+    experiment="exp",
+    stage="one",
+    wall_s=HOUR,
+    from_step=0,
+    total_steps=1000,
+    start_s=10.0,
+    save_s=2.0,
+    evaluates=False,
+    evaluate_s=None,
+    source="given",
+)
+
+
 @pytest.mark.parametrize(
-    ("stage", "limit_s", "words"),
+    ("facts", "limit_s", "words"),
     [
-        (work(wall_s=HOUR, save_s=600.0), 600.0, ("longer `cluster.time_limit`",)),
-        (work(wall_s=1e9, total_steps=10**9), 60.0, ("longer `clu", "fewer `epochs`", "split")),
+        ({"save_s": 600.0}, 600.0, ("longer `cluster.time_limit`",)),
         (
-            work(evaluates=True, evaluate_s=2 * HOUR),
+            {"wall_s": 1e9, "total_steps": 10**9},
+            60.0,
+            ("longer `clu", "fewer `epochs`", "split"),
+        ),
+        (
+            {"evaluates": True, "evaluate_s": 2 * HOUR},
             HOUR,
             ("longer `cluster.time_limit`", "split the data", "`evaluate.reserve`"),
         ),
     ],
     ids=["save", "jobs", "evaluation"],
 )
-def test_what_does_not_fit_a_job_says_what_would(stage, limit_s, words):
+def test_what_does_not_fit_a_job_says_what_would(facts, limit_s, words):
     with pytest.raises(PlanError) as caught:
-        cut_into_jobs([stage], limit_s=limit_s)
+        cut_into_jobs([replace(ONE, **facts)], limit_s=limit_s)
     assert all(word in caught.value.hint for word in words), caught.value.hint

@@ -47,21 +47,24 @@ def test_what_is_written_becomes_what_torch_reads(written):
     ("written", "words", "hint"),
     [
         ("expandable_segment", "`expandable_segment` is no option", "`expandable_segments`"),
-        ("max_split:512", "`max_split` is no option", "`max_split_size_mb`"),
         ("quick", "`quick` is no option", "max_split_size_mb:512"),
         ("max_split_size_mb", "at least 20", "`max_split_size_mb:512`"),
         ("max_split_size_mb:5", "at least 20, not `5`", "`max_split_size_mb:512`"),
         ("garbage_collection_threshold:1.0", "smaller than 1.0", ":0.8`"),
         ("expandable_segments:yes", "True or False, not `yes`", ":True`"),
+        (" ", "", ""),
     ],
 )
-def test_an_option_that_torch_does_not_have_is_refused_when_the_spec_is_read(
-    tmp_path, written, words, hint
-):
-    made = make_project(tmp_path / "p", defaults__allocator=written)
-    with pytest.raises(SpecError, match=r"tasuki\.yaml:1") as caught:
-        load_spec(str(made.folder), environ={})
+def test_an_option_that_torch_does_not_have_is_refused_in_words(written, words, hint):
+    with pytest.raises(UsageError) as caught:
+        parse_allocator(written)
     assert words in caught.value.message and hint in caught.value.hint
+
+
+def test_such_an_option_is_refused_when_the_spec_is_read_with_its_line(tmp_path):
+    made = make_project(tmp_path / "p", defaults__allocator="quick")
+    with pytest.raises(SpecError, match=r"tasuki\.yaml:1"):
+        load_spec(str(made.folder), environ={})
 
 
 def test_without_a_word_in_the_spec_gpu_workers_get_segments_that_grow():
@@ -81,19 +84,11 @@ def test_what_a_person_exported_stays_unless_the_spec_says_otherwise(name):
     assert f"{name}=max_split_size_mb:64" in ruled.note and "expandable_segments" in ruled.note
 
 
-def test_default_leaves_torch_alone():
+def test_default_leaves_torch_alone_and_the_same_word_twice_needs_none_in_the_log():
     for exported in ({}, {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}):
         assert choose_allocator("default", exported, device="cuda").variables == {}
-
-
-def test_the_same_word_in_spec_and_environment_needs_no_word_in_the_log():
     exported = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}
     assert choose_allocator("max_split_size_mb:64", exported, device="cuda").note == ""
-
-
-def test_nothing_is_no_setting():
-    with pytest.raises(UsageError):
-        parse_allocator(" ")
 
 
 @pytest.mark.long

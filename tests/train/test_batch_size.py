@@ -5,12 +5,10 @@ Under a cap on the memory of tensors (tasuki.testing.memory_cap), which is as ha
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
 import torch
-from tests.harness.errands import Errands, errands
 from tests.train import tuned_models
 
 from tasuki.memory.batch_probe import LargestSamples
@@ -21,12 +19,6 @@ from tasuki.train.data import prepare_data
 MODELS = "tests.train.tuned_models"
 
 
-@pytest.fixture(scope="module")
-def forks() -> Iterator[Errands]:
-    with errands(MODELS) as server:
-        yield server
-
-
 KEYS = {"effective_batch": 256}
 
 
@@ -35,9 +27,8 @@ KEYS = {"effective_batch": 256}
     ("recipe", "cap", "size"),
     [
         ("Mlp", "200K", 0),
-        pytest.param("Graphs", "700K", 0, marks=pytest.mark.long),
-        pytest.param("Convolutions", "1M", 0, marks=pytest.mark.long),
-        pytest.param("Gpt", "4M", 48, marks=pytest.mark.long),
+        ("Graphs", "700K", 0),
+        ("Gpt", "4M", 48),
     ],
 )
 def test_the_batch_found_is_the_largest_that_fits_or_one_below(forks, recipe, cap, size):
@@ -78,25 +69,6 @@ def test_a_budget_is_found_by_the_worst_real_micro_batches(forks):
     assert not forks.do(
         f"{MODELS}:fits_cost", recipe="Clouds", cap="1M", budget=row["share"], **keys
     )
-
-
-@pytest.mark.long
-def test_a_budget_holds_for_the_mixes_that_the_run_will_really_have(forks):
-    """A large and many small samples, padded: no micro-batch that is made up has as much."""
-    keys = {"effective_batch": 60, "buckets": {"kind": "cost", "cost": "n", "budget": "auto"}}
-    found = forks.do(f"{MODELS}:tune", recipe="Giants", cap="400K", **keys)
-    assert 1 <= len(found["tries"]) <= 4
-    (row,) = found["buckets"]
-    assert 1 < row["found"] < row["share"]
-    assert forks.do(f"{MODELS}:fits_cost", recipe="Giants", cap="400K", budget=row["found"], **keys)
-
-
-@pytest.mark.long
-def test_a_card_for_which_the_dearest_sample_is_too_large_is_told_so(forks):
-    keys = {"effective_batch": 300, "buckets": BY_COST}
-    found = forks.do(f"{MODELS}:tune", recipe="Clouds", cap="100K", **keys)
-    (row,) = found["buckets"]
-    assert row["found"] == 0 and row["predicted_bytes"] > 100 << 10
 
 
 def test_no_more_is_tried_than_the_factor_leaves_of_use(forks):

@@ -9,12 +9,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.train.engines import make_engine, weights
 from torch import nn
 
 from tasuki.data.loader import MicroBatch
 from tasuki.errors import RecipeError
-from tasuki.train.engine import LossModule, StepEngine
 from tasuki.train.losses import read_loss
+from tasuki.train.rows import numbers
 
 X = torch.randn(12, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 Y = X.sum(1, keepdim=True)
@@ -35,13 +36,11 @@ def weights_after_a_step(loss, cuts, *, clip=None):
     torch.manual_seed(1)
     model = nn.Linear(5, 1, dtype=torch.float64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    engine = StepEngine(
-        LossModule(model, loss), optimizer, device=torch.device("cpu"), clip=clip, world=1
-    )
+    engine = make_engine(model, loss, optimizer, clip=clip)
     edges = [0, *cuts, len(X)]
     batches = [MicroBatch((X[a:b], Y[a:b]), b - a) for a, b in pairwise(edges)]
     engine.step(iter(batches), len(X))
-    return torch.cat([p.detach().flatten() for p in model.parameters()]), engine
+    return weights(model), engine
 
 
 @settings(max_examples=60, deadline=None)
@@ -59,9 +58,8 @@ def test_one_micro_batch_is_back_propagated_as_it_is():
     mean_loss(model, (X, Y)).backward()
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
-    bare = torch.cat([p.detach().flatten() for p in model.parameters()])
     ours, _ = weights_after_a_step(mean_loss, [], clip=1.0)
-    assert torch.equal(bare, ours)
+    assert torch.equal(weights(model), ours)
 
 
 def test_the_logged_loss_is_the_mean_over_all_samples_however_they_were_split():
@@ -79,15 +77,13 @@ def test_a_step_without_any_weight_changes_nothing():
         return (model(batch[0]) * 0).sum() + model(batch[0]).sum(), 0.0
 
     torch.manual_seed(1)
-    before = nn.Linear(5, 1, dtype=torch.float64)
-    start = torch.cat([p.detach().flatten() for p in before.parameters()])
+    start = weights(nn.Linear(5, 1, dtype=torch.float64))
     for cuts in ([], [5]):
         after, _ = weights_after_a_step(masked, cuts)
         assert torch.equal(start, after)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
-@pytest.mark.parametrize("is_weighted", [False, True], ids=["mean", "sum"])
+@pytest.mark.parametrize(("precision", "is_weighted"), [("fp32", False), ("fp16", True)])
 def test_a_step_that_uses_no_trained_parameter_leaves_all_of_them_alone(precision, is_weighted):
     model = nn.ModuleDict({"frozen": nn.Linear(5, 1), "trained": nn.Linear(5, 1)})
     optimizer = torch.optim.SGD(model["trained"].parameters(), lr=0.1)
@@ -97,14 +93,7 @@ def test_a_step_that_uses_no_trained_parameter_leaves_all_of_them_alone(precisio
         out = model[name](x).float() / 1000
         return (out.sum(), float(len(x))) if is_weighted else out.mean()
 
-    engine = StepEngine(
-        LossModule(model, loss),
-        optimizer,
-        device=torch.device("cpu"),
-        clip=1.0,
-        world=1,
-        precision=precision,
-    )
+    engine = make_engine(model, loss, optimizer, precision=precision)
     before = model["trained"].weight.detach().clone()
     for name in ("frozen", "trained"):
         assert torch.equal(before, model["trained"].weight)
@@ -116,13 +105,7 @@ def test_a_step_that_uses_no_trained_parameter_leaves_all_of_them_alone(precisio
 def test_groups_of_parameters_that_come_in_mid_stage_are_refused_in_words():
     model = nn.ModuleList([nn.Linear(5, 1), nn.Linear(5, 1)]).double()
     optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
-    engine = StepEngine(
-        LossModule(model, lambda model, x: (model[0](x) + model[1](x)).mean()),
-        optimizer,
-        device=torch.device("cpu"),
-        clip=None,
-        world=1,
-    )
+    engine = make_engine(model, lambda model, x: (model[0](x) + model[1](x)).mean(), optimizer)
     engine.step(iter([MicroBatch(X, len(X))]), len(X))
     optimizer.add_param_group({"params": list(model[1].parameters())})
     with pytest.raises(RecipeError, match="other groups of parameters"):
@@ -159,13 +142,8 @@ def test_a_loss_that_is_neither_a_mean_nor_a_sum_with_weight_is_refused_in_words
 )
 def test_a_loss_without_a_gradient_or_a_weight_that_is_none_is_refused_in_words(loss, words):
     model = nn.Linear(2, 1)
-    engine = StepEngine(
-        LossModule(model, lambda model, batch: loss(model(batch))),
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        device=torch.device("cpu"),
-        clip=None,
-        world=1,
-    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    engine = make_engine(model, lambda model, batch: loss(model(batch)), optimizer)
     with pytest.raises(RecipeError, match=words):
         engine.step([MicroBatch(torch.ones(4, 2), 4)], 4)
 
@@ -186,13 +164,8 @@ def test_unread_losses_are_folded_so_that_they_never_pile_up():
 def test_a_sparse_gradient_is_used_or_refused_in_words(clip):
     model = nn.Embedding(4, 2, sparse=True)
     before = model.weight.detach().clone()
-    engine = StepEngine(
-        LossModule(model, lambda m, batch: m(batch).sum()),
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        device=torch.device("cpu"),
-        clip=clip,
-        world=1,
-    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    engine = make_engine(model, lambda m, batch: m(batch).sum(), optimizer, clip=clip)
     batch = iter([MicroBatch(torch.tensor([1, 2]), 2)])
     if clip is None:
         engine.step(batch, 2)
@@ -201,3 +174,19 @@ def test_a_sparse_gradient_is_used_or_refused_in_words(clip):
     else:
         with pytest.raises(RecipeError, match="sparse"):
             engine.step(batch, 2)
+
+
+def test_numbers_and_tensors_of_one_element_are_logged():
+    assert numbers({"acc": torch.tensor(0.5), "n": 3}) == {"acc": 0.5, "n": 3.0}
+
+
+@pytest.mark.parametrize("value", ["x", torch.ones(3), None])
+def test_what_is_no_number_is_named(value):
+    with pytest.raises(RecipeError, match="`acc` to be logged, which is no number"):
+        numbers({"acc": value})
+
+
+@pytest.mark.parametrize("name", ["loss", "t", "step", "overflows"])
+def test_a_name_that_a_line_has_already_is_refused(name):
+    with pytest.raises(RecipeError, match=f"called `{name}`"):
+        numbers({name: 1.0})

@@ -5,17 +5,19 @@ from __future__ import annotations
 import gc
 import traceback
 import weakref
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import pytest
 import torch
+from tests.train.engines import CPU, make_engine
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from tasuki.data.loader import MicroBatch
 from tasuki.errors import RecipeError
-from tasuki.train.engine import LossModule, StepEngine
+from tasuki.testing import memory_cap
+from tasuki.train.borders import Borders
 from tasuki.train.footprint import (
     Footprint,
     Tensors,
@@ -31,7 +33,6 @@ from tasuki.train.footprint import (
 from tasuki.train.throughput import read_tokens_per_sample, speeds
 
 GB = 1 << 30
-CPU = torch.device("cpu")
 
 
 # -- sums ----------------------------------------------------------------------------------------
@@ -44,18 +45,18 @@ def test_the_parts_of_a_device_add_up_to_its_peak_and_with_what_is_free_to_all_o
     parts = ("weights", "gradients", "optimizer", "activations", "batch", "other")
     assert sum(asdict(found)[part] for part in parts) == found.peak == 45 * GB
     assert found.headroom == 35 * GB
-
-
-def test_activations_that_were_seen_are_not_what_is_left_over():
-    seen = Tensors(weights=100, gradients=100, optimizer=200, batch=10, activations=50)
-    found = sum_device(seen, peak_tensors=None, used=1000, total=5000)
-    assert (found.activations, found.other, found.peak) == (50, 540, 1000)
+    host = sum_host(rss=GB, loader=0, save_buffers=0, limits=[64 * GB], available=60 * GB, ranks=1)
+    line = in_words(found, host, kind="cuda")
+    assert line.startswith("Memory (cuda): weights ")
+    assert all(name in line for name in (*parts, "host", "loader"))
 
 
 def test_activations_that_nobody_could_look_at_are_unknown_not_nothing():
     seen = Tensors(weights=100, gradients=100, optimizer=200, batch=10)
     found = sum_device(seen, peak_tensors=None, used=1000, total=5000)
     assert (found.activations, found.other, found.peak) == (None, 590, 1000)
+    looked = sum_device(replace(seen, activations=50), peak_tensors=None, used=1000, total=5000)
+    assert (looked.activations, looked.other, looked.peak) == (50, 540, 1000)
     host = sum_host(rss=GB, loader=0, save_buffers=0, limits=[64 * GB], available=60 * GB, ranks=1)
     line = in_words(found, host, kind="cpu")
     assert "activations 0" not in line and "(activations of a compiled model among it)" in line
@@ -141,7 +142,7 @@ def train(loss, *, is_measured: bool) -> tuple[list[torch.Tensor], Footprint]:
     """Three steps of two micro-batches; the second one is measured."""
     model = make_model()
     optimizer = torch.optim.AdamW(model.parameters())
-    engine = StepEngine(LossModule(model, loss), optimizer, device=CPU, clip=1.0, world=1)
+    engine = make_engine(model, loss, optimizer)
     footprint = Footprint(model, optimizer, device=CPU)
     for step in range(3):
         data = torch.randn(2, 16, 8, generator=torch.Generator().manual_seed(step))
@@ -178,7 +179,7 @@ def test_what_a_step_takes_is_what_its_tensors_have():
 def test_a_measured_step_that_fails_lets_go_of_what_its_passes_made():
     """An operation that saves its own result must not hold itself through who looks."""
     model = make_model()
-    footprint = Footprint(model, torch.optim.SGD(model.parameters()), device=torch.device("cpu"))
+    footprint = Footprint(model, torch.optim.SGD(model.parameters()), device=CPU)
     made = []
 
     def failing() -> None:
@@ -203,13 +204,32 @@ def test_later_steps_are_looked_at_by_nobody():
         pass
 
 
-def test_the_line_for_people_names_every_part():
-    device = sum_device(Tensors(weights=GB), peak_tensors=3 * GB, used=4 * GB, total=80 * GB)
-    host = sum_host(rss=GB, loader=0, save_buffers=0, limits=[64 * GB], available=60 * GB, ranks=1)
-    line = in_words(device, host, kind="cuda")
-    assert line.startswith("Memory (cuda): weights ")
-    for name in ("gradients", "optimizer", "activations", "batch", "other", "host", "loader"):
-        assert name in line
+# -- epochs --------------------------------------------------------------------------------------
+
+KIB = 1 << 10
+
+
+def take(num_bytes: int) -> None:
+    torch.zeros(num_bytes, dtype=torch.uint8)
+
+
+def test_a_validation_neither_adds_to_the_peak_of_training_nor_hides_it() -> None:
+    with memory_cap("1M"):
+        task = SimpleNamespace(device=torch.device("cpu"))
+        borders = Borders(task, steps_per_epoch=5, is_adaptive=True)  # type: ignore[arg-type]
+        take(700 * KIB)
+        borders.begin(0)
+        take(100 * KIB)
+        kept: list[int] = []
+        with borders.apart(lambda: kept.append(borders.peak_bytes() // KIB)):
+            take(300 * KIB)
+        assert borders.peak_bytes() == 100 * KIB, "not 300, and not 0"
+        assert kept == [100, 300]
+        take(150 * KIB)
+        assert borders.peak_bytes() == 150 * KIB
+    plain = Borders(task, steps_per_epoch=5, is_adaptive=False)  # type: ignore[arg-type]
+    with plain.apart():
+        assert plain.peak_bytes() == 0
 
 
 # -- tokens --------------------------------------------------------------------------------------

@@ -37,6 +37,7 @@ def advice(**more: Any) -> str:
 def test_nothing_is_said_where_all_is_well():
     assert advise(figures()) == []
     assert advise(Figures(shares={}, busy=None)) == []
+    assert advise(figures(busy=None, peak_bytes=None, total_bytes=None)) == [], "no GPU"
 
 
 @pytest.mark.parametrize(
@@ -55,10 +56,6 @@ def test_nothing_is_said_where_all_is_well():
         (
             Loading(cpus=1),
             "off because each rank has 1 CPU; with 2 (`cluster.cpus`) and `loader: {workers: 1}`",
-        ),
-        (
-            Loading(cpus=2),
-            "off because each rank has 2 CPUs; `loader: {workers: 1}` takes one of them; or",
         ),
         (Loading(workers=1, spare_cpus=4, is_settled=False), "still trying more workers"),
         (
@@ -102,10 +99,6 @@ def test_an_idle_gpu_is_told_only_beyond_the_wait_for_data():
     assert "compile" not in advice(busy=0.58, is_compiled=True)
 
 
-def test_without_a_gpu_nothing_is_said_of_idling_or_its_memory():
-    assert advise(figures(busy=None, peak_bytes=None, total_bytes=None)) == []
-
-
 def test_an_optimizer_that_takes_long():
     shares = GOOD | {"optimizer": 0.3}
     told = advice(shares=shares, is_fused=False)
@@ -125,15 +118,12 @@ def test_saves_and_validation_that_take_long_in_the_whole_stage():
     assert told.startswith("validation takes 25% of the time: validate less often")
 
 
-def test_memory_that_is_nearly_full():
+def test_memory_that_is_nearly_full_or_mostly_free():
     told = advice(peak_bytes=76 << 30)
     assert "nearly full (95% at the peak)" in told and "`micro_batch: 4`" in told
     assert "effective batch stays 32" in told and "`gradient_checkpointing: true`" in told
     told = advice(peak_bytes=76 << 30, micro_batch=1, is_checkpointed=True)
     assert "micro_batch" not in told and "gradient_checkpointing" not in told
-
-
-def test_memory_that_is_mostly_free():
     told = advice(peak_bytes=32 << 30)
     assert told.startswith("the peak leaves 60% of the GPU's memory free: a larger `micro_batch`")
     told = advice(peak_bytes=32 << 30, is_checkpointed=True)
@@ -145,18 +135,14 @@ def test_memory_that_is_mostly_free():
     ("losses", "words"),
     [
         (Losses(skipped=3, lr=0.1), "3 steps were not finite and left out"),
-        (Losses(skipped=1), "1 step was not finite"),
+        (Losses(skipped=1, clip=None), "1 step was not finite"),
         (Losses(first=2.0, lowest=0.2, last=1.5), "the loss rose from 0.2 to 1.5"),
     ],
 )
 def test_training_that_is_unstable(losses, words):
     told = advice(losses=losses)
     assert words in told and f"lower `lr` ({losses.lr:g} now), a longer `warmup`" in told
-    assert "a smaller `clip` than 1" in told
-
-
-def test_without_clipping_the_advice_is_to_clip():
-    assert "or `clip: 1.0`" in advice(losses=Losses(skipped=1, clip=None))
+    assert ("or `clip: 1.0`" if losses.clip is None else "a smaller `clip` than 1") in told
 
 
 @pytest.mark.parametrize(

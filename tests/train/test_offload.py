@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.train.engines import make_engine, weights
 from torch import nn
 
 from tasuki.data.loader import MicroBatch
 from tasuki.errors import RecipeError
 from tasuki.spec.resolved import ResolvedStage
-from tasuki.train.engine import LossModule, StepEngine
 from tasuki.train.offload import OffloadedOptimizer
 from tasuki.train.switches import in_force, without_gain
 
@@ -29,14 +29,7 @@ def make(kind, *, is_offloaded, precision="fp32"):
     model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 1))
     optimizer = KINDS[kind](model.parameters())
     stepper = OffloadedOptimizer(optimizer) if is_offloaded else optimizer
-    engine = StepEngine(
-        LossModule(model, loss),
-        stepper,
-        device=torch.device("cpu"),
-        clip=1.0,
-        world=1,
-        precision=precision,
-    )
+    engine = make_engine(model, loss, stepper, precision=precision)
     return model, optimizer, stepper, engine
 
 
@@ -53,7 +46,7 @@ def test_steps_are_bit_for_bit_those_without_it(kind, precision):
         model, _, _, engine = make(kind, is_offloaded=is_offloaded, precision=precision)
         for seed in range(4):
             step(engine, seed)
-        results.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+        results.append(weights(model))
         assert all(p.grad is None for p in model.parameters())
     assert torch.equal(*results)
 
@@ -76,12 +69,12 @@ def test_after_a_restore_it_goes_on_from_the_models_weights():
         lambda v: v.clone() if isinstance(v, torch.Tensor) else v, optimizer.state_dict()
     )
     step(engine, 2)
-    expected = torch.cat([p.detach().flatten() for p in model.parameters()])
+    expected = weights(model)
     model.load_state_dict(kept)
     optimizer.load_state_dict(states)
     stepper.refresh()
     step(engine, 2)
-    assert torch.equal(expected, torch.cat([p.detach().flatten() for p in model.parameters()]))
+    assert torch.equal(expected, weights(model))
 
 
 def run_both(build, loss, *, steps=6, hook=None):
@@ -94,12 +87,11 @@ def run_both(build, loss, *, steps=6, hook=None):
         if hook is not None:
             optimizer.register_step_post_hook(lambda *_, m=model: hook(m))
         stepper = OffloadedOptimizer(optimizer) if is_offloaded else optimizer
-        module = LossModule(model, loss)
-        engine = StepEngine(module, stepper, device=torch.device("cpu"), clip=None, world=1)
+        engine = make_engine(model, loss, stepper, clip=None)
         for seed in range(steps):
             index = torch.randint(9, (6,), generator=torch.Generator().manual_seed(seed))
             engine.step([MicroBatch(index, 6)], 6)
-        results.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+        results.append(weights(model))
     return results
 
 

@@ -58,7 +58,7 @@ def train(policy, *, steps=3):
     return torch.tensor(losses), model
 
 
-@pytest.mark.parametrize("policy", [True, 2, 3, ["blocks.1"], ["blocks.*"], ["blocks.?.net"]])
+@pytest.mark.parametrize("policy", [True, 2, ["blocks.1"], ["blocks.?.net"]])
 def test_losses_weights_and_running_means_are_bit_for_bit_those_without_it(policy):
     plain, without = train(False)
     losses, model = train(policy)
@@ -92,16 +92,12 @@ def test_activations_inside_chosen_blocks_are_not_kept():
     assert kept[True] < kept[False] / 3
 
 
-def test_without_gradients_nothing_is_computed_twice():
+def test_weights_keep_their_names_and_without_gradients_nothing_is_computed_twice():
     _, model = train(True, steps=0)
+    assert model.state_dict().keys() == Stack().state_dict().keys()
     with torch.no_grad():
         model(torch.randn(4, 8))
     assert all(block.passes == 1 for block in model.blocks)
-
-
-def test_weights_keep_their_names():
-    _, model = train(True, steps=0)
-    assert model.state_dict().keys() == Stack().state_dict().keys()
 
 
 def test_the_outermost_repeated_parts_are_the_blocks():
@@ -174,10 +170,9 @@ def losses_of(kind, policy):
 
 
 @pytest.mark.parametrize("kind", ["spectral", "running", "coin", "normal", "table", "expanded"])
-@pytest.mark.parametrize("policy", [True, 2])
-def test_what_blocks_of_real_models_do_changes_no_number(kind, policy):
+def test_what_blocks_of_real_models_do_changes_no_number(kind):
     plain, state, draw = losses_of(kind, False)
-    losses, anew, drawn = losses_of(kind, policy)
+    losses, anew, drawn = losses_of(kind, True)
     assert losses == plain and draw == drawn
     assert all(torch.equal(a, b) for a, b in zip(state, anew, strict=True))
 

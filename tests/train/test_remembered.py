@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.harness.faulty import armed, events, finish
-from tests.harness.project import make_project
+from tests.harness.project import Project, make_project
 
 from tasuki.estimation.past import read_pasts
 from tasuki.runs.history import look_at_history
@@ -30,15 +30,21 @@ def lines_of(project):
     return look_at_history(project.run.path.parent).facts
 
 
-def test_a_stage_remembers_what_it_measured(warm, tmp_path):
-    project = make_project(
-        tmp_path / "p",
+@pytest.fixture(scope="module")
+def project(warm, tmp_path_factory) -> Project:
+    """Trained, validated and evaluated; only read."""
+    made = make_project(
+        tmp_path_factory.mktemp("remembered") / "p",
         recipe="Sized",
         code=SIZED,
-        params={"norm": "layer"},
+        params={"norm": "layer", "pause": 0.01},
         stages=[{"name": "one", "data": "d", "epochs": 4, "validate": {}, "evaluate": {}}],
     )
-    finish(warm, project)
+    finish(warm, made)
+    return made
+
+
+def test_a_stage_remembers_what_it_measured(project):
     stage, evaluation = lines_of(project)
     assert (stage["run"], stage["experiment"], stage["stage"]) == ("exp", "exp", "one")
     assert (stage["samples"], stage["steps"], stage["effective_batch"]) == (44, 28, 8)
@@ -70,24 +76,19 @@ def test_times_of_a_stage_cover_all_its_attempts(warm, tmp_path):
     assert line["queue_s"] > 0, "between the two attempts"
 
 
-def test_a_history_that_cannot_be_written_ends_no_run(warm, tmp_path):
-    project = make_project(tmp_path / "p")
-    (project.run.path.parent / ".history").write_text("in the way")
-    finish(warm, project)
-    assert "what stage one measured is not remembered" in project.logs()
-
-
-def test_a_stage_says_after_its_first_epoch_when_it_will_be_done(warm, tmp_path):
-    project = make_project(tmp_path / "p", params={"pause": 0.01})
-    finish(warm, project)
+def test_a_stage_says_after_its_first_epoch_when_it_will_be_done(project):
     (told,) = events(project, "forecast")
-    assert (told["stage"], told["step"], told["total_steps"]) == ("one", 6, 24)
-    assert 18 * 0.01 <= told["left_s"] < told["left_s_p90"]
+    assert (told["stage"], told["step"], told["total_steps"]) == ("one", 7, 28)
+    assert 21 * 0.01 <= told["left_s"] < told["left_s_p90"]
     lines = [line for line in project.logs().splitlines() if line.startswith("Forecast: ")]
     assert lines == [line for line in lines if ", by the first epoch" in line] and len(lines) == 1
 
 
-def test_a_stage_of_one_epoch_forecasts_nothing(warm, tmp_path):
+def test_a_history_that_cannot_be_written_ends_no_run_and_one_epoch_forecasts_nothing(
+    warm, tmp_path
+):
     project = make_project(tmp_path / "p", stages=[{"name": "one", "data": "d", "epochs": 1}])
+    (project.run.path.parent / ".history").write_text("in the way")
     finish(warm, project)
+    assert "what stage one measured is not remembered" in project.logs()
     assert events(project, "forecast") == [] and "Forecast" not in project.logs()

@@ -9,11 +9,13 @@ far below what a wrong factor or a lost sample would do.
 from __future__ import annotations
 
 import multiprocessing
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from tests.train.engines import CPU, weights
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -23,7 +25,6 @@ from tasuki.data.split import micro_batches, resolve_batch, share_of_rank
 from tasuki.loop.ranks import Ranks, wrap_module
 from tasuki.train.engine import LossModule, LossWindow, StepEngine
 
-CPU = torch.device("cpu")
 X = torch.randn(16, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 Y = X.sum(1, keepdim=True)
 
@@ -45,8 +46,8 @@ def mean(model, batch):
 
 def weighted(model, batch):
     x, y = batch
-    weights = 1.0 + x[:, :1].abs()
-    return (weights * (model(x) - y) ** 2).sum(), float(weights.sum())
+    each = 1.0 + x[:, :1].abs()
+    return (each * (model(x) - y) ** 2).sum(), float(each.sum())
 
 
 def masked(model, batch):
@@ -73,7 +74,7 @@ class Done:
 def make_step(case: Case, ranks: Ranks) -> Done:
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(5, 3), nn.Tanh(), nn.Linear(3, 1)).double()
-    before = _flat(model)
+    before = weights(model).tolist()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
     module = wrap_module(LossModule(model, LOSSES[case.loss]), ranks, CPU)
     counted: list[int] = []
@@ -88,7 +89,7 @@ def make_step(case: Case, ranks: Ranks) -> Done:
     batches = share_of(case, ranks)
     engine.step(iter(batches), case.samples)
     counts = [batch.num_samples for batch in batches]
-    return Done(before, _flat(model), len(optimizer.state), counts, len(counted))
+    return Done(before, weights(model).tolist(), len(optimizer.state), counts, len(counted))
 
 
 def share_of(case: Case, ranks: Ranks) -> list[MicroBatch]:
@@ -97,10 +98,6 @@ def share_of(case: Case, ranks: Ranks) -> list[MicroBatch]:
     return [
         MicroBatch((X[list(piece)], Y[list(piece)]), len(piece) if mine else 0) for piece in pieces
     ]
-
-
-def _flat(model: nn.Module) -> list[float]:
-    return torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()
 
 
 def work(rank: int, world: int, store: str, cases: list[Case], answer) -> None:
@@ -112,19 +109,16 @@ def work(rank: int, world: int, store: str, cases: list[Case], answer) -> None:
 
 
 CASES = [
-    Case(loss, samples, micro_batch, clip)
+    Case(loss, samples, micro_batch)
     for loss in ("mean", "weighted")
     for samples, micro_batch in ((16, 2), (7, 2), (11, 16), (2, 2), (1, 1))
-    for clip in (None, 0.5)
 ]
+CASES += [Case("mean", 7, 2, clip=0.5), Case("weighted", 16, 2, clip=0.5)]
 SILENT = [Case("masked", 16, 2), Case("masked", 1, 1)]
 
 
-@pytest.fixture(scope="module", params=[2, 3, 4])
-def ranks(request, tmp_path_factory) -> list[dict[Case, Done]]:
-    """What each rank saw of each case."""
-    world = request.param
-    store = str(tmp_path_factory.mktemp("store") / "store")
+def steps_of_ranks(world: int, store: str) -> list[list[dict[str, Any]]]:
+    """What each rank saw of each case; called in a fork of a process with one thread."""
     context = multiprocessing.get_context("fork")
     pipes = [context.Pipe(duplex=False) for _ in range(world)]
     cases = CASES + SILENT
@@ -137,11 +131,23 @@ def ranks(request, tmp_path_factory) -> list[dict[Case, Done]]:
     found = []
     for reader, _ in pipes:
         assert reader.poll(60), "a rank has no answer"
-        found.append(dict(zip(cases, reader.recv(), strict=True)))
+        found.append([asdict(done) for done in reader.recv()])
     for process in processes:
         process.join(60)
         assert process.exitcode == 0
     return found
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def ranks(request, forks, tmp_path_factory) -> list[dict[Case, Done]]:
+    """What each rank saw of each case."""
+    store = str(tmp_path_factory.mktemp("store") / "store")
+    function = "tests.train.test_sums_over_ranks:steps_of_ranks"
+    found = forks.do(function, world=request.param, store=store)
+    cases = CASES + SILENT
+    return [
+        {case: Done(**done) for case, done in zip(cases, of_rank, strict=True)} for of_rank in found
+    ]
 
 
 def alone(case: Case) -> Done:

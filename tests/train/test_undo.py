@@ -7,12 +7,13 @@ import random
 import numpy as np
 import pytest
 import torch
-from tests.resume.test_nan import all_state
+from tests.train.engines import CPU, all_state, are_equal, make_engine
 from torch import nn
 
 from tasuki.data.loader import MicroBatch
 from tasuki.testing import memory_cap
-from tasuki.train.engine import LossModule, StepEngine
+from tasuki.train.buffers import keep_buffers, put_buffers_back
+from tasuki.train.engine import StepEngine
 from tasuki.train.offload import OffloadedOptimizer
 from tasuki.train.recompute import recompute
 from tasuki.train.undo import DoesNotFit, Undo
@@ -39,16 +40,15 @@ def mean(model, batch):
     return model(batch).square().mean()
 
 
-def make() -> tuple[StepEngine, nn.Module, torch.optim.Optimizer]:
+def make(*, is_offloaded: bool = False) -> tuple[StepEngine, nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(0)
     random.seed(0)
     np.random.seed(0)
     model = Drawing()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    engine = StepEngine(
-        LossModule(model, mean), optimizer, device=torch.device("cpu"), clip=1.0, world=1
-    )
-    engine.undo = Undo(model, torch.device("cpu"))
+    stepper = OffloadedOptimizer(optimizer) if is_offloaded else optimizer
+    engine = make_engine(model, mean, stepper)
+    engine.undo = Undo(model, CPU)
     return engine, model, optimizer
 
 
@@ -63,8 +63,9 @@ def steps(engine: StepEngine, sizes: list[int], *, samples: int = 64) -> None:
     engine.step(iter(parts), samples)
 
 
-@pytest.mark.parametrize("num_before", [0, 1, 2, 5])
-@pytest.mark.parametrize("sizes", [[64], [16, 48], [8, 8, 48]])
+@pytest.mark.parametrize(
+    ("num_before", "sizes"), [(0, [64]), (1, [8, 8, 48]), (2, [64]), (5, [8, 8, 48])]
+)
 def test_a_step_that_does_not_fit_is_as_if_it_had_never_begun(num_before, sizes):
     """Wherever the passes before it stand, and whichever micro-batch is the one too many."""
     engine, model, optimizer = make()
@@ -80,9 +81,7 @@ def test_a_step_that_does_not_fit_is_as_if_it_had_never_begun(num_before, sizes)
         with pytest.raises(DoesNotFit) as caught:
             steps(engine, sizes)
         assert caught.value.is_undone and isinstance(caught.value.error, torch.OutOfMemoryError)
-    after = all_state(model, optimizer)
-    assert len(after) == len(before)
-    assert all(torch.equal(x, y) for x, y in zip(before, after, strict=True))
+    assert are_equal(before, all_state(model, optimizer))
     assert states() == random_before
     assert model.seen is seen
     assert all(p.grad is None for p in model.parameters())
@@ -92,8 +91,7 @@ def test_a_step_that_does_not_fit_is_as_if_it_had_never_begun(num_before, sizes)
     other, twin, twins = make()
     for _ in range(num_before + 1):
         steps(other, [16, 16, 16, 16])
-    pairs = zip(all_state(model, optimizer), all_state(twin, twins), strict=True)
-    assert all(torch.equal(x, y) for x, y in pairs)
+    assert are_equal(all_state(model, optimizer), all_state(twin, twins))
 
 
 def run_out(engine: StepEngine) -> DoesNotFit:
@@ -144,8 +142,7 @@ def test_a_first_step_may_run_out_of_memory_again_and_again():
     other, twin, _ = make()
     for _ in range(3):
         steps(other, [64])
-    pairs = zip(model.state_dict().values(), twin.state_dict().values(), strict=True)
-    assert all(torch.equal(x, y) for x, y in pairs)
+    assert are_equal([*model.state_dict().values()], [*twin.state_dict().values()])
 
 
 def follow(model: nn.Module) -> None:
@@ -153,12 +150,11 @@ def follow(model: nn.Module) -> None:
     model.teacher.weight.data.mul_(0.9).add_(model.head.weight.data, alpha=0.1)
 
 
-@pytest.mark.parametrize("is_moved", [True, False])
-@pytest.mark.parametrize("num_before", [0, 3])
+@pytest.mark.parametrize(("num_before", "is_moved"), [(0, True), (3, True), (3, False)])
 def test_a_frozen_parameter_that_a_pass_moves_is_not_called_undone(num_before, is_moved):
     engine, model, _ = make()
     model.teacher = nn.Linear(64, 1).requires_grad_(False)
-    engine.undo = Undo(model, torch.device("cpu"))
+    engine.undo = Undo(model, CPU)
     for _ in range(num_before):
         steps(engine, [64])
     if is_moved:
@@ -166,23 +162,23 @@ def test_a_frozen_parameter_that_a_pass_moves_is_not_called_undone(num_before, i
     assert run_out(engine).is_undone is not is_moved
 
 
-@pytest.mark.parametrize("kind", [ValueError, RuntimeError, OSError])
-def test_what_a_loss_makes_of_out_of_memory_is_still_out_of_memory(kind):
-    engine, model, optimizer = make()
+@pytest.mark.parametrize("is_offloaded", [False, True])
+def test_what_a_loss_makes_of_out_of_memory_is_still_out_of_memory(is_offloaded):
+    engine, model, optimizer = make(is_offloaded=is_offloaded)
+    steps(engine, [32, 32])
     before, random_before = all_state(model, optimizer), states()
 
     def complaining(batch):
         try:
             return mean(model, batch), torch.empty(10**15)
         except RuntimeError as error:
-            raise kind("the loss failed") from error
+            raise ValueError("the loss failed") from error
 
     engine._call = complaining
     with pytest.raises(DoesNotFit) as caught:
         engine.step(iter([MicroBatch(torch.ones(8, 4), 8)]), 8)
     assert caught.value.is_undone and states() == random_before
-    pairs = zip(before, all_state(model, optimizer), strict=True)
-    assert all(torch.equal(x, y) for x, y in pairs)
+    assert are_equal(before, all_state(model, optimizer))
 
 
 def test_a_loss_that_fails_otherwise_is_not_out_of_memory():
@@ -218,8 +214,7 @@ def test_a_pass_that_is_made_again_may_run_out_of_memory_in_the_backward_pass():
     handle.remove()
     assert len(calls) == 2 and caught.value.is_undone
     assert states() == random_before
-    pairs = zip(before, all_state(model, optimizer), strict=True)
-    assert all(torch.equal(x, y) for x, y in pairs)
+    assert are_equal(before, all_state(model, optimizer))
 
 
 @pytest.mark.parametrize("is_checked", [True, False])
@@ -228,11 +223,8 @@ def test_in_fp16_scale_and_growth_are_as_they_were(is_checked):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.Linear(16, 1))
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-        device = torch.device("cpu")
-        engine = StepEngine(
-            LossModule(model, mean), optimizer, device=device, clip=1.0, world=1, precision="fp16"
-        )
-        engine.undo = Undo(model, device)
+        engine = make_engine(model, mean, optimizer, precision="fp16")
+        engine.undo = Undo(model, CPU)
         return engine, model
 
     def step(engine: StepEngine) -> None:
@@ -251,27 +243,7 @@ def test_in_fp16_scale_and_growth_are_as_they_were(is_checked):
     for one in (engine, other):
         step(one)
     assert engine.scaling.state() == other.scaling.state()
-    pairs = zip(model.state_dict().values(), twin.state_dict().values(), strict=True)
-    assert all(torch.equal(x, y) for x, y in pairs)
-
-
-def test_an_offloaded_optimizer_is_left_alone():
-    torch.manual_seed(0)
-    model = Drawing()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    engine = StepEngine(
-        LossModule(model, mean),
-        OffloadedOptimizer(optimizer),
-        device=torch.device("cpu"),
-        clip=1.0,
-        world=1,
-    )
-    engine.undo = Undo(model, torch.device("cpu"))
-    steps(engine, [32, 32])
-    before = all_state(model, optimizer)
-    assert run_out(engine).is_undone
-    pairs = zip(before, all_state(model, optimizer), strict=True)
-    assert all(torch.equal(x, y) for x, y in pairs)
+    assert are_equal([*model.state_dict().values()], [*twin.state_dict().values()])
 
 
 def test_in_the_optimizers_step_nothing_is_called_undone():
@@ -285,7 +257,7 @@ def test_in_the_optimizers_step_nothing_is_called_undone():
 def test_buffers_larger_than_64_mb_are_not_copied_and_not_called_undone():
     model = nn.Linear(4, 1)
     model.register_buffer("huge", torch.zeros(17 << 20))
-    undo = Undo(model, torch.device("cpu"))
+    undo = Undo(model, CPU)
     for _ in range(3):
         undo.begin()
     assert not undo._moving and not undo._still
@@ -297,3 +269,38 @@ def test_an_engine_that_was_not_asked_to_undo_raises_torchs_own_error():
     engine.undo = None
     with memory_cap("16K"), pytest.raises(torch.OutOfMemoryError):
         steps(engine, [64])
+
+
+# -- buffers ------------------------------------------------------------------------------------
+
+
+class Holder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("late", None)
+        self.register_buffer("wide", torch.ones(1).expand(4))
+        self.register_buffer("plain", torch.zeros(3))
+        self.norm = nn.BatchNorm1d(3)
+
+
+def test_all_of_them_come_back_also_those_that_were_not_there_yet():
+    model = Holder()
+    before = {name: value.clone() for name, value in model.named_buffers()}
+    plain = model.plain
+    kept = keep_buffers(model)
+    model.late = torch.full((2,), torch.nan)
+    model.wide = torch.zeros(4)
+    model.plain.add_(1)
+    model.norm(torch.randn(4, 3))
+    put_buffers_back(kept)
+    after = dict(model.named_buffers())
+    assert model.late is None and model.plain is plain
+    assert after.keys() == before.keys()
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+
+
+def test_what_has_not_changed_is_not_written_to():
+    model = Holder()
+    versions = [buffer._version for buffer in model.buffers()]
+    put_buffers_back(keep_buffers(model))
+    assert [buffer._version for buffer in model.buffers()] == versions

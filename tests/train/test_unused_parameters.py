@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import signal
-
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.harness.faulty import armed, finish
 from tests.harness.project import Project, differences, make_project
-from tests.resume.test_ranks import wait_for_step
 
 from tasuki.runs.control import last_said
 from tasuki.runs.events import read_events
@@ -33,8 +31,8 @@ class Heads:
     """A head for each of three kinds of samples, and one that nobody uses. Momentum and decay move
     a parameter whose gradient is zero, but none that has no gradient."""
 
-    def __init__(self, kinds="always", pause=0.0, late=0):
-        self.kinds, self.pause, self.late = kinds, pause, late
+    def __init__(self, kinds):
+        self.kinds = kinds
 
     def build_model(self):
         model = nn.ModuleDict({name: nn.Linear(6, 1) for name in ("a", "b", "c", "nobody")})
@@ -47,8 +45,6 @@ class Heads:
         return Numbered(48)
 
     def loss(self, model, batch):
-        if self.pause:
-            time.sleep(self.pause)
         x, number = batch
         hidden = torch.tanh(model["body"](x))
         if self.kinds == "sample":
@@ -105,52 +101,55 @@ def told(project: Project, kind: str) -> list[dict]:
     return [event for event in read_events(project.run) if event["kind"] == kind]
 
 
-@pytest.mark.parametrize("kinds", ["never", "sample"])
-def test_several_ranks_leave_what_a_step_does_not_use_as_one_rank_does(warm, tmp_path, kinds):
-    """`never`: one parameter is never used. `sample`: other ones on each rank, in each micro-batch
-    and in each step. Steps of 5 samples over 3 ranks are uneven, the last one has 3."""
-    alone = train(warm, make(tmp_path / "one", 1, kinds=kinds))
-    project = make(tmp_path / "three", 3, kinds=kinds)
-    together = train(warm, project)
-    check_close(alone, together)
+@pytest.fixture(scope="module")
+def late(warm, tmp_path_factory) -> dict[str, torch.Tensor]:
+    """What one rank learns of `late`."""
+    return train(warm, make(tmp_path_factory.mktemp("late") / "one", 1, kinds="late"))
+
+
+@pytest.fixture(scope="module")
+def by_sample(warm, tmp_path_factory) -> Project:
+    """Other heads on each of three ranks, in each micro-batch and in each step."""
+    project = make(tmp_path_factory.mktemp("sample") / "three", 3, kinds="sample", epochs=2)
+    train(warm, project)
+    return project
+
+
+def test_several_ranks_leave_what_a_step_does_not_use_as_one_rank_does(warm, tmp_path, by_sample):
+    """Steps of 5 samples over 3 ranks are uneven, the last one has 3."""
+    alone = train(warm, make(tmp_path / "one", 1, kinds="sample", epochs=2))
+    check_close(alone, load_file(by_sample.run.stage("one").weights))
+    assert len(told(by_sample, "unused")) == len(told(by_sample, "warning")) == 1
+
+
+def test_a_parameter_that_is_never_used_is_named(warm, tmp_path):
+    project = make(tmp_path / "p", 2, kinds="never", epochs=1)
+    train(warm, project)
     (unused,) = told(project, "unused")
-    if kinds == "never":
-        assert unused["parameters"] == ["nobody.weight", "nobody.bias"]
-        assert "does not use parameters `nobody.weight`, `nobody.bias`" in project.logs()
-    assert len(told(project, "warning")) == 1
+    assert unused["parameters"] == ["nobody.weight", "nobody.bias"]
+    assert "does not use parameters `nobody.weight`, `nobody.bias`" in project.logs()
 
 
-def test_a_model_whose_parameters_are_all_used_is_not_looked_through(warm, tmp_path):
-    project = make(tmp_path / "p", 2, epochs=1)
-    train(warm, project)
-    assert told(project, "unused") == []
-
-
-def test_with_unused_parameters_a_resume_is_bit_for_bit_the_same(warm, tmp_path):
-    whole = make(tmp_path / "whole", 3, kinds="sample", pause=0.01)
-    train(warm, whole)
-    project = make(tmp_path / "p", 3, kinds="sample", pause=0.01)
-    started = warm.start(project.job.path)
-    wait_for_step(project, 6)
-    started.kill(signal.SIGTERM)
-    assert started.wait() == 75, project.logs()
-    train(warm, project)
-    assert differences(whole, project) == []
+def test_with_unused_parameters_a_resume_is_bit_for_bit_the_same(warm, tmp_path, by_sample):
+    project = make(tmp_path / "p", 3, kinds="sample", epochs=2)
+    strike = {"at": "step.done", "do": "term", "count": 6, "rank": 0, "seconds": 0.5}
+    finish(warm, project, **armed(strike | {"claim": 1}))
+    assert len(told(project, "handed-over")) == 1
+    assert differences(by_sample, project) == []
     assert len(told(project, "unused")) == 1, "said once"
 
 
-def test_what_goes_unused_only_later_is_named_and_the_next_attempt_goes_on(warm, tmp_path):
-    alone = train(warm, make(tmp_path / "one", 1, kinds="late"))
+def test_what_goes_unused_only_later_is_named_and_the_next_attempt_goes_on(warm, tmp_path, late):
     project = make(tmp_path / "p", 2, kinds="late")
-    check_close(alone, train(warm, project))
+    check_close(late, train(warm, project))
     ended = told(project, "attempt-ended")
     assert [e["ending"] for e in ended] == ["failed", "done"], project.logs()
     assert "a step did not use parameters `a.weight`, `a.bias`" in ended[0]["message"]
     assert last_said(project.run) is None
 
 
-def test_a_recipe_that_says_so_is_expected_to_leave_parameters_unused(warm, tmp_path):
-    alone = train(warm, make(tmp_path / "one", 1, kinds="late"))
+def test_a_recipe_that_says_so_is_expected_to_leave_parameters_unused(warm, tmp_path, late):
     project = make(tmp_path / "p", 2, recipe="Declared", kinds="late")
-    check_close(alone, train(warm, project))
+    check_close(late, train(warm, project))
     assert [e["ending"] for e in told(project, "attempt-ended")] == ["done"]
+    assert told(project, "unused") == [], "it is not looked for"

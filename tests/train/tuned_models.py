@@ -66,10 +66,6 @@ class Mlp(_Sized, models.Mlp):
     pass
 
 
-class Convolutions(_Sized, models.Convolutions):
-    pass
-
-
 class Graphs(_Sized, models.Graphs):
     pass
 
@@ -102,22 +98,6 @@ class Clouds(models.Graphs):
         num = sum(map(edges, samples))
         index = torch.zeros(2, num, dtype=torch.int64)
         return {"x": torch.zeros(sum(samples), self.width), "edge_index": index}
-
-
-class Giants(models.Mlp):
-    """Padded to the largest: a large one takes many small samples with it."""
-
-    def build_dataset(self, source: str, split: str) -> Any:
-        return Numbers([1] * 293 + [40] * 4 + [100, 101, 102])
-
-    def sample_costs(self, dataset: Any) -> dict[str, Any]:
-        return {"n": np.array(dataset.sizes)}
-
-    def collate(self, samples: list[int]) -> Any:
-        return torch.zeros(len(samples), max(samples), self.width)
-
-    def loss(self, model: Any, batch: Any) -> Any:
-        return model(batch).square().mean()
 
 
 def edges(nodes: int) -> int:

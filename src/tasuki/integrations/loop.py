@@ -452,6 +452,8 @@ class Loop:
         ending = Ending.FAILED if isinstance(error, KeyboardInterrupt) else ending_of(error)
         cause = Cause.INTERRUPTED if isinstance(error, KeyboardInterrupt) else Cause.NONE
         self._close(PhaseEnded(ending=ending, cause=cause, message=words, hint=hint), "failed")
+        if self._agreement is None:  # the others, which ask rank 0's store, are about to fail too
+            worker.ranks.say_goodbye()
 
     def leave(self) -> None:
         """After HandedOver: go, without the interpreter's teardown. Does not return."""

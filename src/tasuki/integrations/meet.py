@@ -57,10 +57,11 @@ def meet(place: Place, begin: Callable[[], tuple[Path, int]], *, runs: Path, clo
         return Met(ALONE, run, claim)
     way = _find_way(place, runs, clock, number=next(_numbers))
     met = _lead(place, begin, way.tell) if place.rank == 0 else _follow(place, way.hear())
-    if way.file is not None:
-        met.ranks.await_all("met")
-        if place.rank == 0:
-            way.file.unlink(missing_ok=True)
+    # Rank 0 hosts the store. Where its run is complete it leaves at once, and a rank that has not
+    # connected yet would try for five minutes.
+    met.ranks.report_to_first("met")
+    if way.file is not None and place.rank == 0:
+        way.file.unlink(missing_ok=True)
     return met
 
 

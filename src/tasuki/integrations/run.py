@@ -31,7 +31,6 @@ from tasuki.integrations.watch import LoopWatch
 from tasuki.loop.best import Best, is_better, keep_if_better
 from tasuki.loop.room import when_there_is_room
 from tasuki.loop.things import Things
-from tasuki.runs.values import Cause
 
 _STEPS_HINT = "for batch in run.steps(loader, epochs=10): …"
 
@@ -193,7 +192,7 @@ class Run:
     @property
     def should_stop(self) -> bool:
         """The end is near: the loop stops at the next step. For long work inside a step."""
-        return self._watch.notice is not Cause.NONE
+        return self._watch.has_notice
 
     @property
     def step(self) -> int:

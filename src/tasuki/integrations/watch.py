@@ -83,6 +83,12 @@ class LoopWatch(Watch):
                 self._deadline = self._clock.monotonic() + remaining
         super()._look()
 
+    def _hear_signal(self) -> None:
+        is_new = self._signals is not None and self._signals.has_notice
+        if is_new and self.notice is Cause.NONE and self._files is not None:
+            self._read_files(self._files)  # the supervisor wrote down why it sends the signal
+        super()._hear_signal()
+
     def _read_files(self, files: CommandFolder) -> None:
         with contextlib.suppress(OSError, ValueError):
             text = files.deadline.read_text().strip()

@@ -55,7 +55,7 @@ class SoloAgreement:
         self._wants_save = False
 
     def begin_step(self, steps_done: int) -> Decision:  # noqa: ARG002 (the port has it)
-        if self._watch.notice is not Cause.NONE:
+        if self._watch.has_notice:
             return Decision.STOP
         if self._wants_save:
             self._wants_save = False

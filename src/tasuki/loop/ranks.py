@@ -45,6 +45,14 @@ class Ranks:
         self.store.set(f"tasuki/{place}/{self.rank}", "1")
         self.store.wait([f"tasuki/{place}/{rank}" for rank in range(self.world)], _COLLECTIVE)
 
+    def report_to_first(self, place: str) -> None:
+        """Rank 0 waits until every rank has come to this place; the others go on at once, and ask
+        nothing of a store that may be gone a moment later."""
+        if self.rank == 0:
+            self.await_all(place)
+        elif self.store is not None:
+            self.store.set(f"tasuki/{place}/{self.rank}", "1")
+
     def say_goodbye(self) -> None:
         """Rank 0 hosts the store: it leaves last, or the others' last questions fail."""
         if self.store is None:

@@ -85,6 +85,7 @@ class Watch(threading.Thread):
         self._is_guessed = False
         """Why the notice came is not known: it was a signal to a rank."""
         self._lock = threading.Lock()
+        self._hearing = threading.Lock()
         self._last_act = threading.RLock()
         """Taken for good by the loop's handover, for a while by `publish`."""
 
@@ -153,6 +154,15 @@ class Watch(threading.Thread):
             self._wire.flush(within_s=2.0)
 
     # -- what is known ----------------------------------------------------------------------
+
+    @property
+    def has_notice(self) -> bool:
+        """Must the loop stop at this step boundary? A signal to this process counts from the
+        moment its handler has run: on a busy machine the thread may get its turn many steps
+        later."""
+        if self.notice is Cause.NONE:
+            self._hear_signal()
+        return self.notice is not Cause.NONE
 
     @property
     def p99_step_s(self) -> float:
@@ -233,15 +243,23 @@ class Watch(threading.Thread):
         self._give(cause, ends=ends)
 
     def _look(self) -> None:
-        if self._signals is not None and self._signals.has_notice and not self._has_told_signal:
+        self._hear_signal()
+        remaining = self.remaining_s()
+        if remaining is not None and remaining <= self.lead_s:
+            self._give(Cause.LIMIT)
+
+    def _hear_signal(self) -> None:
+        """Once, by the thread or by the loop at a step boundary."""
+        if self._signals is None or not self._signals.has_notice:
+            return
+        with self._hearing:  # the other one has heard it only when `notice` is set
+            if self._has_told_signal:
+                return
             self._has_told_signal = True
             end = None if self.grace_s is None else self._clock.monotonic() + self.grace_s
             self._is_guessed = self.notice is Cause.NONE
             self._give(self.signalled_as, ends=end)
             self.tell("signalled")  # it may have come to this rank alone
-        remaining = self.remaining_s()
-        if remaining is not None and remaining <= self.lead_s:
-            self._give(Cause.LIMIT)
 
     def _give(self, cause: Cause, *, ends: float | None = None) -> None:
         """The first notice counts; a later one may only bring the end nearer."""

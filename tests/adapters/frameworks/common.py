@@ -7,9 +7,6 @@ import hashlib
 import json
 import os
 import random
-import signal
-import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -58,22 +55,6 @@ class Net(nn.Module):
             x = x + 0.01 * (random.random() + float(np.random.rand()))
         logits = self.head(self.body(x))
         return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
-
-
-def strike(step: int) -> None:
-    """`STRIKE=7:15`: this signal comes in that step."""
-    at, _, number = os.environ.get("STRIKE", "").partition(":")
-    if at and int(at) == step:
-        os.kill(os.getpid(), int(number or signal.SIGTERM))
-        _wait_until_seen()
-
-
-def _wait_until_seen() -> None:
-    """These steps take a millisecond: the notice is heard of in the step in which it comes."""
-    watch = next(t for t in threading.enumerate() if type(t).__name__ == "LoopWatch")
-    until = time.monotonic() + 30
-    while watch.notice == "none" and time.monotonic() < until:
-        time.sleep(0.001)
 
 
 def remember(model: nn.Module, **others) -> None:

@@ -14,18 +14,12 @@ from common import (
     Noisy,
     held_out,
     remember,
-    strike,
 )
-from transformers import EarlyStoppingCallback, TrainerCallback, TrainingArguments
+from transformers import EarlyStoppingCallback, TrainingArguments
 
 from tasuki.integrations.hf import Trainer
 
 IS_PLATEAU = os.environ.get("SCHEDULE") == "plateau"
-
-
-class Strikes(TrainerCallback):
-    def on_step_begin(self, args, state, control, **_):
-        strike(state.global_step)
 
 
 def told(row):
@@ -57,7 +51,7 @@ trainer = Trainer(
     ),
     train_dataset=Noisy(),
     eval_dataset=held_out(),
-    callbacks=[EarlyStoppingCallback(50), Strikes()],
+    callbacks=[EarlyStoppingCallback(50)],
     run=sys.argv[1],
     run_options={"save": "3 steps", "log_every": 1},
 )

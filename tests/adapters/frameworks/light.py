@@ -16,7 +16,6 @@ from common import (
     Noisy,
     held_out,
     remember,
-    strike,
 )
 from lightning.pytorch.callbacks import EarlyStopping
 from torch.utils.data import DataLoader
@@ -36,7 +35,6 @@ class Module(pl.LightningModule):
         self.seen = []
 
     def training_step(self, batch, index):
-        strike(self.trainer.global_step)
         out = self.net(**batch)
         self.accuracy(out["logits"], batch["labels"])
         self.log("loss", out["loss"], on_step=True, on_epoch=True, batch_size=len(batch["x"]))
