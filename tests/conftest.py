@@ -27,6 +27,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture(autouse=True)
+def _same_signal_mask():
+    """A supervisor that a test runs in this process holds signals back; whatever later tests start
+    would inherit that: daemons and scripts that do not end when they are told to."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    yield
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 @pytest.fixture(scope="session")
 def warm(tmp_path_factory):
     """Forks supervisors and workers with torch imported already."""

@@ -42,6 +42,8 @@ if "leaves" in wishes and os.environ["TASUKI_ATTEMPT"] == "1":
         open(f"child.{int(is_apart)}", "w").write(str(child.pid))
 while done < int(goal) and not stop:
     time.sleep(0.01)
+    if "stays" in wishes and done == int(goal) - 1 and os.environ["TASUKI_ATTEMPT"] == "1":
+        continue  # the first attempt does not end before it is told to
     with open("steps", "a") as file:
         file.write(f"{done}\\n")
     done += 1

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tasuki.testing.slurm import Cluster, missing_programs
+from tasuki.testing.slurm import Cluster, Shape, missing_programs
 
-_LONGEST = ("test_runs", "test_faults", "test_doctor", "test_cluster")
+_LONGEST = ("test_runs", "test_commands", "test_faults", "test_doctor")
 """Begun first, so that no worker waits at the end for another one's."""
 
 
@@ -26,5 +26,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def cluster(tmp_path_factory):
     if missing := missing_programs():
         pytest.skip(f"no {missing[0]} here: `make system` installs Slurm on Debian and Ubuntu")
-    with Cluster(tmp_path_factory.mktemp("slurm")) as running:
+    # What is preempted without a grace has so long to save: a busy machine needs more than 2 s.
+    shape = Shape(settings=(("KillWait", "10"),))
+    with Cluster(tmp_path_factory.mktemp("slurm"), shape) as running:
         yield running

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import subprocess
@@ -10,7 +12,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
+from tasuki.cli.main import run
 from tasuki.commands.compare import compare_runs
 from tasuki.runs.runs import RunFolder
 from tasuki.testing.slurm import Cluster
@@ -22,7 +26,8 @@ WITHIN_S = 240.0
 BRIEF = '''
 
 class Brief(Traced):
-    """Takes its time in the first attempt only, the one that is disturbed."""
+    """Takes its time in the first attempt only, the one that is disturbed: minutes, so that the
+    disturbance comes in time however slow the machine is."""
 
     def __init__(self, pause=0.0, **more):
         is_first = os.environ.get("TASUKI_ATTEMPT", "1") == "1"
@@ -56,15 +61,21 @@ class SlurmProject:
         return done.stdout
 
     def try_tasuki(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "tasuki", *words],
-            cwd=self.folder,
-            env={**self.environment, **environment},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        """As typed in the project's folder; in this process, where all is imported already."""
+        out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8") for _ in range(2))
+        with (
+            patch.dict(os.environ, {**self.environment, **environment}, clear=True),
+            patch.object(sys, "argv", ["tasuki", *words]),
+            contextlib.chdir(self.folder),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+        ):
+            code = run()
+        told = []
+        for stream in (out, err):
+            stream.flush()
+            told.append(stream.buffer.getvalue().decode())  # type: ignore[attr-defined]
+        return subprocess.CompletedProcess(words, code, *told)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -75,14 +86,11 @@ class SlurmProject:
         return json.loads(self.tasuki("status", "--json"))["runs"][0]
 
     def wait(self, is_so: Callable[[], object], what: str, within_s: float = WITHIN_S) -> None:
-        until = time.monotonic() + within_s
-        while not is_so():
-            assert time.monotonic() < until, f"not {what}:\n{self.logs()}"
-            time.sleep(0.1)
+        wait(is_so, lambda: f"not {what}:\n{self.logs()}", within_s=within_s)
 
     def wait_until_complete(self, within_s: float = WITHIN_S) -> None:
         self.wait(self.run.is_complete, "complete", within_s)
-        self.wait(lambda: not self.queued(), "out of the queue", 60)
+        self.wait(lambda: not self.queued(), "out of the queue")
 
     def wait_for_step(self, attempt: int, *, more: int = 3) -> None:
         """Until that attempt has done some steps."""
@@ -176,6 +184,19 @@ def differences(one: SlurmProject, other: SlurmProject) -> list[str]:
     names = [stage["name"] for stage in spec["stages"]]
     checks = compare_runs(one.run, other.run, names).checks
     return [what for what, is_equal in checks if not is_equal]
+
+
+def wait(
+    is_so: Callable[[], object],
+    why: Callable[[], object] = lambda: "",
+    *,
+    within_s: float = WITHIN_S,
+) -> None:
+    """Until it is so; the one place where these tests wait."""
+    until = time.monotonic() + within_s
+    while not is_so():
+        assert time.monotonic() < until, why()
+        time.sleep(0.1)
 
 
 def take_all_nodes(cluster: Cluster, folder: Path) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from tasuki.clock import SystemClock
@@ -13,6 +11,7 @@ from tasuki.slurm.client import Answer, Slurm
 from tasuki.slurm.text import parse_job
 from tasuki.testing import FakeClock
 from tasuki.testing.slurm.tick import preload_for_a_quick_tick
+from tests.slurm.project import take_all_nodes, wait
 from tests.slurm.recordings import VERSIONS, recorded
 
 WHOLE = ("-N4", "--exclusive")
@@ -25,13 +24,6 @@ srun -N1 -n1 bash -c '
 """
 
 
-def wait(is_so, within_s: float = 60.0) -> None:
-    until = time.monotonic() + within_s
-    while not is_so():
-        assert time.monotonic() < until
-        time.sleep(0.05)
-
-
 def start(cluster, folder, *options: str) -> str:
     script = folder / "job.sh"
     script.write_text(BODY.format(folder=folder))
@@ -39,13 +31,6 @@ def start(cluster, folder, *options: str) -> str:
     job = cluster.run("sbatch", *more, str(script)).strip()
     wait((folder / "ready").exists)
     return job
-
-
-def outrank(cluster, folder) -> str:
-    script = folder / "high.sh"
-    script.write_text("#!/bin/bash\nsleep 1\n")
-    more = ("--parsable", "-o", "/dev/null", *WHOLE, "-p", "high")
-    return cluster.run("sbatch", *more, str(script)).strip()
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -66,6 +51,7 @@ def test_each_version_of_slurm_tells_a_job_why_it_must_end(version, notice, caus
     assert cause_of(parse_job(shown)) == cause, shown
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("how", "partition", "cause"),
     [
@@ -84,7 +70,7 @@ def test_a_job_knows_why_it_was_told_to_end(cluster, tmp_path, how, partition, c
     job = start(cluster, tmp_path, "-p", partition, "-t", "5")
     jobs = [job]
     if how == "outrank":
-        jobs.append(outrank(cluster, tmp_path))
+        jobs.append(take_all_nodes(cluster, tmp_path))
     elif how == "limit":
         cluster.run("scontrol", "update", f"jobid={job}", "EndTime=now+1")
     elif how == "signal":
@@ -98,6 +84,7 @@ def test_a_job_knows_why_it_was_told_to_end(cluster, tmp_path, how, partition, c
     assert cause_of(parse_job(shown)) == cause, shown
 
 
+@pytest.mark.long
 def test_the_time_left_follows_an_extension(cluster, tmp_path):
     job = start(cluster, tmp_path, "-t", "5")
     slurm = Slurm(environment=cluster.environment, clock=SystemClock())

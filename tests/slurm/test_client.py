@@ -178,21 +178,6 @@ def test_on_a_real_cluster_a_job_is_submitted_shown_extended_requeued_and_cancel
     assert live.show("999999") is None
 
 
-@pytest.mark.parametrize(
-    ("options", "words", "hint"),
-    [
-        (["-p", "nowhere"], "invalid partition", "cluster.partition"),
-        (["--gres=gpu:99"], "node configuration is not available", "cluster.gpus"),
-    ],
-)
-def test_a_real_refusal_comes_with_what_to_change(live, tmp_path, options, words, hint):
-    script = tmp_path / "job.sh"
-    script.write_text("#!/bin/bash\ntrue\n")
-    with pytest.raises(SlurmRefused, match=words) as caught:
-        live.submit([*options, str(script)])
-    assert hint in caught.value.hint
-
-
 @pytest.mark.long  # each question to a controller that is gone takes 10 s
 def test_a_controller_that_comes_back_is_heard_again(cluster, live):
     cluster.end(CONTROLLER)

@@ -10,8 +10,9 @@ import pytest
 from tasuki.testing.slurm import Cluster, Shape
 from tasuki.testing.slurm.cluster import CONTROLLER
 from tests.slurm.project import SlurmProject, differences, make_slurm_project, run_here
+from tests.slurm.test_runs import BRIEF
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 DONE = ("done", "none")
 
 
@@ -27,12 +28,11 @@ def node_of(project: SlurmProject) -> str:
     return project.cluster.run("squeue", "-h", "-j", project.number, "-o", "%N").strip()
 
 
-@pytest.mark.long
 def test_while_the_controller_is_away_status_says_so_and_nothing_is_submitted_twice(
     small, tmp_path
 ):
-    stages = [{"name": "one", "data": "d", "epochs": 90}]
-    project = make_slurm_project(small, tmp_path / "p", stages=stages, time_limit="20s")
+    stages = [{"name": "one", "data": "d", "epochs": 250}]
+    project = make_slurm_project(small, tmp_path / "p", stages=stages, time_limit="40s")
     project.tasuki("submit")
     project.wait_for_step(1)
     project.tasuki("status")
@@ -48,14 +48,8 @@ def test_while_the_controller_is_away_status_says_so_and_nothing_is_submitted_tw
     project.wait(lambda: project.attempts()[0].ending == "handed-over", "at its limit")
     small.start_controller()
     project.wait(
-        lambda: (
-            "Slurm"
-            not in json.loads(project.tasuki("status", "--json"))
-            .get("slurm", {})
-            .get("problem", "")
-        ),
+        lambda: "Slurm does not answer" not in project.tasuki("status", "--json"),
         "heard again",
-        60,
     )
     again.tasuki("submit")
     again.tasuki("submit")
@@ -65,11 +59,9 @@ def test_while_the_controller_is_away_status_says_so_and_nothing_is_submitted_tw
     assert project.recomputed() == 0 and len(project.jobs) == 1
 
 
-@pytest.mark.long
 def test_where_a_requeue_is_refused_a_successor_goes_on(cluster, tmp_path):
-    stages = [{"name": "one", "data": "d", "epochs": 60}]
     project = make_slurm_project(
-        cluster, tmp_path / "p", recipe="Brief", evaluates=False, stages=stages, time_limit="14s"
+        cluster, tmp_path / "p", evaluates=False, time_limit="40s", **BRIEF
     )
     project.tasuki("submit")
     first = project.number
@@ -80,7 +72,6 @@ def test_where_a_requeue_is_refused_a_successor_goes_on(cluster, tmp_path):
     assert project.recomputed() == 0
 
 
-@pytest.mark.long
 def test_a_run_goes_on_elsewhere_when_its_node_is_set_down(small, tmp_path):
     project = make_slurm_project(small, tmp_path / "p")
     project.tasuki("submit")
@@ -90,7 +81,6 @@ def test_a_run_goes_on_elsewhere_when_its_node_is_set_down(small, tmp_path):
     assert differences(run_here(project, tmp_path / "whole"), project) == []
 
 
-@pytest.mark.long
 def test_a_zombie_on_a_node_that_slurm_lost_neither_commits_nor_requeues(small, tmp_path):
     """Slurm takes the node for dead and starts the job elsewhere; the old one goes on beside it."""
     stages = [{"name": "one", "data": "d", "epochs": 250}]
@@ -107,7 +97,6 @@ def test_a_zombie_on_a_node_that_slurm_lost_neither_commits_nor_requeues(small, 
     assert differences(run_here(project, tmp_path / "whole"), project) == []
 
 
-@pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_on_the_stock_tick_no_job_ends_in_timeout_and_a_grace_is_survived(tmp_path, cluster):
     del cluster

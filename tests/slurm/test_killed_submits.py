@@ -130,6 +130,7 @@ def test_what_was_ordered_and_never_submitted_is_withdrawn(cluster, tmp_path):
     cluster.run("scancel", "-u", str(os.getuid()))
 
 
+@pytest.mark.long
 def test_a_chain_of_which_a_part_is_in_the_queue_is_finished_with_its_dependencies(
     cluster, tmp_path
 ):

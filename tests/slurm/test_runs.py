@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from tasuki.checkpoint.lineage import lineage
 from tests.slurm.project import (
+    SlurmProject,
     differences,
     make_slurm_project,
     run_here,
@@ -21,6 +23,13 @@ from tests.slurm.project import (
 
 pytestmark = pytest.mark.timeout(600)
 SHORT = [{"name": "one", "data": "d", "epochs": 3}]
+BRIEF = {
+    "recipe": "Brief",
+    "stages": [{"name": "one", "data": "d", "epochs": 100}],
+    "params": {"pause": 0.2},
+    "defaults": {"save": {"every": "50 steps"}, "log_every": "50 steps"},
+}
+"""Two minutes in the first attempt, seconds in others."""
 PREEMPTED, LIMIT, DONE = ("handed-over", "preempted"), ("handed-over", "limit"), ("done", "none")
 
 
@@ -41,20 +50,21 @@ def undisturbed(cluster, tmp_path_factory):
     return make
 
 
+@pytest.mark.parametrize(
+    "partitions",
+    [["low"], pytest.param(["low", "grace", "cancel"], marks=pytest.mark.long)],
+    ids=["one", "all"],
+)
 def test_in_every_partition_a_preempted_run_comes_back_and_ends_as_if_undisturbed(
-    cluster, tmp_path, undisturbed
+    cluster, tmp_path, undisturbed, partitions
 ):
-    """Three runs at once: grace 0, a grace of 20 s, and a partition that cancels its jobs."""
+    """At once: grace 0, a grace of 20 s, and a partition that cancels its jobs."""
     projects = {
-        name: make_slurm_project(cluster, tmp_path / name, recipe="Brief", partition=name)
-        for name in ("low", "grace", "cancel")
+        name: make_slurm_project(cluster, tmp_path / name, partition=name, **BRIEF)
+        for name in partitions
     }
-    # Whatever a setup does to its shell, and whatever the shell that submits has of other jobs.
-    (projects["cancel"].folder / "env.sh").write_text("set -euo pipefail\nset -- a b\n")
-    others = {"SLURM_RESTART_COUNT": "3", "SLURM_MEM_PER_CPU": "100", "SBATCH_EXPORT": "NONE"}
-    projects["cancel"].tasuki("submit", "--set", "cluster.setup=env.sh", **others)
-    for name in ("low", "grace"):
-        projects[name].tasuki("submit")
+    for project in projects.values():
+        project.tasuki("submit")
     for project in projects.values():
         project.wait_for_step(1)
     take_all_nodes(cluster, tmp_path / "high")
@@ -66,15 +76,31 @@ def test_in_every_partition_a_preempted_run_comes_back_and_ends_as_if_undisturbe
         assert project.recomputed() == 0, name
         assert differences(undisturbed(project), project) == [], name
         assert "TIMEOUT" not in project.states()
+        check_why(project, name)
 
 
+def check_why(project: SlurmProject, partition: str) -> None:
+    """What Slurm did is named, by its own numbers, and the ledger adds up."""
+    told = json.loads(project.tasuki("why", "exp", "--json"))
+    parts = told["ledger"]["parts"]
+    assert sum(parts.values()) == pytest.approx(told["ledger"]["wall_s"], abs=1e-6)
+    first, last = told["attempts"]
+    words = (
+        rf"preempted in partition `{partition}` after [\dms.]+; saved step \d+ in [\d.]+m?s; "
+        r"0 steps lost; back after [\d.]+"
+    )
+    assert re.match(words, first["sentence"]), first
+    assert (first["scheduler_job"], first["partition"]) == (project.number, partition)
+    assert first["saved_step"] == first["to_step"] == last["from_step"]
+    assert last["sentence"].startswith("complete after")
+
+
+@pytest.mark.long
 def test_a_run_longer_than_its_limit_goes_from_job_to_job_and_none_ends_in_timeout(
     cluster, tmp_path, undisturbed
 ):
-    stages = [{"name": "one", "data": "d", "epochs": 60}]
-    project = make_slurm_project(
-        cluster, tmp_path / "p", recipe="Brief", stages=stages, time_limit="14s"
-    )
+    # Slurm's own limit is a minute: a busy machine has 20 s more to end.
+    project = make_slurm_project(cluster, tmp_path / "p", time_limit="40s", **BRIEF)
     project.tasuki("submit")
     project.wait_for_step(1)
     undisturbed(project)  # beside it
@@ -86,46 +112,25 @@ def test_a_run_longer_than_its_limit_goes_from_job_to_job_and_none_ends_in_timeo
     assert differences(undisturbed(project), project) == []
 
 
-def test_cancel_ends_a_waiting_and_a_running_job_for_good_and_submit_goes_on(cluster, tmp_path):
-    project = make_slurm_project(
-        cluster, tmp_path / "p", recipe="Brief", evaluates=False, partition="grace"
-    )
-    project.tasuki("submit", "--extra", "hold=true")
-    waiting = project.status()
-    assert waiting["state"] == "waiting" and "JobHeldUser" in waiting["reason"], waiting
-    assert json.loads(project.tasuki("cancel", "exp", "--json"))["state"] == "cancelled"
-    assert project.queued() == []
-    project.tasuki("submit")
-    project.wait_for_step(1)
-    project.tasuki("cancel", "exp")
-    project.wait(lambda: not project.queued(), "out of the queue", 60)
-    assert project.status()["state"] == "cancelled"
-    (first,) = project.attempts()
-    assert first.handed_over == first.diary, "the last step was not saved"
-    project.tasuki("submit")
-    project.wait_until_complete()
-    assert project.recomputed() == 0
-
-
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "partition", ["low", *(pytest.param(p, marks=pytest.mark.long) for p in ("grace", "cancel"))]
-)
+@pytest.mark.parametrize("partition", ["low", "grace", "cancel"])
 def test_a_plain_scancel_is_a_persons_word_and_leaves_a_run_that_can_be_resumed(
     cluster, tmp_path, partition
 ):
     project = make_slurm_project(
-        cluster, tmp_path / "p", recipe="Brief", evaluates=False, partition=partition
+        cluster, tmp_path / "p", evaluates=False, partition=partition, **BRIEF
     )
     project.tasuki("submit")
     project.wait_for_step(1)
     cluster.run("scancel", project.number)
-    project.wait(lambda: not project.queued(), "out of the queue", 60)
+    project.wait(lambda: not project.queued(), "out of the queue")
     status = project.status()
     assert (status["state"], status["reason"]) == (
         "cancelled",
         "its job was cancelled with scancel",
     ), project.logs()
+    (only,) = json.loads(project.tasuki("why", "exp", "--json"))["attempts"]
+    assert only["sentence"].startswith("cancelled after"), only
     project.tasuki("resume", "exp")
     project.wait_until_complete()
     assert project.recomputed() == 0
@@ -140,7 +145,7 @@ def test_a_scancel_of_a_job_that_waits_keeps_the_later_jobs_of_its_plan_away_too
     first, second = sorted((line.split()[0] for line in project.queued()), key=int)
     cluster.run("scancel", first)
     cluster.run("scontrol", "release", second)
-    project.wait(lambda: not project.queued(), "out of the queue", 60)
+    project.wait(lambda: not project.queued(), "out of the queue")
     assert project.status()["state"] == "cancelled", project.logs()
     assert project.attempts() == []
 
@@ -152,22 +157,22 @@ def test_a_scancel_in_the_grace_of_a_preemption_stays_a_cancel(cluster, tmp_path
     project.wait_for_step(1, more=1)
     take_all_nodes(cluster, tmp_path / "high")
     shown = ("scontrol", "show", "job", project.number)
-    project.wait(lambda: "PreemptTime=None" not in cluster.run(*shown), "in its grace", 30)
+    project.wait(lambda: "PreemptTime=None" not in cluster.run(*shown), "in its grace")
     cluster.run("scancel", project.number)
-    project.wait(lambda: not project.queued(), "out of the queue", 60)
+    project.wait(lambda: not project.queued(), "out of the queue")
     assert project.status()["state"] == "cancelled", project.logs()
 
 
 @pytest.mark.long
 def test_at_the_cap_of_its_preemptions_a_run_stops_though_slurm_requeues_it(cluster, tmp_path):
-    stages = [{"name": "one", "data": "d", "epochs": 100}]
+    stages = [{"name": "one", "data": "d", "epochs": 400}]
     project = make_slurm_project(cluster, tmp_path / "p", stages=stages, requeue=1)
     project.tasuki("submit")
     for number in (1, 2):
         project.wait_for_step(number)
         take_all_nodes(cluster, tmp_path / f"high-{number}")
         project.wait(lambda n=number: len(project.ends()) == n and project.ends()[-1][0], "over")
-    project.wait(lambda: not project.queued(), "out of the queue", 90)
+    project.wait(lambda: not project.queued(), "out of the queue")
     assert project.ends() == [PREEMPTED, PREEMPTED], project.logs()
     assert project.status()["state"] == "handed-over"
 
@@ -182,20 +187,16 @@ def test_what_fails_at_once_is_held_after_three_attempts_with_its_reason_in_stat
     project.wait(lambda: project.try_tasuki("status", "--json").stdout.count('"held"'), "held")
     status = project.status()
     assert status["attempts"] == 3 and "planted failure" in status["reason"], status
-    project.wait(lambda: not project.queued(), "out of the queue", 60)
+    project.wait(lambda: not project.queued(), "out of the queue")
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_the_ranks_of_two_nodes_are_preempted_and_resume_bit_for_bit(
-    cluster, tmp_path, undisturbed, ranks
+    cluster, tmp_path, undisturbed
 ):
-    each = ranks // 2
-    project = make_slurm_project(
-        cluster, tmp_path / "p", recipe="Brief", nodes=2, gpus=each, cpus=each
-    )
+    project = make_slurm_project(cluster, tmp_path / "p", nodes=2, gpus=2, cpus=2, **BRIEF)
     project.tasuki("submit")
-    project.wait_for_step(1, more=3 * ranks)
+    project.wait_for_step(1, more=12)
     take_all_nodes(cluster, tmp_path / "high")
     undisturbed(project)  # while it waits to come back
     project.wait_until_complete()
@@ -208,10 +209,10 @@ def test_the_ranks_of_two_nodes_are_preempted_and_resume_bit_for_bit(
 def test_with_no_hand_on_them_runs_end_bit_for_bit_through_three_preemptions_and_two_limits(
     cluster, tmp_path, undisturbed
 ):
-    stages = [{"name": "one", "data": "d", "epochs": 160}]
+    stages = [{"name": "one", "data": "d", "epochs": 400}]
     projects = [
         make_slurm_project(
-            cluster, tmp_path / name, partition=name, stages=stages, time_limit="25s"
+            cluster, tmp_path / name, partition=name, stages=stages, time_limit="40s"
         )
         for name in ("low", "grace", "cancel")
     ]
@@ -264,6 +265,7 @@ def test_a_killed_supervisor_brings_its_job_down_and_back(cluster, tmp_path, und
     assert differences(undisturbed(project), project) == []
 
 
+@pytest.mark.long
 def test_after_a_preemption_that_may_not_be_requeued_the_later_jobs_of_a_plan_stay_away(
     cluster, tmp_path
 ):

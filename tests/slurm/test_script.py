@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +17,9 @@ from tasuki.slurm.script import (
     sbatch_options,
     submit_arguments,
 )
+from tasuki.slurm.succession import smaller_options
 from tasuki.slurm.text import QUEUE_FORMAT, parse_job, parse_queue
+from tests.slurm.project import wait
 
 JOB = SlurmJob(
     name="demo-01",
@@ -105,22 +106,17 @@ def test_by_hand_the_command_means_the_same_arguments_whatever_they_hold(tmp_pat
     fake.chmod(0o755)
     canary = tmp_path / "canary"
     fields = ("name", "gres", "partition", "account", "qos", "constraint", "mail")
-    count = 0
+    environment = {"PATH": f"{fake.parent}:{os.environ['PATH']}"}
+    submit = tmp_path / "submit.sh"
     for value in hostile(canary):
-        for name in fields:
-            folder = JOB.folder / value.replace("/", "_")
-            job = replace(JOB, **{name: value}, folder=folder, extra={"reservation": value})
-            submit = tmp_path / "submit.sh"
-            submit.write_text(render_submit(job))
-            environment = {"PATH": f"{fake.parent}:{os.environ['PATH']}"}
-            told = subprocess.run(
-                ["bash", submit], env=environment, capture_output=True, check=True
-            )
-            words = told.stdout.decode().split("\0")[:-1]
-            assert words == [*sbatch_options(job), *submit_arguments(job)]
-            count += 1
-    assert count >= 200 and not canary.exists()
-    print(f"S2 (submit.sh): {count} hostile values, none run")
+        folder = JOB.folder / value.replace("/", "_")
+        all_fields = dict.fromkeys(fields, value)
+        job = replace(JOB, **all_fields, folder=folder, extra={"reservation": value})
+        submit.write_text(render_submit(job))
+        told = subprocess.run(["bash", submit], env=environment, capture_output=True, check=True)
+        words = told.stdout.decode().split("\0")[:-1]
+        assert words == [*sbatch_options(job), *submit_arguments(job)]
+    assert not canary.exists()
 
 
 def submitted(cluster, job: SlurmJob) -> str:
@@ -130,13 +126,11 @@ def submitted(cluster, job: SlurmJob) -> str:
 
 
 def wait_for_end(cluster, number: str) -> str:
-    until = time.monotonic() + 60
-    while True:
-        job = parse_job(cluster.run("scontrol", "show", "job", number))
-        if job.state in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT"):
-            return job.state
-        assert time.monotonic() < until, job
-        time.sleep(0.05)
+    def state() -> str:
+        return parse_job(cluster.run("scontrol", "show", "job", number)).state
+
+    wait(lambda: state() in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT"), state)
+    return state()
 
 
 def make_job(folder: Path, *command: str, **more) -> SlurmJob:
@@ -158,18 +152,32 @@ def test_on_a_real_cluster_the_command_runs_on_each_node_with_its_gpus_after_the
 
 
 def test_on_a_real_cluster_no_hostile_value_runs_and_each_arrives_as_it_is(cluster, tmp_path):
-    canary = tmp_path / "canary"
+    values = hostile(tmp_path / "canary")
+    write = ("bash", "-c", f'printf "%s\\0" "$@" >{tmp_path}/told', "-", *values)
     numbers = []
-    for count, value in enumerate(hostile(canary)):
+    for count, name in enumerate([values[1], values[6], values[-2]]):
         folder = tmp_path / str(count)
         folder.mkdir()
-        told = ("bash", "-c", f'printf %s "$1" >{folder}/told', "-", value)
-        job = replace(make_job(folder, *told), name=value)
-        numbers.append((submitted(cluster, job), folder, value))
+        numbers.append(submitted(cluster, replace(make_job(folder, *write), name=name)))
     listed = parse_queue(cluster.run("squeue", "-h", "-t", "all", "-o", QUEUE_FORMAT))
-    assert {number for number, _, _ in numbers} <= {job.number for job in listed}
-    for number, folder, value in numbers:
-        assert wait_for_end(cluster, number) == "COMPLETED", value
-        assert (folder / "told").read_bytes().decode() == value
-    assert not canary.exists()
-    print(f"S2 (real sbatch): {len(numbers)} hostile values, none run")
+    assert set(numbers) <= {job.number for job in listed}
+    for number in numbers:
+        assert wait_for_end(cluster, number) == "COMPLETED"
+    told = (tmp_path / "told").read_bytes().decode().split("\0")
+    assert told[: len(values)] == values
+    assert not (tmp_path / "canary").exists()
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("--gres=gpu:4", "--gres=gpu:1"),
+        ("--gres=gpu:a100-80g:4", "--gres=gpu:a100-80g:1"),
+        ("--cpus-per-task=32", "--cpus-per-task=8"),
+        ("--mem=1001M", "--mem=251M"),
+        ("--time=60", "--time=60"),
+        ("--comment=gres:4", "--comment=gres:4"),
+    ],
+)
+def test_a_smaller_job_asks_for_its_share_and_for_nothing_else(before, after):
+    assert smaller_options([before], gpus=1, before=4, cpus=8) == [after]

@@ -104,6 +104,7 @@ def test_jobs_that_wait_for_each_other_belong_together(tmp_path, queued, linked)
     assert linked_with(queued, orders) & after.keys() == set(linked.split())
 
 
+@pytest.mark.long
 def test_on_a_real_cluster_a_plan_of_fifty_jobs_has_the_graph_it_should_have(cluster, tmp_path):
     after: dict[str, tuple[str, ...]] = {}
     for number in range(50):

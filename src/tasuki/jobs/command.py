@@ -14,7 +14,8 @@ import os
 import shlex
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tasuki.checkpoint.lineage import list_checkpoints
@@ -70,6 +71,8 @@ class CommandOrder:
     """How long after its end a notice may still be heard that it has had."""
     ranks: int | None = None
     """Started by us; None: one process, which starts its own if it likes."""
+    ends_at: float | None = None
+    """On the monotonic clock: when the scheduler ends the job, as far as it is known."""
 
     @property
     def folder(self) -> CommandFolder:
@@ -77,7 +80,12 @@ class CommandOrder:
 
 
 def order_command(
-    phase: PhaseOrder, words: tuple[str, ...], job: JobOrder, *, gpus: tuple[int, ...]
+    phase: PhaseOrder,
+    words: tuple[str, ...],
+    job: JobOrder,
+    *,
+    gpus: tuple[int, ...],
+    ends_at: float | None = None,
 ) -> CommandOrder:
     """At a time limit it has `cluster.grace`, though the scheduler's own may be shorter: there it
     is we who choose when the notice comes."""
@@ -90,6 +98,7 @@ def order_command(
         last_words_s=_WAY_BACK_S if job.is_slurm else _LAST_WORDS_S,
         settles_s=_HEARD_WITHIN_S if job.is_slurm else 0.0,
         ranks=read_ranks(phase.run, phase.stage) if phase.kind == "train" else None,
+        ends_at=ends_at,
     )
 
 
@@ -102,12 +111,16 @@ def start_command(
     make_folder(folder.path)
     environment = environment_of(order, job, environment)
     words = find_words(order.words, job, environment)
+    # Before its first line: a script may read its deadline at once, and our disk may be slow.
+    deadline = DeadlineFile(folder.deadline, clock)
+    deadline.write(None if order.ends_at is None else order.ends_at - clock.monotonic())
     started: list[Started] = []
     for rank, own in enumerate(of_ranks(order.ranks, environment, cpus=job.cpus)):
         try:
             started.append(start_one(order, job, words, rank, own, started))
         except OSError as error:
             send([one.process.pid for one in started], signal.SIGKILL)
+            deadline.remove()
             forget(folder)
             what = error.filename if isinstance(error.filename, str) else order.words[0]
             raise UsageError(
@@ -115,7 +128,7 @@ def start_command(
                 f"{error.strerror}",
                 hint=f"its first word is looked up in PATH and in {job.cwd}, where it runs",
             ) from error
-    return CommandPhase(order, started, clock=clock)
+    return CommandPhase(order, started, deadline, clock=clock)
 
 
 def _mute(number: int, started: Started) -> Rank:
@@ -144,24 +157,47 @@ class _Times:
 
 
 @dataclass(slots=True)
-class _Told:
-    """What stands in its files."""
+class DeadlineFile:
+    """The end of a command's job on the wall clock, where the command reads it."""
 
-    deadline: float | None = None
-    """Wall clock."""
-    has_deadline: bool = field(default=False)
+    path: Path
+    clock: Clock
+    _at: float | None = None
+    _is_written: bool = False
+
+    def write(self, remaining_s: float | None) -> None:
+        """Only where it has moved: the phase is told every few minutes."""
+        at = None if remaining_s is None else self.clock.wall() + remaining_s
+        is_same = self._is_written and (at is None) == (self._at is None)
+        if is_same and (at is None or abs(at - (self._at or 0.0)) < 1.0):
+            return
+        text = "never\n" if at is None else f"{at:.3f}\n"
+        with contextlib.suppress(StoreError):  # a full disk: the signal will come all the same
+            write_bytes(self.path, text.encode())
+            self._at, self._is_written = at, True
+
+    def remove(self) -> None:
+        with contextlib.suppress(OSError):
+            self.path.unlink()
 
 
 class CommandPhase(Phase):
     """With the face of a phase of ranks, which say nothing."""
 
-    def __init__(self, order: CommandOrder, started: Sequence[Started], *, clock: Clock) -> None:
+    def __init__(
+        self,
+        order: CommandOrder,
+        started: Sequence[Started],
+        deadline: DeadlineFile,
+        *,
+        clock: Clock,
+    ) -> None:
         ranks = [_mute(number, one) for number, one in enumerate(started)]
         super().__init__(order.phase.kind, order.phase.stage, ranks, grace_s=order.grace_s)
         self.folder = order.folder
         self._order, self._clock, self._started = order, clock, started
         self._times = _Times(clock.monotonic())
-        self._told = _Told()
+        self._deadline = deadline
         self._statuses: list[int | None] = [None] * len(started)
 
     @property
@@ -198,25 +234,13 @@ class CommandPhase(Phase):
                     (self.grace_s or 0.0) + self._order.last_words_s, remaining_s / 2
                 )
                 times.least_s = min(LEAST_WORK_S, remaining_s / 4)
-        self._write_deadline(remaining_s)
-
-    def _write_deadline(self, remaining_s: float | None) -> None:
-        """Only where it has moved: it is told every few minutes."""
-        at = None if remaining_s is None else self._clock.wall() + remaining_s
-        told = self._told
-        is_same = told.has_deadline and (at is None) == (told.deadline is None)
-        if is_same and (at is None or abs(at - (told.deadline or 0.0)) < 1.0):
-            return
-        text = "never\n" if at is None else f"{at:.3f}\n"
-        with contextlib.suppress(StoreError):  # a full disk: the signal will come all the same
-            write_bytes(self.folder.deadline, text.encode())
-            told.deadline, told.has_deadline = at, True
+        self._deadline.write(remaining_s)
 
     def _give_notice(self, cause: str, remaining_s: float | None) -> None:
         if self._times.noticed_at is not None:
             return
         if remaining_s is not None:
-            self._write_deadline(max(0.0, remaining_s))
+            self._deadline.write(max(0.0, remaining_s))
         self._times.noticed_at = self._clock.monotonic()
         with contextlib.suppress(StoreError):
             write_bytes(self.folder.notice, f"{cause}\n".encode())

@@ -263,7 +263,9 @@ class Lane:
         attempt.events.add("worker-started", phase=kind, stage=stage, ranks=ranks, is_command=True)
         if kind == "train":
             self._write_state(attempt, "running", **begin_state(run, stage))
-        order = order_command(phase, words, self.job, gpus=gpus)
+        now = self.clock.monotonic()
+        ends_at = None if self.remaining_s is None else now + self.remaining_s
+        order = order_command(phase, words, self.job, gpus=gpus, ends_at=ends_at)
         try:
             self.phase = start_command(
                 order, self.job, clock=self.clock, environment=self.environment

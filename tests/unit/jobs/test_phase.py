@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import time
 
 import pytest
 
@@ -136,8 +137,9 @@ def test_a_stopped_rank_is_killed_though_it_cannot_write_its_stacks(phase):
     made = phase(2)
     stopped = made.ranks[1].process
     subprocess.run(["kill", "-STOP", str(stopped.pid)], check=True)
+    until = time.monotonic() + 60
     while state_of(stopped.pid) != "T":
-        pass
+        assert time.monotonic() < until
     step(made, 0)
     step(made, 1)
     now, hung = pass_time(made, 700.0, since=0.0)
@@ -162,10 +164,9 @@ def test_nobody_hangs_before_all_have_said_a_limit_nor_while_one_validates(phase
 def test_a_jump_of_an_hour_at_every_look_ends_nobody(phase):
     made = phase(1)
     step(made, 0)
-    for turn in range(250):
+    for turn in range(50):
         assert made.tick(turn + (3600.0 if turn % 2 else -3600.0)) is None
     step(made, 0)
-    print("R14: 250 of 250 jumps without a false alarm")
 
 
 def test_a_signal_that_came_to_one_rank_is_passed_on_to_the_others_once_nobody_else_told_them(

@@ -15,39 +15,20 @@ from tasuki.clock import SystemClock
 from tasuki.errors import StoreError
 from tasuki.jobs.after import settle_job
 from tasuki.jobs.job import read_job
-from tasuki.jobs.loop import Supervisor
 from tasuki.jobs.place import Place
 from tasuki.runs.attempts import read_attempt_ends, write_holder
 from tasuki.runs.claims import claim_folder, list_claims, take_claim
 from tasuki.runs.control import last_said
 from tasuki.runs.jobs import begin_start
 from tests.harness.project import Project, make_project
-from tests.unit.jobs.test_attempts import Said
+from tests.unit.jobs.supervised import Said, supervise
 
-ENDINGS = {
-    "failed": 1,
-    "mistake": 1,
-    "stuck": 1,
-    "handed-over": 75,
-    "done": 0,
-}
 OTHER = "other-01"
 
 
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
     return make_project(tmp_path / "p")
-
-
-def supervise(project: Project, launch) -> int:
-    supervisor = Supervisor(
-        read_job(project.job.path),
-        clock=SystemClock(),
-        launch=launch,
-        environment={},
-        leash=None,
-    )
-    return supervisor.run().exit_code
 
 
 def take_run(project: Project) -> int:
@@ -66,18 +47,28 @@ def check_left_alone(project: Project) -> None:
     assert read_attempt_ends(project.run)[2] is None
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
-@pytest.mark.parametrize("cause", ["none", "preempted"])
-def test_an_attempt_that_lost_the_run_ends_as_superseded_however_it_ended(project, ending, cause):
+@pytest.mark.parametrize(
+    ("ending", "cause", "status"),
+    [
+        ("failed", "none", 1),
+        ("mistake", "preempted", 1),
+        ("stuck", "none", 1),
+        ("handed-over", "preempted", 75),
+        ("done", "none", 0),
+    ],
+)
+def test_an_attempt_that_lost_the_run_ends_as_superseded_however_it_ended(
+    project, ending, cause, status
+):
     def launch(launch):
         take_run(project)
         words = [
             {"kind": "step", "step": 1, "total": 9},
             {"kind": "done", "ending": ending, "cause": cause, "message": "ENOENT"},
         ]
-        return Said(launch.fd, words, ENDINGS[ending])
+        return Said(launch.fd, words, status)
 
-    assert supervise(project, launch) == 75
+    assert supervise(read_job(project.job.path), launch) == 75
     check_left_alone(project)
 
 
@@ -86,7 +77,7 @@ def test_a_supervisor_whose_own_files_were_swept_leaves_the_run_to_the_newer_att
         take_run(project)
         raise StoreError("holder.json: No such file or directory (ENOENT)")
 
-    assert supervise(project, launch) == 75
+    assert supervise(read_job(project.job.path), launch) == 75
     check_left_alone(project)
 
 

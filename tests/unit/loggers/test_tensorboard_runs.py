@@ -11,6 +11,8 @@ import os
 import signal
 import struct
 import time
+from collections.abc import Callable
+from typing import Any
 
 import psutil
 import pytest
@@ -67,21 +69,22 @@ def warnings(project: Project) -> list[str]:
     return [event["text"] for event in read_events(project.run) if event["kind"] == "warning"]
 
 
-def wait_for_row(project: Project, step: int, *, within_s: float = 60) -> None:
+def wait_for(is_so: Callable[[], Any], why: Callable[[], Any], *, within_s: float = 60) -> None:
     until = time.monotonic() + within_s
-    while not any(row["step"] >= step for row in read_metrics(project.run)):
-        assert time.monotonic() < until, project.logs()
+    while not is_so():
+        assert time.monotonic() < until, why()
         time.sleep(0.01)
+
+
+def wait_for_row(project: Project, step: int) -> None:
+    wait_for(lambda: any(row["step"] >= step for row in read_metrics(project.run)), project.logs)
 
 
 def start_and_stop(warm, project: Project, *, step: int, number: int) -> None:
     """When it is as far, and shows it."""
     started = warm.start(project.job.path)
     wait_for_row(project, step)
-    until = time.monotonic() + 60
-    while step not in [at for _, at in shown_so_far(project)]:
-        assert time.monotonic() < until, project.logs()
-        time.sleep(0.01)
+    wait_for(lambda: step in [at for _, at in shown_so_far(project)], project.logs)
     started.kill(number)
     (project.run.path / f"go{highest_claim(project.run)}").touch()
     assert started.wait() != 0
@@ -111,9 +114,17 @@ def test_two_stages_with_validation_and_evaluation_make_one_line_of_steps(warm, 
     assert values["Loss/train", 36] == pytest.approx(rows["two", 6]["loss"])
     assert values["LR", 36] == pytest.approx(rows["two", 6]["lr"])
     assert warnings(project) == []
+    # A TensorBoard that runs is told to forget what it has read.
+    (file,) = (project.run.path / "tensorboard").iterdir()
+    first, second, *rest = read_file(file)
+    assert first.file_version == "brain.Event:2"
+    assert (second.session_log.status, second.step) == (second.session_log.START, 0)
+    assert all(event.HasField("summary") for event in rest)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGKILL]
+)
 def test_after_a_preemption_and_after_a_kill_no_step_is_missing_or_there_twice(
     warm, tmp_path, number
 ):
@@ -169,6 +180,7 @@ def test_a_roll_back_takes_back_what_was_shown(warm, tmp_path):
     assert [path.name.rpartition(".")[2] for path in files] == ["tasuki-000001-002"]
 
 
+@pytest.mark.long
 def test_with_two_ranks_one_of_them_is_shown(warm, tmp_path):
     project = make_project(
         tmp_path / "p", ranks=2, params={"norm": "layer"}, sinks={"tensorboard": {"folder": "tb"}}
@@ -177,13 +189,3 @@ def test_with_two_ranks_one_of_them_is_shown(warm, tmp_path):
     found = read_folder(project.folder / "tb" / "exp")
     assert sorted((tag, step) for tag, step, _ in found) == expected(*range(3, 25, 3))
     assert not (project.run.path / "tensorboard").exists()
-
-
-def test_a_running_tensorboard_is_told_to_forget_what_it_has_read(warm, tmp_path):
-    project = make_project(tmp_path / "p", sinks=["tensorboard"])
-    finish(warm, project)
-    (file,) = (project.run.path / "tensorboard").iterdir()
-    first, second, *rest = read_file(file)
-    assert first.file_version == "brain.Event:2"
-    assert (second.session_log.status, second.step) == (second.session_log.START, 0)
-    assert all(event.HasField("summary") for event in rest)

@@ -124,7 +124,7 @@ def test_history_of_one_way_puts_all_of_them_right():
         assert after.step_s == pytest.approx(3 * before)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     batch=st.integers(1, 40),
     ranks=st.integers(1, 5),

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import io
 from types import SimpleNamespace
 
 import pytest
-from rich.console import Console
 
 from tasuki.commands.planned_batch import Known, plan_batch
 from tasuki.estimation.facts import stage_key
 from tasuki.spec.buckets import Buckets
 from tasuki.spec.resolved import ResolvedStage
-from tasuki.units import format_bytes
-from tasuki.views.inspect import _stages
 from tasuki.views.pieces import batch_of
 
 GPU = {"ranks": 2, "device": "cuda", "gpu": "a100-40gb"}
@@ -114,12 +110,3 @@ def test_a_batch_of_several_ranks_is_told_with_their_number():
     known = {"micro_batch": 16, "accumulation": 1, "budget": None, "batch_source": "given"}
     piece = {"kind": "train", "effective_batch": 32, **known}
     assert batch_of(piece, ranks=2) == "32 = 16 × 1 × 2"
-
-
-def test_inspect_shows_the_budgets_of_stages():
-    budget = {"gpu": "a100-40gb", "budget": 1200, "cost_budget": 2400, "peak_bytes": 3 << 30}
-    plain = {"experiment": "e", "size": None, "samples": 9}
-    console = Console(file=io.StringIO(), width=90)
-    console.print(_stages([{**plain, "stage": "a", **budget}, {**plain, "stage": "b"}]))
-    shown = console.file.getvalue()
-    assert all(word in shown for word in ("1,200", "2,400", format_bytes(3 << 30), "–"))

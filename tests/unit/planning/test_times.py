@@ -95,11 +95,6 @@ def test_a_given_time_alone_has_no_steps_and_default_start_and_save() -> None:
     assert (times.start_s, times.save_s) == (DEFAULT_START_S, DEFAULT_SAVE_S)
 
 
-def test_what_the_run_said_last_counts() -> None:
-    times = estimate(own=[OWN, {**OWN, "step_s": 5.0}])
-    assert (times.step_s, times.start_s) == (5.0, 5.0)
-
-
 @pytest.mark.parametrize("change", [{"stage": "two"}, {"kind": "time"}, {"step_s": None}])
 def test_words_of_the_run_about_something_else_do_not_count(change: dict[str, Any]) -> None:
     assert estimate(own=[{**OWN, **change}]).source == "unknown"
@@ -146,11 +141,6 @@ def test_history_counts_for_the_same_work_only(change: dict[str, Any], is_same: 
 def test_history_of_another_length_is_converted(length: Length, steps: int) -> None:
     times = estimate(replace(STAGE, length=length), past=[PAST])
     assert (times.total_steps, times.wall_s) == (steps, 3.0 * steps)
-
-
-def test_history_without_start_and_save_times_falls_back_to_the_defaults() -> None:
-    times = estimate(past=[{**PAST, "start_s": None, "save_s": None}])
-    assert (times.start_s, times.save_s) == (DEFAULT_START_S, DEFAULT_SAVE_S)
 
 
 def test_a_measurement_that_found_no_step_time_still_tells_the_number_of_steps() -> None:

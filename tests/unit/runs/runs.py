@@ -59,5 +59,5 @@ ENDS = st.builds(
 )
 EVENTS = st.builds(Started, CAUSES) | ENDS
 
-quick = settings(max_examples=40, deadline=None)
+quick = settings(max_examples=40)
 """Every transition is tried one by one besides."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import stat
 from pathlib import Path
 
 import pytest
@@ -24,19 +22,9 @@ from tasuki.runs.runs import RunFolder
 from tests.unit.runs.processes import NUM_RACERS, race
 
 
-def test_a_run_that_nobody_took_has_no_claims(run: RunFolder) -> None:
-    assert list_claims(run) == []
-    assert highest_claim(run) == 0
-
-
-def test_claims_are_numbered_from_one(run: RunFolder) -> None:
-    assert [take_claim(run) for _ in range(3)] == [1, 2, 3]
-    assert list_claims(run) == [1, 2, 3]
-
-
 def test_claims_are_ordered_by_number_not_by_name(run: RunFolder) -> None:
-    for _ in range(11):
-        take_claim(run)
+    assert (list_claims(run), highest_claim(run)) == ([], 0)
+    assert [take_claim(run) for _ in range(11)] == list(range(1, 12))
     assert list_claims(run) == list(range(1, 12))
     assert highest_claim(run) == 11
 
@@ -69,22 +57,13 @@ def test_only_the_highest_claim_holds(run: RunFolder) -> None:
     assert caught.value.hint
 
 
-def test_a_claim_folder_is_private(run: RunFolder, no_umask: None) -> None:
-    folder = claim_folder(run, take_claim(run))
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-
-
 def test_a_claim_remembers_its_parent(run: RunFolder) -> None:
     claim = take_claim(run)
     assert parent_of(run, claim) == (False, None)
     record_parent(run, claim, parent="step-000000100.c0", facts={"stage": "one"})
     assert parent_of(run, claim) == (True, "step-000000100.c0")
-
-
-def test_a_claim_that_started_from_nothing_says_so(run: RunFolder) -> None:
-    claim = take_claim(run)
-    record_parent(run, claim, parent=None, facts={})
-    assert parent_of(run, claim) == (True, None)
+    record_parent(run, take_claim(run), parent=None, facts={})
+    assert parent_of(run, 2) == (True, None), "it started from nothing"
 
 
 def test_a_parent_that_is_no_name_is_damage(run: RunFolder) -> None:
@@ -105,11 +84,6 @@ def test_claims_that_cannot_be_listed_are_a_store_error(run: RunFolder) -> None:
     run.claims.touch()
     with pytest.raises(StoreError):
         ensure_claim_holds(run, 1)
-
-
-def test_taking_a_claim_touches_nothing_else(run: RunFolder) -> None:
-    take_claim(run)
-    assert os.listdir(run.path) == ["claims"]
 
 
 def test_a_sweep_takes_no_file_of_an_attempt_that_begins_in_the_middle_of_it(

@@ -13,13 +13,10 @@ from tasuki.runs.history import append_history, look_at_history, read_history
 from tasuki.runs.jobs import (
     JobFolder,
     begin_start,
-    job_folder,
     last_start,
-    plan_path,
     read_outcome,
     write_outcome,
 )
-from tasuki.runs.runs import RunFolder
 from tests.unit.runs.processes import NUM_RACERS, race
 
 # -- jobs ---------------------------------------------------------------------------------------
@@ -39,12 +36,6 @@ result = [begin_start(job_folder(folder, "plan-01")) for _ in range(5)]"""
     assert sorted(starts) == list(range(1, 5 * NUM_RACERS + 1))
 
 
-def test_each_start_has_files_of_its_own(job: JobFolder) -> None:
-    one = {job.notice(1), job.outcome(1), job.log(1), job.claim(1, 0), job.claim(1, 1)}
-    two = {job.notice(2), job.outcome(2), job.log(2), job.claim(2, 0), job.claim(2, 1)}
-    assert len(one | two) == 10
-
-
 def test_an_outcome_is_that_of_one_start(job: JobFolder) -> None:
     begin_start(job)
     write_outcome(job, 1, {"verdict": "requeue"})
@@ -57,12 +48,6 @@ def test_an_outcome_is_that_of_one_start(job: JobFolder) -> None:
     }
 
 
-def test_jobs_plans_and_runs_lie_in_one_folder(tmp_path: Path) -> None:
-    job = job_folder(tmp_path, "plan-01")
-    assert job.runs == tmp_path
-    assert plan_path(tmp_path, "plan").parent.parent == tmp_path
-
-
 def test_a_start_that_cannot_be_numbered_is_a_store_error(job: JobFolder) -> None:
     job.path.mkdir(parents=True)
     job.starts.touch()
@@ -70,18 +55,7 @@ def test_a_start_that_cannot_be_numbered_is_a_store_error(job: JobFolder) -> Non
         begin_start(job)
 
 
-def test_a_run_is_complete_when_its_marker_is_there(tmp_path: Path) -> None:
-    run = RunFolder(tmp_path)
-    assert not run.is_complete()
-    run.marker.touch()
-    assert run.is_complete()
-
-
 # -- history ------------------------------------------------------------------------------------
-
-
-def test_there_is_no_history_at_first(tmp_path: Path) -> None:
-    assert list(read_history(tmp_path)) == []
 
 
 def test_facts_of_several_writers_are_all_read(tmp_path: Path) -> None:
@@ -89,14 +63,6 @@ def test_facts_of_several_writers_are_all_read(tmp_path: Path) -> None:
     append_history(tmp_path, "a.1", {"n": 1})
     append_history(tmp_path, "a.1", {"n": 2})
     assert [fact["n"] for fact in read_history(tmp_path)] == [1, 2, 3]
-
-
-def test_a_torn_last_line_is_no_fact(tmp_path: Path) -> None:
-    append_history(tmp_path, "a.1", {"n": 1})
-    with (tmp_path / ".history" / "a.1.jsonl").open("ab") as file:
-        file.write(b'{"n": 2, "key": "\xc3')
-    append_history(tmp_path, "b.1", {"n": 3})
-    assert [fact["n"] for fact in read_history(tmp_path)] == [1, 3]
 
 
 def test_a_line_after_a_torn_one_is_whole(tmp_path: Path) -> None:

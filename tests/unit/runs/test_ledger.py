@@ -33,7 +33,7 @@ def check_sum(ledger: Ledger) -> None:
     assert ledger.wall_s >= 0
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(orderly_stories(), NOWS)
 def test_the_parts_of_orderly_attempts_add_up_and_none_is_negative(
     events: list[dict[str, Any]], now: float | None
@@ -46,7 +46,7 @@ def test_the_parts_of_orderly_attempts_add_up_and_none_is_negative(
     assert ledger.goodput is None or -1e-9 <= ledger.goodput <= 1 + 1e-9
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(wild_stories(), NOWS)
 def test_the_parts_add_up_whatever_overlaps_and_however_clocks_jump(
     events: list[dict[str, Any]], now: float | None
@@ -57,7 +57,7 @@ def test_the_parts_add_up_whatever_overlaps_and_however_clocks_jump(
     assert all(seconds >= -1e-6 for part, seconds in ledger.parts.items() if part != "other")
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(garbled_stories(), NOWS)
 def test_the_parts_add_up_whatever_a_garbled_line_holds(
     events: list[dict[str, Any]], now: float | None
@@ -95,11 +95,6 @@ def test_goodput_is_a_share_of_the_allocated_time_not_of_the_queue() -> None:
     assert ledger.goodput == pytest.approx(0.5)
 
 
-def test_a_run_that_only_waits_is_all_queue_and_has_no_goodput() -> None:
-    ledger = make_ledger(Story().submitted(0).events, now=50)
-    assert (nonzero(ledger), ledger.goodput) == ({"queue": 50}, None)
-
-
 def test_now_closes_the_attempt_that_is_still_going_on() -> None:
     ledger = make_ledger(Story().attempt(0).worker(0).events, now=30)
     assert nonzero(ledger) == {"start": 30}
@@ -128,11 +123,6 @@ def test_only_the_first_rank_s_words_count() -> None:
     story.add(10, "progress", who="rank1", parts={"step": 3.0}, step=5)
     ledger = make_ledger(story.worker_ended(10).ended(10).events)
     assert nonzero(ledger) == {"step": 10}
-
-
-def test_the_last_report_of_a_worker_counts_not_the_sum_of_all() -> None:
-    story = Story().attempt(0).worker(0).progress(5, (0, 5), step=5).progress(10, (0, 10), step=10)
-    assert make_ledger(story.worker_ended(10).ended(10).events).parts["step"] == 10
 
 
 def test_a_worker_that_claims_more_time_than_it_lived_is_cut_to_its_life() -> None:
@@ -214,11 +204,6 @@ def test_the_time_since_the_last_word_of_a_running_worker_is_not_lost() -> None:
 def test_a_complete_run_stops_its_wall_clock() -> None:
     story = one_attempt()
     story.events.insert(-1, {"t": 100, "claim": 1, "who": "supervisor", "kind": "complete"})
-    assert make_ledger(story.events, now=10_000).wall_s == 100
-
-
-def test_a_complete_run_whose_supervisor_was_killed_stops_its_wall_clock() -> None:
-    story = Story().attempt(0).add(100, "complete")
     assert make_ledger(story.events, now=10_000).wall_s == 100
 
 

@@ -26,7 +26,7 @@ from tasuki.runs.machine import (
 from tests.unit.runs.fake_nvml import GIB, Card, FakeNvml, NVMLError
 
 GPU_0, GPU_1, MIG = "GPU-0ab", "GPU-1cd", "MIG-2ef"
-WITHIN_S = 30.0
+WITHIN_S = 60.0
 
 
 def reading(*gpus: Gpu, has_gpus: bool = True, **more: Any) -> Reading:
@@ -107,11 +107,19 @@ def read_processes(pids: list[int]) -> Processes:
     return ProcessReader().read(pids)
 
 
-BURN = "import time\nend = time.process_time() + {seconds}\nwhile time.process_time() < end: pass\n"
+BURN = """
+import sys, time
+end = time.process_time() + 0.3
+while time.process_time() < end: pass
+sys.stdin.read()
+"""
 BURNS_IN_A_GRANDCHILD = f"""
 import subprocess, sys
-subprocess.run([sys.executable, "-c", {BURN.format(seconds=0.3)!r}])
-print("burnt", flush=True)
+child = subprocess.Popen([sys.executable, "-c", {BURN!r}], stdin=subprocess.PIPE)
+sys.stdin.readline()
+child.stdin.close()
+child.wait()
+print("over", flush=True)
 sys.stdin.read()
 """
 
@@ -139,19 +147,19 @@ def until(is_true: Callable[[], bool]) -> None:
         assert time.monotonic() < end
 
 
-def test_cpu_time_and_memory_of_a_process_and_its_children_are_read(start):
+def test_cpu_time_and_memory_of_a_process_and_its_children_are_read_also_of_those_that_are_over(
+    start,
+):
     process = start(BURNS_IN_A_GRANDCHILD)
     until(lambda: read_processes([process.pid]).num == 2)
     until(lambda: read_processes([process.pid]).cpu_s > 0.2)
     used = read_processes([process.pid])
     assert 4 << 20 < used.rss_bytes < host_bytes()
-
-
-def test_the_cpu_time_of_children_that_are_over_is_not_lost(start):
-    process = start(BURNS_IN_A_GRANDCHILD)
-    assert process.stdout is not None and process.stdout.readline() == "burnt\n"
-    used = read_processes([process.pid])
-    assert used.num == 1 and used.cpu_s >= 0.29
+    process.stdin.write("go\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == "over\n"
+    later = read_processes([process.pid])
+    assert later.num == 1 and later.cpu_s >= 0.29
 
 
 def test_children_of_any_thread_count_and_each_process_once(start):
@@ -202,17 +210,6 @@ def test_a_name_with_brackets_and_spaces_is_no_trap(start):
     assert used.num == 1 and 1 << 20 < used.rss_bytes < 1 << 30 and used.cpu_s < WITHIN_S
 
 
-def test_a_reading_takes_less_than_5_ms(start):
-    process = start(BURNS_IN_A_GRANDCHILD)
-    taken = []
-    for _ in range(20):
-        began = time.perf_counter()
-        read_processes([process.pid])
-        taken.append(time.perf_counter() - began)
-    assert min(taken) < 0.005, taken
-    print(f"a reading of 2 processes: {min(taken) * 1e3:.2f} ms")
-
-
 # -- GPUs -------------------------------------------------------------------------------------
 
 
@@ -241,11 +238,7 @@ def driver() -> FakeNvml:
 def test_only_the_named_gpus_are_read_by_index_or_uuid(driver, ids, used):
     answer = GpuReader(ids, load=lambda: driver).read()
     assert [gpu.used_bytes // GIB for gpu in answer.gpus] == used and not answer.problem
-
-
-def test_a_slice_without_utilisation_still_tells_its_memory(driver):
-    (found,) = GpuReader([MIG], load=lambda: driver).read().gpus
-    assert found == Gpu(used_bytes=GIB, total_bytes=10 * GIB, util=None)
+    assert [gpu.util is None for gpu in answer.gpus] == [name == MIG for name in ids], "a slice"
 
 
 def test_of_several_gpus_the_ones_that_answer_are_told_with_what_is_wrong_with_the_other(driver):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasuki.errors import EXIT_DONE, EXIT_FAILED, EXIT_RESUME_ME
-from tasuki.runs.decide import settle, usable_gpus
+from tasuki.runs.decide import settle, stops_successors, usable_gpus
 from tasuki.runs.values import (
     Action,
     Cause,
@@ -106,10 +106,6 @@ def test_a_lane_that_may_not_be_resumed_does_not_bring_the_job_back() -> None:
     assert settle([lane(SAVED, 3), lane(AGAIN, 1)]) == succeeded(1)
 
 
-def test_a_held_lane_does_not_keep_the_others_from_coming_back() -> None:
-    assert settle([lane(HELD), lane(AGAIN)]) == REQUEUED
-
-
 @pytest.mark.parametrize(
     ("actions", "code"),
     [
@@ -141,14 +137,6 @@ def test_the_exit_code_of_a_job_that_ends_is_that_of_its_gravest_lane(
 
 @quick
 @given(LANES)
-def test_a_job_that_comes_back_says_resume_me(lanes: list[LaneEnd]) -> None:
-    settlement = settle(lanes)
-    if settlement.verdict is not Verdict.END:
-        assert settlement.exit_code == EXIT_RESUME_ME
-
-
-@quick
-@given(LANES)
 def test_a_job_comes_back_exactly_when_a_lane_is_resumed_and_not_left_to_a_later_job(
     lanes: list[LaneEnd],
 ) -> None:
@@ -159,7 +147,9 @@ def test_a_job_comes_back_exactly_when_a_lane_is_resumed_and_not_left_to_a_later
         and end.action.is_resumed
         and (end.action.cause is Cause.PREEMPTED or not end.is_continued)
     ]
-    assert (settle(lanes).verdict is not Verdict.END) is bool(returning)
+    settlement = settle(lanes)
+    assert (settlement.verdict is not Verdict.END) is bool(returning)
+    assert settlement.exit_code == EXIT_RESUME_ME or not returning
 
 
 @quick
@@ -168,12 +158,6 @@ def test_the_order_of_lanes_does_not_matter(lanes: list[LaneEnd], random: Random
     shuffled = list(lanes)
     random.shuffle(shuffled)
     assert settle(shuffled) == settle(lanes)
-
-
-@pytest.mark.parametrize("stop", [CANCELLED, HandOver(Cause.INTERRUPTED, is_resumed=False)])
-def test_a_cancelled_or_interrupted_job_is_never_requeued(stop: Action) -> None:
-    for num_lanes in (1, 2, 8):
-        assert settle([lane(stop)] * num_lanes).verdict is Verdict.END
 
 
 def item(number: int, action: Action, gpus: int = 1, *, after: tuple[int, ...] = ()) -> LaneEnd:
@@ -224,3 +208,9 @@ def test_a_smaller_job_is_large_enough_for_its_widest_lane_and_less_than_half(
         else:
             assert settlement.gpus is None
     assert usable_gpus(numbered) == max((end.gpus for end in lanes), default=0)
+
+
+def test_only_a_preemption_that_may_not_be_requeued_keeps_the_later_jobs_of_a_plan_away():
+    assert stops_successors(SAVED)
+    going_on = [AGAIN, PLANNED, HandOver(Cause.LIMIT, is_resumed=False), DONE, Leave("complete")]
+    assert not any(stops_successors(action) for action in going_on)

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from tasuki.runs.ledger import PARTS, make_ledger
 from tasuki.runs.story import AttemptStory, Holding, span_stages, tell_attempts
 from tests.unit.runs.streams import Story, garbled_stories, orderly_stories, wild_stories
 
@@ -92,11 +91,6 @@ def test_every_ending_has_its_own_words(holding: Holding, words: str) -> None:
     assert sentence_of(stepped(), holding).startswith(words)
 
 
-def test_a_message_is_told_by_its_first_line() -> None:
-    said = sentence_of(stepped(), ended("failed", message="ValueError: boom\n  at recipe.py:3"))
-    assert "boom" in said and "recipe.py" not in said
-
-
 def test_an_attempt_that_ended_before_its_first_step_had_nothing_to_save() -> None:
     story = Story().attempt(0).worker(0)
     assert "before its first step: nothing to save" in sentence_of(
@@ -176,17 +170,11 @@ def test_events_that_hold_nonsense_are_told_as_unknown() -> None:
     assert (first.to_step, first.saved_step, first.save_s) == (None, None, None)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(orderly_stories() | wild_stories() | garbled_stories())
-def test_any_stream_of_events_has_a_story_and_a_ledger_that_adds_up(
-    events: list[dict[str, Any]],
-) -> None:
+def test_any_stream_of_events_has_a_story(events: list[dict[str, Any]]) -> None:
     stages = span_stages(["one", "two"], events)
-    told = [one.as_json() for one in tell_attempts(events, {}, stages)]
-    for one in told:
+    for one in (told.as_json() for told in tell_attempts(events, {}, stages)):
         assert one["sentence"]
         for key in ("lasted_s", "back_after_s", "steps_lost"):
             assert one[key] is None or one[key] >= 0
-    ledger = make_ledger(events)
-    assert tuple(ledger.parts) == PARTS
-    assert sum(ledger.parts.values()) == pytest.approx(ledger.wall_s, abs=1e-6)

@@ -7,8 +7,6 @@ import socket
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tasuki.runs.wire import MAX_LINE, Wire
 
@@ -39,12 +37,6 @@ def test_a_message_arrives_as_it_was_sent(pair: tuple[Wire, socket.socket]) -> N
     assert wire.receive() == [
         {"kind": "notice", "cause": "preempted", "remaining_s": 12.5, "text": "größe\n"}
     ]
-
-
-def test_nothing_has_arrived_is_not_the_end(pair: tuple[Wire, socket.socket]) -> None:
-    wire, _ = pair
-    assert wire.receive() == []
-    assert not wire.is_closed
 
 
 def test_end_of_file_is_none_after_the_last_messages(pair: tuple[Wire, socket.socket]) -> None:
@@ -87,32 +79,10 @@ def test_a_message_split_at_any_byte_arrives_once_and_whole() -> None:
     theirs.close()
 
 
-MESSAGES = st.lists(
-    st.dictionaries(st.text(max_size=5), st.text(max_size=5) | st.integers(), max_size=3),
-    max_size=5,
-)
-
-
-@settings(max_examples=50)
-@given(MESSAGES, st.lists(st.integers(1, 40), max_size=30))
-def test_messages_survive_any_splits(values: list[dict[str, object]], sizes: list[int]) -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        ours.setblocking(False)
-        wire, found = Wire(ours), []
-        sent = [{**value, "kind": "x"} for value in values]
-        data = b"".join(json.dumps(message).encode() + b"\n" for message in sent)
-        for size in [*sizes, len(data)]:
-            theirs.sendall(data[:size])
-            data = data[size:]
-            found += wire.receive() or []
-        assert found == sent
-
-
 @pytest.mark.parametrize(
     "garbage",
     [b"", b"hello", b"{", b"[]", b"7", b"null", b'{"a": 1}', b'{"kind": 7}', b"\xff\xfe", b"\0" * 9,
-     b"1" * 5000],
+     b"1" * 5000, b"[" * 50_000],
 )  # fmt: skip
 def test_garbage_is_ignored_and_what_follows_is_heard(
     pair: tuple[Wire, socket.socket], garbage: bytes
@@ -120,16 +90,6 @@ def test_garbage_is_ignored_and_what_follows_is_heard(
     wire, theirs = pair
     theirs.sendall(garbage + b'\n{"kind": "done"}\n')
     assert wire.receive() == [{"kind": "done"}]
-
-
-@settings(max_examples=50)
-@given(st.binary(max_size=100))
-def test_no_bytes_at_all_make_the_wire_raise(data: bytes) -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        ours.setblocking(False)
-        theirs.sendall(data + b'\n{"kind": "done"}\n')
-        assert (Wire(ours).receive() or [])[-1] == {"kind": "done"}
 
 
 def feed(wire: Wire, theirs: socket.socket, data: bytes) -> int:
@@ -167,9 +127,3 @@ def test_the_tail_of_a_line_that_was_too_long_is_no_message(
     feed(wire, theirs, b"x" * (MAX_LINE + 32768))
     theirs.sendall(b'{"kind": "done", "ending": "done"}\n')
     assert receive_all(wire) == []
-
-
-def test_a_line_of_brackets_is_ignored(pair: tuple[Wire, socket.socket]) -> None:
-    wire, theirs = pair
-    theirs.sendall(b"[" * 50_000 + b'\n{"kind": "done"}\n')
-    assert wire.receive() == [{"kind": "done"}]

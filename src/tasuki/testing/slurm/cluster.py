@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import pwd
+import random
 import secrets
 import shutil
 import signal
@@ -33,9 +34,10 @@ INSTALL = (
     "apt-get install --no-install-recommends slurmctld slurmd slurm-client munge gcc libc6-dev"
 )
 _LOOK_EVERY_S = 0.05
-_ASK_WITHIN_S = 20.0
+_ASK_WITHIN_S = 60.0
 _LONGEST_SOCKET = 100
 """A path of a Unix socket has room for 107 bytes; munge appends to it."""
+_PORTS = range(12_000, 32_000)
 _SYSTEM = "/usr/sbin:/sbin"
 """Where daemons are, and where a plain user's PATH may not look."""
 
@@ -109,7 +111,7 @@ class Cluster:
 
     # -- up -------------------------------------------------------------------------------------
 
-    def start(self, *, within_s: float = 30.0) -> None:
+    def start(self, *, within_s: float = 120.0) -> None:
         """Comes back when all nodes are idle."""
         if missing := missing_programs():
             raise ClusterError(f"there is no {', '.join(missing)} here", hint=INSTALL)
@@ -278,10 +280,13 @@ def _is_alive(pid: int) -> bool:
 
 def _free_ports(nodes: int) -> Ports:
     """All bound at once, so that they differ; given back a moment before daemons take them."""
+    # Below what the kernel gives to clients: no connection that is made in that moment gets one.
+    candidates = random.SystemRandom().sample(_PORTS, len(_PORTS))
+    found: list[int] = []
     with contextlib.ExitStack() as stack:
-        found = []
-        for _ in range(1 + nodes):
+        while len(found) < 1 + nodes:
             listener = stack.enter_context(socket.socket())
-            listener.bind(("127.0.0.1", 0))
-            found.append(listener.getsockname()[1])
+            with contextlib.suppress(OSError):
+                listener.bind(("127.0.0.1", candidates.pop()))
+                found.append(listener.getsockname()[1])
     return Ports(controller=found[0], nodes=tuple(found[1:]))

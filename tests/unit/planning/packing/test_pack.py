@@ -6,7 +6,6 @@ import itertools
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,10 +15,10 @@ from hypothesis import strategies as st
 from tasuki.errors import PlanError
 from tasuki.planning.packing.bounds import lower_bound
 from tasuki.planning.packing.branch import prove
-from tasuki.planning.packing.build import Built, build_parallel, build_serial
+from tasuki.planning.packing.build import build_parallel, build_serial
 from tasuki.planning.packing.pack import pack
-from tasuki.planning.packing.problem import Problem, order_by_priority, state_problem
-from tasuki.planning.packing.search import apply_rules, ranks_of, rules
+from tasuki.planning.packing.problem import Problem, state_problem
+from tasuki.planning.packing.search import apply_rules, rules
 from tasuki.planning.packing.values import Item, ItemId, Placement, Pool, Schedule
 from tests.unit.planning.packing.drawn import EFFORT, problems
 
@@ -98,28 +97,21 @@ def check(schedule: Schedule, items: Sequence[Item]) -> None:
 # -- properties -------------------------------------------------------------------------------
 
 
-@settings(max_examples=40, deadline=None)
-@given(problems())
-def test_a_schedule_keeps_every_promise(problem: tuple[list[Item], Pool]) -> None:
+@settings(max_examples=40)
+@given(problems(), st.randoms(use_true_random=False))
+def test_a_schedule_keeps_every_promise_in_whatever_order_items_are_listed(
+    problem: tuple[list[Item], Pool], random: random.Random
+) -> None:
     items, pool = problem
     schedule = pack(items, pool, effort=EFFORT)
     check(schedule, items)
     assert schedule.lower_bound_s <= schedule.makespan_s
     assert schedule.is_optimal == (schedule.gap == 0)
     assert schedule.reasons
+    assert pack(random.sample(items, len(items)), pool, effort=EFFORT) == schedule
 
 
-@settings(max_examples=15, deadline=None)
-@given(problems(), st.randoms(use_true_random=False))
-def test_the_order_in_which_items_are_listed_changes_nothing(
-    problem: tuple[list[Item], Pool], random: random.Random
-) -> None:
-    items, pool = problem
-    mixed = random.sample(items, len(items))
-    assert pack(items, pool, effort=EFFORT) == pack(mixed, pool, effort=EFFORT)
-
-
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(problems(most_nodes=1, most=16))
 def test_it_is_never_worse_than_the_longest_item_first(problem: tuple[list[Item], Pool]) -> None:
     items, pool = problem[0], Pool(gpus_per_node=problem[1].gpus_per_node)
@@ -129,41 +121,7 @@ def test_it_is_never_worse_than_the_longest_item_first(problem: tuple[list[Item]
     assert pack(items, pool, effort=1).makespan_s <= lpt + 0.02
 
 
-@settings(max_examples=25, deadline=None)
-@given(problems(most=16), st.randoms(use_true_random=False))
-def test_both_builders_keep_to_what_nodes_have_in_any_order(
-    drawn: tuple[list[Item], Pool], random: random.Random
-) -> None:
-    problem = state_problem(*drawn)
-    ranks = ranks_of(random.sample(range(problem.num_items), problem.num_items))
-    order = order_by_priority(ranks, problem.after, problem.then)
-    for built in (build_parallel(problem, ranks), build_serial(problem, order)):
-        ends = [start + length for start, length in zip(built.starts, problem.lengths, strict=True)]
-        assert built.makespan == max(ends, default=0)
-        for j, start in enumerate(built.starts):
-            assert all(ends[k] <= start for k in problem.after[j])
-            beside = [
-                k
-                for k, other in enumerate(built.starts)
-                if built.nodes[k] == built.nodes[j] and other <= start < ends[k]
-            ]
-            assert sum(problem.widths[k] for k in beside) <= problem.rooms[built.nodes[j]].gpus
-            assert sum(problem.cpus[k] for k in beside) <= problem.rooms[built.nodes[j]].cpus
-
-
-@pytest.mark.parametrize("need", [{"gpus": 2}, {"cpus": 4}])
-def test_an_item_does_not_start_before_one_that_leaves_it_no_room_later(
-    need: dict[str, Any],
-) -> None:
-    pool = Pool(gpus_per_node=2, cpus_per_node=4)
-    first = chain("a", 10, cpus=1)
-    items = [*first, *chain("b", 10, after=(first[0].id,), **need), *chain("c", 15, cpus=1)]
-    problem = state_problem(items, pool)
-    starts = build_serial(problem, [0, 1, 2]).starts
-    assert [problem.seconds(start) / MINUTE for start in starts] == [0, 10, 20]
-
-
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(problems(most=6, most_nodes=1))
 def test_a_proof_and_a_bound_agree_with_trying_every_order(
     drawn: tuple[list[Item], Pool],
@@ -210,12 +168,6 @@ def test_five_experiments_on_four_gpus_are_packed_as_short_as_can_be() -> None:
     assert schedule.is_optimal
     assert schedule.makespan_s == 147 * MINUTE < by_hand * MINUTE < 6 * 60 * MINUTE
     check(schedule, items)
-
-
-def test_evaluations_may_be_the_reason_for_the_end() -> None:
-    schedule = pack(evaluated(chain("only", 30), 10), Pool(gpus_per_node=4))
-    assert schedule.makespan_s == schedule.lower_bound_s == 40 * MINUTE
-    assert "the longest chain" in schedule.reasons[-1]
 
 
 def test_a_stage_that_starts_from_another_experiment_waits_for_it() -> None:
@@ -277,26 +229,17 @@ def test_the_lower_bound_is_reached_where_its_reason_holds(
 # -- wrong input ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seconds", [0, -1, math.nan, math.inf, 1e300])
-def test_a_time_that_is_none_is_refused(seconds: float) -> None:
-    with pytest.raises(PlanError, match="e/s is said to take") as refused:
-        Item(experiment="e", stage="s", seconds=seconds)
-    assert "expect" in refused.value.hint
-
-
-@pytest.mark.parametrize("facts", [{"gpus": 0}, {"gpus": 1.5}, {"cpus": -1}, {"kind": "test"}])
-def test_an_item_that_is_none_is_refused(facts: dict[str, Any]) -> None:
-    with pytest.raises(PlanError, match="e/s"):
-        Item(experiment="e", stage="s", seconds=1, **facts)
-
-
-@pytest.mark.parametrize(
-    "facts", [{"gpus_per_node": 0}, {"gpus_per_node": 1, "num_nodes": 0}, {"gpus_per_node": 2.0}]
-)
-def test_a_pool_without_gpus_is_refused(facts: dict[str, Any]) -> None:
-    with pytest.raises(PlanError, match="nothing can be packed") as refused:
-        Pool(**facts)
-    assert refused.value.hint
+def test_times_items_and_pools_that_make_no_sense_are_refused() -> None:
+    for seconds in (0, -1, math.nan, math.inf, 1e300):
+        with pytest.raises(PlanError, match="e/s is said to take") as refused:
+            Item(experiment="e", stage="s", seconds=seconds)
+        assert "expect" in refused.value.hint
+    for item in ({"gpus": 0}, {"gpus": 1.5}, {"cpus": -1}, {"kind": "test"}):
+        with pytest.raises(PlanError, match="e/s"):
+            Item(experiment="e", stage="s", seconds=1, **item)
+    for pool in ({"gpus_per_node": 0}, {"gpus_per_node": 1, "num_nodes": 0}):
+        with pytest.raises(PlanError, match="nothing can be packed"):
+            Pool(**pool)
 
 
 def refusal(items: list[Item], pool: Pool) -> PlanError:
@@ -306,14 +249,11 @@ def refusal(items: list[Item], pool: Pool) -> PlanError:
     return refused.value
 
 
-def test_an_item_wider_than_a_node_is_refused_although_the_pool_is_wider() -> None:
-    error = refusal(chain("e", 1, gpus=8), Pool(gpus_per_node=4, num_nodes=4))
+def test_an_item_that_needs_more_than_a_node_is_refused_although_the_pool_has_it() -> None:
+    pool = Pool(gpus_per_node=4, num_nodes=4, cpus_per_node=8)
+    error = refusal(chain("e", 1, gpus=8), pool)
     assert str(error) == "e/stage1 needs 8 GPUs on one node, but a node has 4"
-
-
-def test_an_item_with_more_cpus_than_a_node_is_refused() -> None:
-    error = refusal(chain("e", 1, cpus=16), Pool(gpus_per_node=4, cpus_per_node=8))
-    assert "16 CPUs" in str(error)
+    assert "16 CPUs" in str(refusal(chain("e", 1, cpus=16), pool))
 
 
 def test_a_circle_is_refused_and_shown() -> None:
@@ -328,12 +268,9 @@ def test_a_circle_is_refused_and_shown() -> None:
     assert "circle: a/s → a/s" in str(refusal([itself], Pool(gpus_per_node=1)))
 
 
-def test_an_item_that_waits_for_an_unknown_one_is_refused() -> None:
+def test_an_unknown_item_and_one_that_is_listed_twice_are_refused() -> None:
     items = chain("e", 1, after=(ItemId("gone", "s", "evaluate"),))
     assert "gone/s:evaluate" in str(refusal(items, Pool(gpus_per_node=1)))
-
-
-def test_an_item_that_is_listed_twice_is_refused() -> None:
     assert "twice" in str(refusal(chain("e", 1) * 2, Pool(gpus_per_node=1)))
 
 
@@ -342,10 +279,10 @@ def test_nothing_to_pack_is_a_schedule_too() -> None:
     assert (schedule.makespan_s, schedule.gap, schedule.is_optimal) == (0.0, 0.0, True)
 
 
-def test_a_chain_of_thousands_is_no_problem() -> None:
-    items = chain("long", *[1] * 2000)
+def test_a_chain_longer_than_the_stack_is_no_problem() -> None:
+    items = chain("long", *[1] * 1200)
     schedule = pack(items, Pool(gpus_per_node=2), effort=1)
-    assert schedule.is_optimal and schedule.makespan_s == 2000 * MINUTE
+    assert schedule.is_optimal and schedule.makespan_s == 1200 * MINUTE
 
 
 # -- a schedule checks itself -----------------------------------------------------------------
@@ -374,11 +311,3 @@ def test_a_schedule_that_breaks_a_promise_cannot_be_made() -> None:
                 placements=tuple(wrong),
                 lower_bound_s=60.0,
             )
-
-
-def test_both_builders_keep_what_runs_already_where_it_is() -> None:
-    pool = Pool(gpus_per_node=1, num_nodes=2)
-    problem = state_problem([*chain("a", 2), *chain("b", 1)], pool)
-    problem = replace(problem, pinned=(1, None))
-    for built in (build_serial(problem, [0, 1]), build_parallel(problem, [0, 1])):
-        assert built == Built(problem.lengths[0], [0, 0], [1, 0])

@@ -58,7 +58,7 @@ def live_through(
         now = min(later)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(problems(most_nodes=1))
 def test_when_all_goes_as_planned_the_end_is_no_later(problem: tuple[list[Item], Pool]) -> None:
     schedule = pack(*problem, effort=EFFORT)
@@ -66,7 +66,7 @@ def test_when_all_goes_as_planned_the_end_is_no_later(problem: tuple[list[Item],
     assert max((p.end_s for p in ran.values()), default=0) <= schedule.makespan_s + 0.05
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(problems(), st.randoms(use_true_random=False))
 def test_every_item_is_started_once_however_long_others_take(
     problem: tuple[list[Item], Pool], random: random.Random
@@ -76,7 +76,7 @@ def test_every_item_is_started_once_however_long_others_take(
     assert sorted(ran) == sorted(i.id for i in problem[0])
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(problems())
 def test_with_a_gpu_lost_all_that_still_fits_is_run(problem: tuple[list[Item], Pool]) -> None:
     schedule = pack(*problem, effort=EFFORT)

@@ -1,10 +1,10 @@
 """Record what a version of Slurm prints, for the tests of the parsers.
 
-    python -m tests.slurm.record FOLDER
+    python -m tools.record_slurm FOLDER
 
 A private cluster of the Slurm that is first on PATH is brought into each state that matters, asked,
 and its words are written below FOLDER/<version>. Names and paths of the machine are replaced; else
-nothing is changed. recorded/README.md says how the recordings here were made.
+nothing is changed. tests/slurm/recorded/README.md says how the recordings here were made.
 """
 
 from __future__ import annotations

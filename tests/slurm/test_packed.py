@@ -1,12 +1,10 @@
-"""Several runs in one job of Slurm: preempted together, they come back together, or as a smaller
-job for what is left."""
+"""Several runs in one job of Slurm: a smaller job for what is left, a cancel of one of them."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-import time
 
 import pytest
 
@@ -18,14 +16,13 @@ from tasuki.runs.attempts import read_attempt_ends
 from tasuki.slurm.client import Slurm
 from tasuki.slurm.script import SlurmJob
 from tasuki.slurm.submit import submit_jobs, write_order
-from tasuki.slurm.succession import smaller_options
 from tests.harness.packed import Packed, make_packed
+from tests.slurm import project
 from tests.slurm.project import ROOT, take_all_nodes
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 USER = str(os.getuid())
 CLOCK = SystemClock()
-WITHIN_S = 180.0
 
 
 def experiment(pause: float = 0.0, epochs: int = 4, **more: object) -> dict:
@@ -56,11 +53,8 @@ def submit(cluster, packed: Packed, **wanted: object) -> str:
     return submit_jobs(slurm_of(cluster), orders, user=USER, clock=CLOCK)[packed.job.name]
 
 
-def wait(packed: Packed, is_so, what: str, within_s: float = WITHIN_S) -> None:
-    until = time.monotonic() + within_s
-    while not is_so():
-        assert time.monotonic() < until, f"not {what}:\n{packed.logs()}"
-        time.sleep(0.1)
+def wait(packed: Packed, is_so, what: str) -> None:
+    project.wait(is_so, lambda: f"not {what}:\n{packed.logs()}")
 
 
 def wait_for_end(packed: Packed, *names: str) -> None:
@@ -74,26 +68,6 @@ def causes(packed: Packed, name: str) -> list[str]:
     return [end["cause"] for end in ends if end]
 
 
-@pytest.mark.long
-def test_a_preempted_job_of_several_lanes_comes_back_and_no_step_is_done_twice(cluster, tmp_path):
-    packed = make_packed(
-        tmp_path / "p",
-        {"a": experiment(0.2, seed=1), "b": experiment(0.2, seed=2), "c": experiment(seed=3)},
-    )
-    items = {name: {"run": name, "start_s": 9 * (name == "c")} for name in "abc"}
-    lanes = [([0], [items["a"], items["c"]]), ([1], [items["b"]])]
-    packed.pack(lanes, backend="slurm", grace_s=2.0, cpus=2)
-    number = submit(cluster, packed, partition="low")
-    wait(packed, lambda: packed.steps("a") > 2 and packed.steps("b") > 2, "in both lanes")
-    take_all_nodes(cluster, tmp_path / "high")
-    wait_for_end(packed, "a", "b", "c")
-    assert [causes(packed, name) for name in "abc"] == [["preempted", "none"]] * 2 + [["none"]]
-    assert [packed.steps(name) for name in "abc"] == [24, 24, 24]
-    shown = slurm_of(cluster).show(number)
-    assert shown is not None and shown.restarts == 1
-
-
-@pytest.mark.long
 def test_what_is_left_of_a_preempted_job_goes_on_as_a_smaller_one(cluster, tmp_path):
     """Where Slurm does not bring the job back by itself. A later job waits for the smaller one."""
     runs = {"a": experiment(0.2, epochs=20, seed=1), "b": experiment(seed=2), "c": experiment()}
@@ -135,7 +109,6 @@ def later_job(packed: Packed) -> SlurmJob:
     return SlurmJob(name="later", folder=folder, command=("true",), after=(name,), limit_s=60)
 
 
-@pytest.mark.long
 def test_cancel_of_one_run_leaves_the_job_to_the_others(cluster, tmp_path):
     runs = {name: experiment(0.2, epochs=12) for name in "ab"}
     packed = make_packed(tmp_path / "p", runs)
@@ -154,20 +127,3 @@ def test_cancel_of_one_run_leaves_the_job_to_the_others(cluster, tmp_path):
 
 def status_of(packed: Packed, known) -> list[dict]:
     return read_status(packed.runs.values(), now=CLOCK.wall(), known=known)["runs"]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        ("--gres=gpu:4", "--gres=gpu:1"),
-        ("--gres=gpu:a100-80g:4", "--gres=gpu:a100-80g:1"),
-        ("--cpus-per-task=32", "--cpus-per-task=8"),
-        ("--mem=1001M", "--mem=251M"),
-        ("--time=60", "--time=60"),
-        ("--comment=gres:4", "--comment=gres:4"),
-        ("--requeue", "--requeue"),
-    ],
-)
-def test_a_smaller_job_asks_for_its_share_and_for_nothing_else(before, after):
-    assert smaller_options([before], gpus=1, before=4, cpus=8) == [after]
