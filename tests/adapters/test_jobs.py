@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.adapters.subjects import SUBJECTS, Script, make_script
-from tests.commands.person import until
+from tests.commands.projects import until
 from tests.harness.commands import make_commands
 
 from tasuki.checkpoint.lineage import list_checkpoints

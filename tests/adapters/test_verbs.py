@@ -8,7 +8,7 @@ import signal
 
 import pytest
 from tests.adapters.subjects import SUBJECTS, Script, make_script
-from tests.commands.person import until
+from tests.commands.projects import until
 
 from tasuki.clock import SystemClock
 from tasuki.commands.cancel import cancel_run

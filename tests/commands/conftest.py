@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tasuki.testing import FakeClock
-from tests.commands.person import (
+from tests.commands.projects import (
     Project,
     Said,
     finish,

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from tests.commands.person import (
+from tests.commands.projects import (
     Project,
-    person_environment,
+    user_environment,
 )
 
 COLOUR = re.compile(r"\x1b\[(?:\d+;)*(?:3\d|4\d|9\d)(?:;\d+)*m")
@@ -46,7 +46,7 @@ class Terminal:
     def tmux(self, *words: str) -> str:
         done = subprocess.run(
             ["tmux", "-S", self._socket, "-f", "/dev/null", *words],
-            env=person_environment(TERM="xterm-256color", LC_ALL="C.UTF-8"),
+            env=user_environment(TERM="xterm-256color", LC_ALL="C.UTF-8"),
             capture_output=True,
             text=True,
             timeout=60,

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.commands.person import make_project
+from tests.commands.projects import make_project
 
 TELL = """
 import json, sys

@@ -24,7 +24,7 @@ from tasuki.runs.attempts import write_holder
 from tasuki.runs.claims import ensure_claim_holds, take_claim
 from tasuki.runs.runs import RunFolder
 from tests.commands.checkpoints import NOW, commit_frozen, go_on, make_run, two_attempts
-from tests.commands.person import Project, Said
+from tests.commands.projects import Project, Said
 from tests.unit.checkpoint.commits import commit, flip, position
 from tests.unit.checkpoint.test_looking import write_newer_manifest
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.commands.person import Project, kill_leftovers, person_environment, until
+from tests.commands.projects import Project, kill_leftovers, until, user_environment
 
 SCRIPT = """
 import os, signal, sys, time
@@ -24,7 +24,7 @@ def scripts(tmp_path):
     folder = tmp_path / "p"
     folder.mkdir()
     (folder / "train.py").write_text(SCRIPT)
-    yield Project(folder, person_environment(COLUMNS="120"))
+    yield Project(folder, user_environment(COLUMNS="120"))
     kill_leftovers(tmp_path)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tasuki.runs.events import read_events
 from tasuki.views.text import money
-from tests.commands.person import make_project
+from tests.commands.projects import make_project
 
 STAGES = [{"name": n, "data": "d", "epochs": 1, "expect": {"wall": "5h"}} for n in "ab"]
 

@@ -27,7 +27,7 @@ from tasuki.commands.doctor_job import JobReport, NodeCheck, read_signals
 from tasuki.errors import EXIT_DONE, EXIT_FAILED, SpecError, UsageError
 from tasuki.slurm.text import parse_partitions, parse_settings
 from tasuki.spec.site import load_site
-from tests.commands.person import until
+from tests.commands.projects import until
 
 PARTITION = """\
 PartitionName={name}

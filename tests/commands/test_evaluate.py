@@ -16,7 +16,7 @@ from tasuki.errors import RecipeError, WeightsError
 from tasuki.runs.atomic import read_json
 from tasuki.spec.resolved import ResolvedStage, to_plain
 from tasuki.spec.values import Sizes
-from tests.commands.person import Project
+from tests.commands.projects import Project
 
 SIZED = '''
 import torch

@@ -15,7 +15,7 @@ from tasuki.checkpoint.export import is_exported, pack, work
 from tasuki.checkpoint.weights import read_weights
 from tasuki.errors import SpecError, UsageError, WeightsError
 from tasuki.spec.load import load_spec
-from tests.commands.person import Project, copy_project, make_project
+from tests.commands.projects import Project, copy_project, make_project
 
 
 def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:

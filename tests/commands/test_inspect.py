@@ -20,7 +20,7 @@ from tasuki.subprocesses import Progress
 from tasuki.testing.clock import FakeClock
 from tasuki.views.inspect import show_inspection
 from tasuki.views.waiting import Waiting
-from tests.commands.person import person_environment
+from tests.commands.projects import user_environment
 
 MIX = {512: 1200, 1024: 900, 1536: 480, 2048: 144, 3072: 88, 4096: 30}
 
@@ -197,7 +197,7 @@ def test_a_file_larger_than_memory_is_read_in_little_memory(tmp_path):
         file.create_dataset("e", (5, 2), "i4")
     done = subprocess.run(
         [sys.executable, "-c", CAPPED, str(tmp_path / "big.h5"), str(96 << 20)],
-        env=person_environment(OPENBLAS_NUM_THREADS="1"),
+        env=user_environment(OPENBLAS_NUM_THREADS="1"),
         capture_output=True,
         text=True,
         timeout=60,

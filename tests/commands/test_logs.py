@@ -11,7 +11,7 @@ import pytest
 from tasuki.commands.logs import follow_logs
 from tasuki.testing import FakeClock
 from tasuki.views.text import LogText
-from tests.commands.person import finish, until
+from tests.commands.projects import finish, until
 from tests.harness.written import WrittenRun
 
 

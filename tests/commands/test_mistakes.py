@@ -20,7 +20,7 @@ from tasuki.commands.runs import find_run, split_stage
 from tasuki.jobs.after import _has_committed
 from tasuki.runs.claims import list_claims
 from tasuki.runs.control import last_said
-from tests.commands.person import Project, Said, make_project, until
+from tests.commands.projects import Project, Said, make_project, until
 
 
 def assert_refused(said: Said, *, error: str, hint: str, code: int = 2) -> None:

@@ -17,7 +17,7 @@ from tasuki.commands.plan import make_plan, request_plan
 from tasuki.runs.atomic import read_json
 from tasuki.runs.runs import RunFolder
 from tasuki.spec.load import load_spec
-from tests.commands.person import Project, make_project
+from tests.commands.projects import Project, make_project
 
 PLAN = {
     *("format", "jobs", "makespan_s", "lower_bound_s", "gap", "optimal", "cost"),

@@ -11,7 +11,7 @@ import tasuki
 from tasuki.commands.compare import compare_runs
 from tasuki.runs.claims import list_claims
 from tasuki.runs.events import read_events
-from tests.commands.person import Project, copy_project, make_project
+from tests.commands.projects import Project, copy_project, make_project
 
 # -- a run that is held ---------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from tasuki.commands.compare import compare_runs
 from tasuki.jobs.phase import Phase, Rank, make_wires
 from tasuki.runs.attempts import read_attempt_ends, read_holder
 from tasuki.runs.claims import list_claims
-from tests.commands.person import (
+from tests.commands.projects import (
     Project,
     copy_project,
     finish,

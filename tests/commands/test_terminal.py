@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from tasuki.cli.main import GROUPS, stopped_in_words
-from tests.commands.person import (
+from tests.commands.projects import (
     finish,
     make_project,
     processes_about,

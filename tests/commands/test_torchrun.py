@@ -16,7 +16,7 @@ from tasuki.cli.torchrun import clear_torchrun, read_torchrun
 from tasuki.commands.compare import compare_runs
 from tasuki.runs.attempts import live_runner
 from tasuki.runs.events import read_events
-from tests.commands.person import Project, Said, finish, kill_leftovers, make_project, until
+from tests.commands.projects import Project, Said, finish, kill_leftovers, make_project, until
 
 RANKS = 3
 OF_TORCHRUN = {

@@ -13,7 +13,7 @@ import pytest
 
 import tasuki
 from tasuki.cli.main import cli
-from tests.commands.person import Project, make_project
+from tests.commands.projects import Project, make_project
 
 VERBS = [
     *("submit", "extend", "new", "run", "status", "watch", "logs", "why", "cancel", "resume"),

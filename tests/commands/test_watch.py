@@ -21,7 +21,7 @@ from tasuki.runs.jobs import job_folder
 from tasuki.slurm.text import QueuedJob
 from tasuki.testing import FakeClock
 from tasuki.views.watch import Window, draw_help, draw_list, draw_page
-from tests.commands.person import finish, until
+from tests.commands.projects import finish, until
 from tests.commands.terminals import COLOUR, Pty, command_line
 from tests.harness.written import WrittenRun
 

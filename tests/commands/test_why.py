@@ -15,7 +15,7 @@ import tasuki
 from tasuki.runs.atomic import write_json
 from tasuki.runs.jobs import job_folder
 from tasuki.testing import FakeClock
-from tests.commands.person import Project
+from tests.commands.projects import Project
 from tests.commands.terminals import COLOUR, on_terminal
 from tests.harness.written import WrittenRun
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from unittest import mock
 
-from tests.commands.person import Project, Said, person_environment
+from tests.commands.projects import Project, Said, user_environment
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -23,7 +23,7 @@ _MADE = shutil.ignore_patterns("data*", "base", "runs*", "__pycache__")
 def copy_example(name: str, folder: Path) -> Project:
     """Without what was made in it."""
     shutil.copytree(EXAMPLES / name, folder, ignore=_MADE)
-    return Project(folder, person_environment())
+    return Project(folder, user_environment())
 
 
 def load(name: str, module: str) -> ModuleType:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.commands.person import Project, kill_leftovers, person_environment
+from tests.commands.projects import Project, kill_leftovers, user_environment
 from tests.commands.warm_python import write_warm_python
 from tests.examples import copies
 from tests.examples.copies import EXAMPLES, copy_example
@@ -65,7 +65,7 @@ def original(tmp_path_factory) -> Path:
 def example(original, tmp_path) -> Iterator[Project]:
     folder = tmp_path / "elsewhere"
     shutil.copytree(original, folder)
-    yield Project(folder, person_environment())
+    yield Project(folder, user_environment())
     kill_leftovers(tmp_path)
 
 
@@ -173,13 +173,13 @@ def told_to_split(run: RunFolder) -> list[str]:
 
 
 def plain_stages(spec: str, name: str, *settings: str) -> list[dict[str, Any]]:
-    found = load_spec(str(EXAMPLE / spec), settings=settings, environ=person_environment())
+    found = load_spec(str(EXAMPLE / spec), settings=settings, environ=user_environment())
     (experiment,) = [one for one in found.experiments if one.name == name]
     return [to_plain(stage) for stage in experiment.stages]
 
 
 def test_python_and_yaml_say_the_same_but_for_the_start_that_only_python_can_say():
-    environ = person_environment()
+    environ = user_environment()
     python, yaml = (
         load_spec(str(EXAMPLE / name), environ=environ) for name in ("spec.py:make", "tasuki.yaml")
     )
@@ -246,7 +246,7 @@ def test_what_the_readme_types_works(example, warm_graphs, words):
 
 
 def test_the_first_stage_of_a_gat_goes_from_easy_windows_to_hard_ones(recipe, original):
-    spec = load_spec(f"{original}/spec.py:make", environ=person_environment())
+    spec = load_spec(f"{original}/spec.py:make", environ=user_environment())
     (gat,) = [one for one in spec.experiments if one.name == "gat_hcrl_ch"]
     (stage,) = [one for one in gat.stages if one.name == "easy"]
     gat = recipe.GAT()

@@ -9,7 +9,7 @@ import sys
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from tests.commands.person import Project, person_environment
+from tests.commands.projects import Project, user_environment
 
 from tasuki.commands.demo import limit_for_three_jobs
 from tasuki.planning.cut import cut_into_jobs
@@ -51,7 +51,7 @@ def test_under_the_demos_limit_every_stage_needs_a_job_of_its_own(measured):
 
 def test_without_h5py_the_demo_says_how_to_get_it(tmp_path):
     (tmp_path / "h5py.py").write_text("raise ImportError")
-    person = Project(tmp_path, person_environment(PYTHONPATH=str(tmp_path)))
+    person = Project(tmp_path, user_environment(PYTHONPATH=str(tmp_path)))
     said = person.type("demo", "demo")
     assert said.code == 1 and 'pip install "tasuki[hdf5]"' in said.err, said
     assert "Traceback" not in said.err

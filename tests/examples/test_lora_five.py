@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.commands.person import Project, kill_leftovers
+from tests.commands.projects import Project, kill_leftovers
 from tests.examples import copies
 from tests.examples.copies import EXAMPLES, copy_example
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import h5py
 import numpy as np
 import pytest
-from tests.commands.person import Project, kill_leftovers
+from tests.commands.projects import Project, kill_leftovers
 from tests.examples import copies
 from tests.examples.copies import EXAMPLES, ROOT, copy_example
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.commands.person import Project, kill_leftovers
+from tests.commands.projects import Project, kill_leftovers
 from tests.examples.copies import EXAMPLES, copy_example, generate
 
 from tasuki.commands.compare import compare_runs

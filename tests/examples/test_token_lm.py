@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.commands.person import Project, kill_leftovers, person_environment
+from tests.commands.projects import Project, kill_leftovers, user_environment
 from tests.examples import copies
 from tests.examples.copies import EXAMPLES, copy_example
 from torch.nn import functional
@@ -236,7 +236,7 @@ def test_without_tokens_it_is_said_how_to_make_them(recipe, tmp_path):
 
 
 def test_both_formats_of_a_text_give_the_same_tokens(tmp_path):
-    project = Project(tmp_path, person_environment())
+    project = Project(tmp_path, user_environment())
     for kind, how in (("jsonl", ()), ("txt", ("--documents", "blank"))):
         assert generate(tmp_path, "--documents", "20", "--format", kind).code == 0
         tokenize(project, f"data/text/train.{kind}", "-o", kind, *how)

@@ -10,7 +10,7 @@ import uuid
 from pathlib import Path
 
 import pytest
-from tests.commands.person import make_project
+from tests.commands.projects import make_project
 
 NAMES = (
     *("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID", "WANDB_API_KEY"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.commands.person import make_project
+from tests.commands.projects import make_project
 
 from tasuki.errors import SpecError, UsageError
 from tasuki.spec.allocator import parse_allocator

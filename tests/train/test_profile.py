@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.commands.person import Project
+from tests.commands.projects import Project
 from tests.train.engines import CPU, make_engine
 from torch import nn
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from tests.commands.person import person_environment
+from tests.commands.projects import user_environment
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def start_board(
     process = subprocess.Popen(
         [sys.executable, "-m", "tasuki", "board", "--runs", str(runs), *words],
         cwd=folder,
-        env=person_environment(**(environment or {})),
+        env=user_environment(**(environment or {})),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

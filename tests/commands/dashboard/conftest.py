@@ -12,7 +12,7 @@ import pytest
 from tests.commands.dashboard.boards import RunningBoard, board_on
 from tests.commands.dashboard.browser_page import BrowserPage
 from tests.commands.dashboard.damaged_runs import damage_runs
-from tests.commands.person import Project, secrets
+from tests.commands.projects import Project, secrets
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 

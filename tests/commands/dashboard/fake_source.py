@@ -9,7 +9,7 @@ from typing import Any
 
 from tasuki.views.board.app import build_app
 from tasuki.views.board.serve import make_server, open_listener
-from tests.commands.person import until
+from tests.commands.projects import until
 
 TOKEN = "the-key"
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.commands.dashboard.boards import Answer, RunningBoard
-from tests.commands.person import secrets
+from tests.commands.projects import secrets
 
 PAGES = ["/", "/api/runs", "/api/runs/exp", "/api/runs/exp/curves", "/static/js/main.js"]
 API = "/api/runs/exp"

@@ -10,7 +10,7 @@ import pytest
 from tests.commands.dashboard.boards import board_on
 from tests.commands.dashboard.damaged_runs import IMAGE, PAYLOADS, SCRIPT
 from tests.commands.dashboard.fake_source import TOKEN, FakeSource, served
-from tests.commands.person import finish, until
+from tests.commands.projects import finish, until
 
 
 def test_a_run_shows_its_curves_marks_attempts_times_and_plan(board, look):

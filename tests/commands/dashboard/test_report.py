@@ -26,7 +26,7 @@ from tasuki.views.report import render
 from tasuki.views.report.scale import Scale, scale_of
 from tasuki.views.told_spec import spec_lines
 from tests.commands.dashboard.damaged_runs import IMAGE, SCRIPT
-from tests.commands.person import secrets
+from tests.commands.projects import secrets
 from tests.harness.written import WrittenRun
 
 NOW = 1_800_000_000.0

@@ -25,7 +25,7 @@ from tasuki.views.board.stream import MOST_STREAMS, Looked, Stream
 from tasuki.views.board.summaries import Summaries
 from tests.commands.dashboard.boards import board_on
 from tests.commands.dashboard.fake_source import TOKEN, FakeSource, served
-from tests.commands.person import until
+from tests.commands.projects import until
 
 KEY = (
     f"GET /api/stream HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode()

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tools.docs.pages import Block, Page
 
-from tests.commands.person import person_environment
+from tests.commands.projects import user_environment
 
 NEEDS_SLURM = "<!-- needs Slurm -->"
 CTRL_C = "^C"
@@ -140,7 +140,7 @@ class Person:
             "PYTHONUNBUFFERED": "1",  # what is said first stands first, as on a terminal
             "PATH": f"{self.path}:{os.environ.get('PATH', '')}",
         }
-        return person_environment(**own) | dict(self.environment)
+        return user_environment(**own) | dict(self.environment)
 
     def _wait_for_training(self, process: subprocess.Popen[str]) -> None:
         end = time.monotonic() + WITHIN_S

@@ -7,7 +7,7 @@ import shutil
 import pytest
 from tools.docs.pages import DOCS, ROOT, Page
 
-from tests.commands.person import kill_leftovers
+from tests.commands.projects import kill_leftovers
 from tests.unit.docs.following import Person, commands_of, follow
 
 GUIDES = {

@@ -6,7 +6,7 @@ import pytest
 from tools.docs.record import record_here, record_on_slurm, verbs_with_json
 from tools.docs.shapes import Shape, read_recorded, shape_of, unknown
 
-from tests.commands.person import kill_leftovers
+from tests.commands.projects import kill_leftovers
 
 TOLD = read_recorded()
 

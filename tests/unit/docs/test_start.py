@@ -13,7 +13,7 @@ import pytest
 from tools.docs.pages import DOCS, ROOT, Page
 from tools.docs.shapes import read_recorded, shape_of, unknown
 
-from tests.commands.person import kill_leftovers
+from tests.commands.projects import kill_leftovers
 from tests.unit.docs.following import Person, commands_of, follow, missing_from
 
 START = Page(DOCS / "start.md")

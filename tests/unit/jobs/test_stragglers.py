@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from tasuki.jobs.local import _is_alive
-from tests.commands.person import until
+from tests.commands.projects import until
 
 
 @pytest.fixture

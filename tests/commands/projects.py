@@ -27,7 +27,7 @@ from tests.harness.project import RECIPES
 WITHIN_S = 60.0
 """No wait of a test is longer; on a quiet machine none takes more than a few seconds."""
 
-NOT_A_PERSONS = ("PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED", "NO_COLOR", "FORCE_COLOR")
+NOT_A_USERS = ("PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED", "NO_COLOR", "FORCE_COLOR")
 """What test machines set and people do not."""
 
 SECRETS = (
@@ -276,9 +276,9 @@ def kill_leftovers(folder: Path) -> None:
             process.send_signal(signal.SIGKILL)
 
 
-def person_environment(**more: str) -> dict[str, str]:
+def user_environment(**more: str) -> dict[str, str]:
     """As at a person's shell: nothing of pytest's, nothing of this machine's."""
-    dropped = (*NOT_A_PERSONS, "COLUMNS", "LINES")
+    dropped = (*NOT_A_USERS, "COLUMNS", "LINES")
     kept = {key: value for key, value in os.environ.items() if key not in dropped}
     return kept | more
 
@@ -309,6 +309,6 @@ def make_project(
         "experiments": {"exp": {"stages": stages or [{"name": "one", "data": "d", "epochs": 4}]}},
     }
     (folder / "tasuki.yaml").write_text(json.dumps(value))
-    project = Project(folder, person_environment())
+    project = Project(folder, user_environment())
     project.change(**more)
     return project
