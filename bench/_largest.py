@@ -27,7 +27,7 @@ from tests.unit.memory.models import Convolutions, Frozen, Graphs, Mlp, fit_of, 
 
 from _measure import Figure, sized
 from tasuki.data.loader import MicroBatch
-from tasuki.estimation.memory import largest_tensor_batch
+from tasuki.estimation.memory import MOST_BATCH, largest_by
 from tasuki.estimation.probes import read_probe
 from tasuki.loop.ranks import ALONE
 from tasuki.testing import memory_cap
@@ -96,7 +96,7 @@ def _run_case(draw: random.Random, probes: dict[Any, Any]) -> tuple[int, int, in
     batch = draw.randint(8, MAX_BATCH // 2)
     low, high = (probe.peak(batch=b, size=0) for b in (batch, batch + 1))
     cap = draw.randint(low, max(low, high))
-    predicted = largest_tensor_batch(probe, capacity=cap)
+    predicted = largest_by(lambda batch: probe.peak(batch=batch, size=0) <= cap, most=MOST_BATCH)
     return predicted, _truth(recipe, stage, cap, predicted), counted.forward_steps
 
 

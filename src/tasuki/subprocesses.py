@@ -28,9 +28,8 @@ import time
 import traceback
 import typing
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
@@ -68,6 +67,19 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 ProgressCallback = Callable[[Progress], None]
+
+
+@contextlib.contextmanager
+def importing() -> Iterator[None]:
+    """Import without looking for garbage. Torch makes a million objects that all stay."""
+    before = gc.get_threshold()
+    gc.set_threshold(0)
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if gc.get_threshold()[0] == 0:  # else what was imported has chosen its own
+            gc.set_threshold(*before)
 
 
 class _Call(msgspec.Struct, frozen=True):
@@ -323,7 +335,8 @@ def _call(request: bytes, descriptor: int) -> _Returned | _Raised:
     try:
         call = msgspec.msgpack.decode(request, type=_Call)
         module, _, name = call.target.partition(":")
-        function = getattr(_import(module), name)
+        with importing():
+            function = getattr(importlib.import_module(module), name)
         parameters = inspect.signature(function).parameters
         names = inspect.signature(function).bind_partial(*call.arguments).arguments
         hints = typing.get_type_hints(function)
@@ -344,16 +357,6 @@ def _call(request: bytes, descriptor: int) -> _Returned | _Raised:
     except Exception as error:
         text = f"{type(error).__name__}: {error}{place_of(error)}"
         return _raised(error, text, "", EXIT_FAILED)
-
-
-def _import(name: str) -> ModuleType:
-    """Import without looking for garbage: torch makes a million objects that all stay."""
-    gc.disable()
-    try:
-        return importlib.import_module(name)
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 def _raised(error: BaseException, message: str, hint: str, exit_code: int) -> _Raised:

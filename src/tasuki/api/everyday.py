@@ -8,10 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tasuki.api.inputs import CLOCK, ask_slurm, make_request, read_command
+from tasuki.api.inputs import CLOCK, ask_slurm, make_request, read_work
 from tasuki.commands.back import plan_going_back
 from tasuki.commands.cancel import cancel_run
-from tasuki.commands.discover import load_resolved_spec
 from tasuki.commands.extend import extend_run
 from tasuki.commands.logs import join_logs, read_logs
 from tasuki.commands.new import new_project
@@ -74,11 +73,7 @@ def run(
     """Train here until it is done, or handed over: `exit_code` tells. `profile` measures where a
     step's time goes: `profiles` tells. A `command` is run instead of what a spec asks for, as a
     run of this `name`."""
-    loaded = (
-        read_command(command, settings, name)
-        if command
-        else load_resolved_spec(spec, settings, config)
-    )
+    loaded = read_work(spec, settings, config, command, name)
     request = make_request(loaded, experiments, stages, deadline=deadline)
     needs_times = loaded.cluster.time_limit_s is not None or request.deadline_s is not None
     request = replace(request, is_new=is_new, measure=needs_times)
@@ -104,11 +99,7 @@ def submit(
 ) -> dict[str, Any]:
     """Give the work to Slurm; what waits or runs already is not submitted again. A `command` is
     submitted instead of what a spec asks for, as a run of this `name`."""
-    loaded = (
-        read_command(command, settings, name)
-        if command
-        else load_resolved_spec(spec, settings, config)
-    )
+    loaded = read_work(spec, settings, config, command, name)
     request = make_request(loaded, experiments, stages, deadline=deadline)
     result = submit_jobs(
         SubmitRequest(

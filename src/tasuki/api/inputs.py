@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from tasuki.clock import SystemClock
 from tasuki.commands.cancel import Controller
+from tasuki.commands.discover import load_resolved_spec
 from tasuki.commands.plan import PlanRequest, request_plan
 from tasuki.slurm.client import Slurm
 from tasuki.spec.load import load_command
@@ -16,9 +18,18 @@ from tasuki.spec.resolved import ResolvedSpec
 CLOCK = SystemClock()
 
 
-def read_command(words: Sequence[str], settings: Sequence[str], name: str | None) -> ResolvedSpec:
+def read_work(
+    spec: str | Path,
+    settings: Sequence[str],
+    config: str | None,
+    command: Sequence[str],
+    name: str | None,
+) -> ResolvedSpec:
+    """Load a spec, or a command as a run of this name."""
+    if not command:
+        return load_resolved_spec(spec, settings, config)
     environ = {**os.environ, **({"TASUKI_NAME": name} if name else {})}
-    return load_command(words, settings=settings, environ=environ)
+    return load_command(command, settings=settings, environ=environ)
 
 
 def make_request(

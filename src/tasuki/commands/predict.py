@@ -34,8 +34,6 @@ class Foretold:
     """What stands in the way of a trace: {"op", "reason"}; then `probe` was measured, if any."""
     unmeasured: str | None = None
     """Why real steps told nothing either."""
-    is_kept: bool = False
-    """It was known before."""
 
 
 @dataclass(slots=True)
@@ -67,20 +65,16 @@ class Oracle:
     def foretell(self, stages: Sequence[ResolvedStage]) -> list[Foretold | None]:
         """In the order of the stages; None: not known, and nobody may be asked. Stages without a
         recipe are nobody's business here."""
-        were_known = [self._known(stage) is not None for stage in stages]
         missing = {
             str({**to_plain(stage), "name": ""}): stage
-            for stage, is_known in zip(stages, were_known, strict=True)
-            if not is_known
+            for stage in stages
+            if self._known(stage) is None
         }
         if missing and self.asking is not None:
             self._ask(list(missing.values()), self.asking)
         found = [self._known(stage) for stage in stages]
         assert self.asking is None or None not in found, "the child has answered"
-        return [
-            None if one is None else Foretold(**one, is_kept=was_known)
-            for one, was_known in zip(found, were_known, strict=True)
-        ]
+        return [None if one is None else Foretold(**one) for one in found]
 
     def _known(self, stage: ResolvedStage) -> dict[str, Any] | None:
         facts = self._facts_of(stage)

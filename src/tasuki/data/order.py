@@ -228,11 +228,6 @@ class Order:
         block = self._compute_block(epoch, first, stop)
         return block.indices, np.diff(block.bounds)
 
-    def cursor_at(self, stage_step: int) -> Cursor:
-        """Where a stage stands after so many steps."""
-        assert stage_step >= 0, stage_step
-        return Cursor(*divmod(stage_step, self.steps_per_epoch))
-
     def total_steps(self, length_unit: LengthUnit, count: int) -> int:
         """Steps of a stage of this length; for samples: the first step count that uses enough."""
         if count < 0:

@@ -165,13 +165,6 @@ def largest_batch(
     return Largest(batch=found, needs=needs, missing_bytes=max(0, missing))
 
 
-def largest_tensor_batch(
-    probe: Probe, *, capacity: int, size: int = 0, most: int = MOST_BATCH
-) -> int:
-    """The largest batch whose tensors alone fit, as exact as the probe is. 0: not even 1."""
-    return largest_by(lambda batch: probe.peak(batch=batch, size=size) <= capacity, most=most)
-
-
 def largest_by(fits: Callable[[int], bool], *, most: int) -> int:
     """The largest of 1 … most that fits, if all below one that fits fit, too; 0: none."""
     low, high = 0, 1

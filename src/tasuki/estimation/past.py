@@ -59,7 +59,6 @@ class Past:
     evaluate_s: float | None = None
     evaluate_start_s: float | None = None
     """Of the evaluation's process, which imports less than the training's."""
-    tensor_bytes: int | None = None
     reserved_bytes: int | None = None
     predicted: Mapping[str, Any]
 
@@ -134,7 +133,6 @@ def _read(fact: Mapping[str, Any], evaluation: Mapping[str, Any]) -> Past:
         other_s=fact.get("other_s"),
         evaluate_s=evaluation.get("evaluate_s"),
         evaluate_start_s=evaluation.get("start_s"),
-        tensor_bytes=_whole(memory, "tensor_bytes"),
         reserved_bytes=_whole(memory, "reserved_bytes"),
         predicted=fact.get("predicted") or {},
     )

@@ -52,31 +52,8 @@ class StepTime:
     seconds: float
     error: float
     """Relative half-width."""
-    compute_s: float
-    move_s: float
-    launch_s: float
-    """These three by the data sheet."""
     factor: float
     source: str
-
-    @property
-    def low_s(self) -> float:
-        return self.seconds * (1 - self.error)
-
-    @property
-    def high_s(self) -> float:
-        return self.seconds * (1 + self.error)
-
-    @property
-    def bare_s(self) -> float:
-        """By the data sheet alone: what `calibrate` compares with."""
-        return self.seconds / self.factor
-
-    @property
-    def bound_by(self) -> str:
-        """What takes longest: compute, memory or launches."""
-        parts = {"compute": self.compute_s, "memory": self.move_s, "launches": self.launch_s}
-        return max(parts, key=lambda name: parts[name])
 
 
 def step_time(
@@ -94,20 +71,12 @@ def step_time(
         return None
     known = calibration or Calibration()
     per_second, units = rate
-    compute_s, move_s = flops / per_second, moved / gpu.bandwidth
-    if gpu.is_cpu:
-        launch_s = ops * LAUNCH_CPU_S
-        bare = compute_s + move_s + launch_s
-    else:
-        launch_s = ops * LAUNCH_S
-        bare = max(compute_s + move_s, launch_s)
+    work_s = flops / per_second + moved / gpu.bandwidth
+    bare_s = work_s + ops * LAUNCH_CPU_S if gpu.is_cpu else max(work_s, ops * LAUNCH_S)
     in_units = precision if units == precision else f"{precision} in {units} units"
     return StepTime(
-        seconds=bare * known.factor,
+        seconds=bare_s * known.factor,
         error=known.error,
-        compute_s=compute_s,
-        move_s=move_s,
-        launch_s=launch_s,
         factor=known.factor,
         source=f"roofline of {gpu.name} ({gpu.source}, {in_units}) {known.source}",
     )

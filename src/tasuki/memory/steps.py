@@ -36,7 +36,6 @@ from tasuki.train.offload import OffloadedOptimizer
 from tasuki.train.recipe import build_model, where
 
 Device = Literal["cuda", "cpu"]
-BatchOf = Callable[[int, int], Any]
 """The data of a micro-batch of so many samples of that size: real tensors, on the host."""
 Say = Callable[[str], None]
 Learn = Callable[[Tensor, Tensor], None]

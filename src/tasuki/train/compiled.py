@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import nn
 
-MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 _MANY_SHAPES = 8
 _LONGEST_REASON = 300
 Say = Callable[[str], None]

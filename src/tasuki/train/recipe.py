@@ -17,8 +17,8 @@ from tasuki.data.foreign import is_loader
 from tasuki.data.hdf5.dataset import Hdf5Dataset
 from tasuki.data.hdf5.files import is_hdf5
 from tasuki.errors import DataError, RecipeError, TasukiError
+from tasuki.subprocesses import importing
 from tasuki.train.advice import explain_missing_data
-from tasuki.train.importing import importing
 
 REQUIRED = ("build_model", "build_dataset", "loss")
 T = TypeVar("T")

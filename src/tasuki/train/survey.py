@@ -31,11 +31,10 @@ from tasuki.estimation.works import covers, in_one_micro_batch, is_by_cost, prob
 from tasuki.memory import child as probe_child
 from tasuki.memory.by_cost import probe_by_cost, worst_of
 from tasuki.spec.resolved import ResolvedStage, stage_from_plain, to_plain
-from tasuki.subprocesses import Progress, ProgressCallback
+from tasuki.subprocesses import Progress, ProgressCallback, importing
 from tasuki.train.data import StageData, prepare_data, sizes_of
 from tasuki.train.examples import check_example
 from tasuki.train.footprint import rank_rss_bytes
-from tasuki.train.importing import importing
 from tasuki.train.leaves import leaves_of
 from tasuki.train.made_of import code_of
 from tasuki.train.recipe import load_recipe, optional

@@ -32,7 +32,7 @@ from tasuki.runs.runs import RunFolder
 from tasuki.runs.values import Ending
 from tasuki.runs.wire import Wire
 from tasuki.signals import STACKS
-from tasuki.train.importing import importing
+from tasuki.subprocesses import importing
 from tasuki.train.orders import Orders
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from tasuki.estimation.memory import (
     beside_on,
     cost_budget,
     largest_batch,
-    largest_tensor_batch,
+    largest_by,
     needs_of,
 )
 from tasuki.estimation.probes import read_probe
@@ -119,14 +119,11 @@ def test_the_largest_batch_by_hand():
     # 72 samples: 10 + 7.2 + 72 + 10 = 99.2 MiB; the 73rd would need a sixth page.
     assert (found.batch, found.missing_bytes) == (72, 0)
     assert found.needs.reserved.bytes == 100 * MIB
-    assert largest_tensor_batch(SMALL, capacity=100 * MIB) == 72
-    assert largest_tensor_batch(SMALL, capacity=20 * MIB) == 0
 
 
 def test_memory_that_does_not_grow_gives_the_most_that_is_asked_for():
     probe = read_probe(probe_value([[1, 0, 5 * MIB]], begin=1))
     assert largest_batch(probe, capacity=2**40, beside=BARE, most=77).batch == 77
-    assert largest_tensor_batch(probe, capacity=2**40, most=77) == 77
 
 
 @given(probe_values(), st.integers(0, 30_000), st.integers(0, 12))
@@ -134,7 +131,7 @@ def test_memory_that_does_not_grow_gives_the_most_that_is_asked_for():
 def test_the_largest_batch_of_tensors_is_the_one_that_trying_all_finds(value, capacity, size):
     probe = read_probe(value)
     tried = [b for b in range(1, 101) if probe.peak(batch=b, size=size) <= capacity]
-    found = largest_tensor_batch(probe, capacity=capacity, size=size, most=100)
+    found = largest_by(lambda b: probe.peak(batch=b, size=size) <= capacity, most=100)
     assert found == max(tried, default=0) == len(tried)
 
 
