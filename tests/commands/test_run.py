@@ -149,10 +149,13 @@ def test_under_a_time_limit_every_job_ends_on_our_own_clock_and_the_run_complete
 
 def test_a_run_command_whose_run_was_taken_by_another_job_does_not_say_done(project, warm):
     made = project(recipe="SlowAtFirst", params={"pause": 0.5}, defaults__save={"every": "1 steps"})
+    gate = made.folder / "gate"
+    gate.touch()  # the other job must not be done before this command ends
     process = made.start("run")
     until(lambda: made.step() >= 1, made.logs)
     other = warm.start(made.jobs()[0].path)
     said = finish(process)
+    gate.unlink()
     assert other.wait() == 0 and made.run().is_complete(), made.logs()
     assert said.code == 75, said
 
