@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,8 +23,8 @@ from tasuki.runs.runs import RunFolder
 from tasuki.spec.load import load_spec
 from tasuki.spec.resolved import ResolvedExperiment, to_plain
 
-pytest.importorskip("peft")
-pytest.importorskip("transformers")
+# Not importorskip, which imports it for five seconds in each worker that collects the tests.
+pytestmark = pytest.mark.skipif(find_spec("peft") is None, reason="needs the extra `tasuki[lora]`")
 
 NAME = "lora_five"
 EXAMPLE = EXAMPLES / NAME
