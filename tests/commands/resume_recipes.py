@@ -67,11 +67,13 @@ class AttemptRate(Sound):
 
 
 class AddressOrder(Sound):
-    """Weights a sum by the order of a set of tensors, which hash by address."""
+    """Weights a sum by hashes of tensors, which are addresses.
+
+    The order of a set of a few tensors would do, but is often the same in two processes.
+    """
 
     def loss(self, model, batch):
-        parameters = set(model.parameters())
-        norms = (0.5**place * p.square().sum() for place, p in enumerate(parameters))
+        norms = (1e-4 * (hash(p) % 1009) * p.square().sum() for p in model.parameters())
         return super().loss(model, batch) + sum(norms)
 
 

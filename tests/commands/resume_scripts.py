@@ -50,8 +50,8 @@ BUGS = {
     ),
     "address_order": _with(
         _LOSS,
-        "        for place, p in enumerate(set(model.parameters())):\n"
-        "            loss = loss + 0.5**place * p.square().sum()\n" + _LOSS,
+        "        for p in model.parameters():\n"
+        "            loss = loss + 1e-4 * (hash(p) % 1009) * p.square().sum()\n" + _LOSS,
     ),
     "clock": _with(_LOSS, "        loss = loss * (1 + time.time() % 1e5 * 1e-6)\n" + _LOSS),
 }
